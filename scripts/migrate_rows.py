@@ -53,7 +53,9 @@ PARAMETERS = {
     "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
         out_res fit channels layout decoder augment shift mean std dtype ring chunk resident_bytes compute""",
     "train": """data train_size test_size classes res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
-        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale balance
+        lr_schedule lr_warmup lr_step lr_milestones lr_gamma lr_power lr_min lr_cycles label_smoothing loss clip_norm accumulate ema layer_decay drop_path
+        checkpoint_activations feed generator fresh shift flip interpolation rand_augment rand_augment_ops erasing mixup cutmix
+        repeats raw mean std cudnn_benchmark seed sync lr_scale balance
         parallel stages microbatches schedule""",
     "infer": "checkpoint data train_size test_size classes res out_res fit channels batch",
     "exchange": "array_bytes dtype",
@@ -67,7 +69,8 @@ MEASURES = {
         close_p50_s close_p99_s close_p999_s decode_s augment_s peak_memory_bytes memory_efficiency checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
-        exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes""",
+        exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes
+        gradient_norm ema_test_loss ema_test_acc""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes batch_probes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
     "ops": """load_s rows_in rows_kept duplicate_rows mask_s dedup_s compact_s permute_s convert_s hash_s least_bytes stream_bytes_per_s
@@ -78,7 +81,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 11, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -112,7 +115,10 @@ ADDED_AFTER = {
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "
-                 "bubble_formula", 6: "batch_probes", 7: "out_res fit channels"},
+                 "bubble_formula", 6: "batch_probes", 7: "out_res fit channels",
+              8: "lr_milestones lr_power lr_min lr_cycles loss clip_norm accumulate ema layer_decay drop_path "
+                 "checkpoint_activations generator interpolation rand_augment rand_augment_ops erasing mixup cutmix repeats "
+                 "mean std cudnn_benchmark gradient_norm ema_test_loss ema_test_acc"},
     "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels"},
     "exchange": {},
     "ops": {},

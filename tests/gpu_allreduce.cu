@@ -319,7 +319,7 @@ struct training {
     size_t count;
     struct optimizer optimizer;
     std::vector<float> parameters, m, v; /* the reference: whole arenas */
-    std::vector<uint8_t> decays;
+    std::vector<struct tensor_update> groups;
     struct exchange_update arrays;
     __nv_bfloat16 *rounded;
 };
@@ -352,12 +352,12 @@ static struct training begin_training(size_t count, enum optimizer_kind kind)
     for (size_t i = 0; i < count; i++)
         parameters[i] = value_of(0, i, 77);
     made.parameters.assign(parameters.begin(), parameters.begin() + (ptrdiff_t)count);
-    for (size_t i = 0; i <= count / EXCHANGE_DECAY_VALUES; i++)
-        made.decays.push_back(i % 3 != 0);
+    for (size_t i = 0; i <= count / EXCHANGE_GROUP_VALUES; i++)
+        made.groups.push_back({i % 2 ? 0.75f : 1, i % 3 != 0});
     made.rounded = count % 4 ? NULL : make_copy(std::vector<__nv_bfloat16>(count));
     made.arrays = {
         make_copy(std::vector<float>(count)),    make_copy(parameters), make_copy(std::vector<float>(room)),
-        make_copy(std::vector<float>(room)),     made.rounded,          make_copy(made.decays),
+        make_copy(std::vector<float>(room)),     made.rounded,          make_copy(made.groups),
         make_copy(std::vector<struct update>(1))};
     return made;
 }
@@ -367,7 +367,7 @@ static void end_training(struct training *training)
     const struct exchange_update *arrays = &training->arrays;
     for (const void *memory :
          {(const void *)arrays->gradients, (const void *)arrays->parameters, (const void *)arrays->m,
-          (const void *)arrays->v, (const void *)arrays->rounded, (const void *)arrays->decays,
+          (const void *)arrays->v, (const void *)arrays->rounded, (const void *)arrays->groups,
           (const void *)arrays->update})
         MUST(cudaFree(const_cast<void *>(memory)));
 }
@@ -380,7 +380,7 @@ static void prepare_step(struct training *training, uint32_t step)
     std::vector<float> gradients(training->count);
     float size;
     for (size_t i = 0; i < training->count; i++) {
-        const struct update of = optimizer_of(&update, training->decays[i / EXCHANGE_DECAY_VALUES]);
+        const struct update of = optimizer_of(&update, training->groups[i / EXCHANGE_GROUP_VALUES]);
         gradients[i] = value_of(comm_rank(), i, step);
         optimizer_step(&of, sum_of(i, step, ALLREDUCE_F32, &size), &training->parameters[i], &training->m[i],
                        &training->v[i]);

@@ -7,8 +7,8 @@
  *     gpu_train [--engine cuda|tf32|bf16|amp|vit] [--short] [--seed N] [NAME ...]
  *
  * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults
- * (default: all networks and the faults). --short: small batches, two steps, no faults. --seed N: the seed of
- * parameters, order, dropout and shifts (default: 7).
+ * and "recipe" the cases with clipping, averages and parts (default: all). --short: small batches, two steps,
+ * no faults. --seed N: the seed of parameters, order, dropout and shifts (default: 7).
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -165,11 +165,16 @@ struct trial {
     struct augment augment;
     bool overflows; /* also tests overflow, if the engine scales the loss */
     enum fault fault;
+    struct mixing mixing;
+    enum loss_kind loss;
+    uint32_t parts; /* of a step; if not 0, the optimizer also clips, averages and decays by layer */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
                           picture = {1, 1, 28, 28}, colour = {3, 1, 17, 15}, clip = {3, 5, 9, 8};
 static const struct augment still = {0, false}, moved = {2, true};
+static const struct mixing up = {0.8, 0}, cut = {0, 1}, both = {0.8, 1};
+static const enum loss_kind binary = LOSS_BINARY;
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw"};
 
@@ -211,6 +216,17 @@ static const struct trial trials[] = {
     {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-deep", {1, 1, 8, 8}, 10, 1, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* Mixed samples: batches of one, of odd size, and short ones. Binary cross-entropy. */
+    {"linear", small, 4, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, up},
+    {"linear", gray, 99, 257, 600, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, {}, binary},
+    {"conv", gray, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both},
+    {"conv", small, 5, 257, 600, 5, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, cut, binary},
+    {"conv_deep", volume, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, cut},
+    {"lenet", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both, binary},
+    {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both},
+    {"vit-micro", picture, 10, 65, 99, 9, OPTIMIZER_ADAMW, DTYPE_U8, 0, still, false, FAULT_NONE, cut,
+     binary},
+    {"vit192", {3, 1, 32, 48}, 9, 13, 30, 20, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, up},
     /* Transformers: one token more and less than a tile of 64, and 197 tokens as in vit-tiny. */
     {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
@@ -225,6 +241,34 @@ static const struct trial trials[] = {
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+};
+
+#define RECIPE "recipe" /* the argument that selects the cases below */
+
+/* Clipping, the moving average, layer decay and steps in parts. The last step of an epoch is short. */
+static const struct trial recipes[] = {
+    {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
+    {"lenet", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {}, {}, 7},
+    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
+    {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, {}, {}, 5},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
+    {"vit-micro",
+     picture,
+     10,
+     65,
+     100,
+     10,
+     OPTIMIZER_ADAMW,
+     DTYPE_U8,
+     0.1f,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     {},
+     7},
+    {"vit64", {2, 1, 4, 252}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 4},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
 };
 
 #define FAULTS "faults" /* the argument that selects the cases below */
@@ -402,9 +446,35 @@ static bool chooses(const struct model *model)
     return false;
 }
 
+#define AVERAGED_STEPS 3
+
+/* Returns the largest relative error of a tensor's moving average, after a few steps: the norm of the
+ * difference, divided by the norm of the change of the oracle's average. */
+static double compare_averages(const struct learner *mine, const struct learner *oracle,
+                               const struct train *train, const struct train_state *begin)
+{
+    struct train_state ends[2];
+    double worst = 0;
+    if (!train_averages(train))
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        const struct learner *learner = i ? oracle : mine;
+        if (!train_state_for(train, &ends[i]))
+            must_have(NULL);
+        must(learner->engine->set(learner->state, begin));
+        take_steps(learner, train, 0, AVERAGED_STEPS);
+        must(learner->engine->get(learner->state, &ends[i]));
+        memcpy(ends[i].parameters, ends[i].ema, train->model->arena_values * sizeof(float));
+    }
+    worst = compare_updates(&ends[0], begin, &ends[1], begin, train->model);
+    for (struct train_state &end : ends)
+        train_state_free(&end);
+    return worst;
+}
+
 struct verdict {
     struct distance off;
-    double logits;
+    double logits, averages;
     bool same;
 };
 
@@ -418,6 +488,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
     verdict.logits = compare_logits(&mine, &oracle, train);
+    verdict.averages = trial->fault ? 0 : compare_averages(&mine, &oracle, train, begin);
     mine.engine->close(mine.state);
     engine_oracle.close(oracle.state);
     verdict.same = trial->fault || goes_on(train, begin, trial->steps);
@@ -431,15 +502,21 @@ static bool judge(const struct trial *trial, const struct model *model, const st
     const struct engine_bounds *bounds = &contender->engine->bounds;
     double gradients = chooses(model) ? contender->chosen_gradients : contender->gradients;
     bool near = verdict->off.gradients <= gradients && verdict->off.losses <= bounds->loss &&
-                verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits;
+                verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits &&
+                verdict->averages <= bounds->drift;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
-           "losses %.1e, updates %.1e, logits %.1e%s\n",
+           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
-           trial->steps, optimizers[trial->optimizer], trial->fault ? ", planted: " : "",
+           trial->steps, optimizers[trial->optimizer],
+           trial->parts   ? ", recipe in parts"
+           : trial->fault ? ", planted: "
+                          : "",
            fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.updates,
-           verdict->logits, verdict->same ? "" : "; bits differ between runs");
+           verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs",
+           trial->mixing.mixup + trial->mixing.cutmix > 0 ? "; mixed samples" : "",
+           trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "");
     return well;
 }
 
@@ -462,6 +539,14 @@ static bool run(const struct trial *trial)
     train.optimizer = {trial->optimizer, 0.9, 0.9, 0.999, 1e-8, 1e-3};
     train.schedule = {SCHEDULE_COSINE, trial->optimizer == OPTIMIZER_SGD ? 0.01 : 0.001, 5, 1000, 0, 0};
     train.smoothing = trial->smoothing;
+    if (trial->parts > 0) {
+        train.accumulate = trial->parts;
+        train.optimizer.clip_norm = 0.2;
+        train.optimizer.average = 0.5;
+        train.optimizer.layer_decay = model.transformer ? 0.75 : 1;
+    }
+    train.mixing = trial->mixing;
+    train.loss = trial->loss;
     struct verdict verdict = compare(trial, &train, &begin);
     bool well = judge(trial, &model, &verdict);
     if (contender->engine->scales_loss && trial->overflows)
@@ -542,7 +627,7 @@ int main(int argc, char **argv)
         return 4;
     }
     for (int i = 0; i < argc; i++)
-        if (strcmp(argv[i], FAULTS) != 0 && !find_table(argv[i])) {
+        if (strcmp(argv[i], FAULTS) != 0 && strcmp(argv[i], RECIPE) != 0 && !find_table(argv[i])) {
             fprintf(stderr, "gpu_train: unknown network '%s'\n", argv[i]);
             return 2;
         }
@@ -554,6 +639,9 @@ int main(int argc, char **argv)
             trial.steps = SHORT_STEPS;
         failures += !run(&trial);
     }
+    for (const struct trial &trial : recipes)
+        if (supports(trial.table) && asked_for(RECIPE, argc, argv) && (!brief || trial.batch <= SHORT_BATCH))
+            failures += !run(&trial);
     if (!brief && asked_for(FAULTS, argc, argv))
         failures += run_planted();
     return failures ? 3 : 0;

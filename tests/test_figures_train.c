@@ -28,9 +28,9 @@ Test(figures_train, figures_of_learning_draw_one_job)
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
     cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
               out);
-    shell("sed -i 's|^train/8|train/9|' $D/results/other.csv && " SELECT "learning_loss");
+    shell("sed -i 's|^train/9|train/10|' $D/results/other.csv && " SELECT "learning_loss");
     cr_expect_eq(status, 2);
-    cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
+    cr_expect(says("other.csv, line 2: unknown schema 'train/10'"), "%s", out);
 }
 
 /* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. The

@@ -8,6 +8,7 @@
 #include "core/workload.h"
 #include "data/source.h"
 #include "train/feed.h"
+#include "train/trainer.h"
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
@@ -201,6 +202,8 @@ Test(live, test_samples_are_never_training_samples)
 
 /* ---- Engines ---- */
 
+static struct mixing mixing; /* of learn() */
+
 /* Trains two epochs and sets `into` to the parameters. */
 static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
                   struct train_state *into)
@@ -215,6 +218,7 @@ static void learn(const struct engine *engine, int feed, bool fresh, uint32_t ba
                                 .seed = 3,
                                 .batch = batch,
                                 .augment = {1, true},
+                                .mixing = mixing,
                                 .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
                                 .schedule = {.rate = 0.01}};
     const struct resources resources = {.threads = threads};
@@ -268,6 +272,15 @@ Test(live, naive_trains_identically_live_and_stored)
     compare_feeds(&engine_naive);
 }
 
+Test(live, mixed_samples_are_identical_live_and_stored)
+{
+    mixing = (struct mixing){0.8, 1};
+    compare_feeds(&engine_naive);
+#ifdef _OPENMP
+    compare_feeds(&engine_omp);
+#endif
+}
+
 #ifdef _OPENMP
 Test(live, omp_trains_identically_live_and_stored)
 {
@@ -275,35 +288,72 @@ Test(live, omp_trains_identically_live_and_stored)
 }
 #endif
 
-/* Engines that keep all samples in memory must reject --feed live. */
-Test(live, engines_without_feeds_reject_live_data)
+/* ---- Options ---- */
+
+/* Opens the workload `train` on a small set of synth with the options in `argv`, and passes its input to
+ * `check` and `argument`. */
+static void open_train(int argc, char *argv[], void (*check)(const void *input, const void *argument),
+                       const void *argument)
 {
     const struct workload *workload = workload_find("train");
     const struct partition alone = {.ranks = 1};
+    void *parameters = calloc(1, workload->parameters_bytes), *input;
+    struct options options = {.tables = {{workload->options, workload->option_count, parameters}},
+                              .table_count = 1};
+    must(options_parse(&options, argc, argv));
+    must(workload->open(&options, parameters, &alone, &input));
+    check(input, argument);
+    workload->close(input);
+    options_free(&options);
+    free(parameters);
+}
+
+#define SMALL                                                                                             \
+    (char *)"", (char *)"--data", (char *)"synth", (char *)"--train-size", (char *)"80", (char *)"--res", \
+        (char *)"16", (char *)"--model", (char *)"logreg"
+
+static void expect_feeds(const void *input, const void *argument)
+{
+    const struct workload *workload = workload_find("train");
+    const bool live = *(const int *)argument;
     struct engine narrow = engine_naive;
     narrow.feeds = false;
     const struct variant variant = {.traits = &narrow}, able = {.traits = &engine_naive};
+    cr_expect_eq(workload->accepts(input, &able), STATUS_OK);
+    cr_expect_eq(workload->accepts(input, &variant), live ? STATUS_USAGE : STATUS_OK);
+}
+
+/* Engines that keep all samples in memory must reject --feed live. */
+Test(live, engines_without_feeds_reject_live_data)
+{
     for (int live = 0; live < 2; live++) {
-        char *argv[] = {(char *)"",
-                        (char *)"--data",
-                        (char *)"synth",
-                        (char *)"--train-size",
-                        (char *)"80",
-                        (char *)"--res",
-                        (char *)"16",
-                        (char *)"--model",
-                        (char *)"logreg",
-                        (char *)"--feed",
-                        (char *)(live ? "live" : "stored")};
-        void *parameters = calloc(1, workload->parameters_bytes), *input;
-        struct options options = {.tables = {{workload->options, workload->option_count, parameters}},
-                                  .table_count = 1};
-        must(options_parse(&options, COUNT_OF(argv), argv));
-        must(workload->open(&options, parameters, &alone, &input));
-        cr_expect_eq(workload->accepts(input, &able), STATUS_OK);
-        cr_expect_eq(workload->accepts(input, &variant), live ? STATUS_USAGE : STATUS_OK);
-        workload->close(input);
-        options_free(&options);
-        free(parameters);
+        char *argv[] = {SMALL, (char *)"--feed", (char *)(live ? "live" : "stored")};
+        open_train(COUNT_OF(argv), argv, expect_feeds, &live);
+    }
+}
+
+static void expect_generator(const void *input, const void *argument)
+{
+    const char *name = argument;
+    const struct workload *workload = workload_find("train");
+    const struct train_job *job = input;
+    const struct variant on_cpu = {.platform = "cpu", .traits = &engine_naive},
+                         on_gpu = {.platform = "cuda", .traits = &engine_naive};
+    const bool for_gpu = strcmp(name, "auto") != 0 && strcmp(name, "omp") != 0;
+    const bool other_bits = for_gpu && strcmp(name, "fused") != 0;
+    cr_expect_eq(workload->accepts(input, &on_gpu), STATUS_OK, "%s", name);
+    cr_expect_eq(workload->accepts(input, &on_cpu), for_gpu ? STATUS_USAGE : STATUS_OK, "%s", name);
+    cr_expect_eq(strstr(job->identity, "generator=") != NULL, other_bits, "%s: %s", name, job->identity);
+    cr_expect_str_eq(job->train.generator ? job->train.generator : "auto", name);
+}
+
+/* Engines on a CPU accept only `omp`. Training can resume with another generator if its images have the same
+ * bits. */
+Test(live, generators_suit_the_device_and_identify_the_training)
+{
+    static const char *const names[] = {"auto", "omp", "fused", "bat", "gbase"};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char *argv[] = {SMALL, (char *)"--generator", (char *)(uintptr_t)names[i]};
+        open_train(COUNT_OF(argv), argv, expect_generator, names[i]);
     }
 }

@@ -82,7 +82,7 @@ static void outcome_free(struct outcome *outcome)
 static enum status train_with(const struct engine *engine, const struct net *net, struct outcome *outcome)
 {
     const struct resources resources = {.threads = 1};
-    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}};
+    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}, NULL};
     void *state = NULL;
     TRY(engine->open(&net->train, &resources, &state));
     TRY(engine->set(state, &begin));
@@ -491,6 +491,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
         {2, "--sync mpi", "--sync needs --parallel data"},
         {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
         {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
+        {2, "--cutmix 1", "--parallel pipeline cannot mix samples; use --parallel data"},
         {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

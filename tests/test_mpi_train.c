@@ -74,7 +74,7 @@ static enum status train_steps_of(const struct engine *engine, const struct trai
 {
     const struct resources resources = {.threads = 1};
     const struct train_state begin = {
-        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}}; /* the moments are 0 */
+        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}, NULL}; /* the moments are 0 */
     void *state = NULL;
     enum status ended = engine->open(train, &resources, &state);
     if (ended == STATUS_OK)
@@ -212,6 +212,51 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     cr_expect(same_files("3.safetensors", "again.safetensors"), "repeated runs differ");
     run_well(2, LEARN "--export weak.safetensors");
     cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
+}
+
+/* All ranks must clip by the norm of the gradients of all ranks. */
+Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
+{
+    static const char *const columns[] = {"gradient_norm", "test_loss", "ema_test_loss"};
+    double one[COUNT_OF(columns)];
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        run_well(ranks, DIVIDE "--clip-norm 0.05 --ema 0.9 --accumulate 3 --verify");
+        size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+        for (size_t i = 0; i < COUNT_OF(columns); i++) {
+            double is = number(out, last, columns[i]);
+            one[i] = ranks == 1 ? is : one[i];
+            cr_expect(is > 0 && fabs(is - one[i]) < 1e-4 * one[i], "%d ranks: %s %.9g instead of %.9g", ranks,
+                      columns[i], is, one[i]);
+        }
+        cr_expect_str_eq(value(out, last, "wrong"), "0");
+        cr_expect_gt(number(out, last, "gradient_norm"), 0.05);
+    }
+}
+
+/* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
+ * its samples. */
+Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
+{
+#define MIX                                                                              \
+    "--variant " TRAINED                                                                 \
+    " --model lenet --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
+    "--scaling strong --batch 24 --mixup 0.8 --cutmix 1 --shift 1 --flip "
+    static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live"};
+    for (size_t i = 0; i < COUNT_OF(data); i++) {
+        double one = 0;
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            char line[512];
+            snprintf(line, sizeof line, MIX "%s --verify --balance %s", data[i],
+                     ranks == 3 ? "1:0:2" : "equal");
+            run_well(ranks, line);
+            const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+            const double loss = number(out, last, "test_loss");
+            one = ranks == 1 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", data[i], ranks,
+                      loss, one);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+        }
+    }
 }
 
 /* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */

@@ -456,7 +456,7 @@ static char *help_text(const struct option_spec *specs, size_t count)
     static char text[4096];
     FILE *stream = fmemopen(text, sizeof text, "w");
     cr_assert_not_null(stream);
-    options_help(stream, specs, count);
+    options_help(stream, specs, count, NULL);
     fclose(stream);
     return text;
 }

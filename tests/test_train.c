@@ -142,8 +142,30 @@ Test(train, optimizers_match_hand_computed_values)
 
 Test(train, schedules)
 {
-    const struct schedule cosine = {SCHEDULE_COSINE, 2, 4, 24, 0, 0},
-                          steps = {SCHEDULE_STEP, 2, 0, 0, 10, 0.5};
+    const struct schedule cosine = {.kind = SCHEDULE_COSINE, .rate = 2, .warmup_steps = 4, .total_steps = 24},
+                          steps = {.kind = SCHEDULE_STEP, .rate = 2, .decay_steps = 10, .gamma = 0.5},
+                          multistep = {.kind = SCHEDULE_MULTISTEP,
+                                       .rate = 2,
+                                       .gamma = 0.5,
+                                       .milestone_count = 2,
+                                       .milestones = {3, 7}},
+                          cycles = {.kind = SCHEDULE_COSINE,
+                                    .rate = 2,
+                                    .least = 1,
+                                    .warmup_steps = 4,
+                                    .total_steps = 24,
+                                    .cycles = 2},
+                          square = {.kind = SCHEDULE_POLYNOMIAL, .rate = 8, .total_steps = 4, .power = 2};
+    const double squares[] = {8, 4.5, 2, 0.5, 0, 0}, twice[] = {2, 2, 1, 0.5};
+    for (uint64_t i = 0; i < COUNT_OF(squares); i++)
+        cr_expect_float_eq(schedule_rate(&square, i), squares[i], 1e-15);
+    for (uint64_t i = 0; i < COUNT_OF(twice); i++) /* steps 0, 2, 3 and 7 */
+        cr_expect_float_eq(schedule_rate(&multistep, (const uint64_t[]){0, 2, 3, 7}[i]), twice[i], 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 4), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 9), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 14), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 19), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 24), 1, 1e-15);
     cr_expect_float_eq(schedule_rate(&cosine, 0), 0.5, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 3), 2, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 4), 2, DBL_EPSILON);
@@ -409,9 +431,9 @@ Test(checkpoint, detects_damage)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "not a checkpoint" : "truncated");
     }
-    bytes[8] = 5; /* first byte of the schema */
+    bytes[8] = 6; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "has schema 5; this program reads 4");
+    expect_fault(path, "has schema 6; this program reads 4 and 5");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "this is not a checkpoint");
     free(bytes);
@@ -451,11 +473,11 @@ Test(checkpoint, skips_only_damaged_ones)
     write_one(2, 3);
     path_of(2, path);
     must(file_read(path, &bytes, &size));
-    bytes[8] = 5;
+    bytes[8] = 6;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "has schema 5"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 6"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

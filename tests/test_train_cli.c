@@ -29,7 +29,7 @@ Test(train_cli, one_row_per_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/8");
+        cr_expect_str_eq(value(out, row, "schema"), "train/9");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -172,13 +172,79 @@ Test(train_cli, the_last_batch_can_be_dropped)
     cr_expect_str_eq(value(out, 1, "steps"), "1");
 }
 
+/* ---- Clipping, moving average, layer decay, stochastic depth ---- */
+
+#define RECIPE                                                                                             \
+    "--variant train-naive --model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw " \
+    "--weight-decay 0.05 --clip-norm 0.5 --ema 0.9 --layer-decay 0.75 --drop-path 0.2 --format csv "
+
+/* A resumed run must continue the average bit-exactly. --export and `infer` take the average. */
+Test(train_cli, resumes_the_moving_average)
+{
+    EXPECT(0, "$P " RECIPE "--epochs 2 --checkpoint whole --export whole.safetensors --verify");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect_gt(number(out, 2, "gradient_norm"), 0.5);
+    cr_expect_neq(number(out, 2, "ema_test_loss"), number(out, 2, "test_loss"));
+    char loss[64], accuracy[64];
+    snprintf(loss, sizeof loss, "%s", value(out, 2, "ema_test_loss"));
+    snprintf(accuracy, sizeof accuracy, "%s", value(out, 2, "ema_test_acc"));
+    EXPECT(0, "$P " RECIPE "--epochs 1 --checkpoint parts");
+    EXPECT(0, "$P " RECIPE "--epochs 2 --checkpoint parts --resume --export parts.safetensors");
+    cr_expect_str_eq(value(out, 1, "ema_test_loss"), loss);
+    EXPECT(0, "cmp whole.safetensors parts.safetensors");
+    EXPECT(0, "$P --variant infer-naive --checkpoint whole --format csv");
+    cr_expect_str_eq(value(out, 1, "test_loss"), loss);
+    cr_expect_str_eq(value(out, 1, "test_acc"), accuracy);
+    expect_refusal(2,
+                   "--model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw "
+                   "--weight-decay 0.05 --clip-norm 0.5 --layer-decay 0.75 --drop-path 0.2 --checkpoint "
+                   "whole --resume",
+                   "no ema now, ema=0.9 in the checkpoint");
+}
+
+Test(train_cli, columns_of_the_recipe_are_empty_without_it)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --format csv");
+    static const char *const names[] = {"gradient_norm", "ema_test_loss", "ema_test_acc", "clip_norm",
+                                        "ema",           "layer_decay",   "drop_path"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        cr_expect_str_eq(value(out, 1, names[i]), "", "%s", names[i]);
+}
+
+/* Live samples are generated for a whole step, and taken part by part. */
+Test(train_cli, parts_of_live_steps)
+{
+#define PARTS                                                                                             \
+    "--model lenet --data synth --res 32 --classes 5 --train-size 50 --test-size 10 --batch 20 --epochs " \
+    "2 --format csv "
+    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors");
+    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors");
+    EXPECT(0, "cmp naive.safetensors whole.safetensors");
+#ifdef _OPENMP
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect_str_eq(value(out, 2, "accumulate"), "3");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors");
+    EXPECT(0, "cmp live.safetensors stored.safetensors");
+#endif
+}
+
+Test(train_cli, refuses_options_of_transformers_elsewhere)
+{
+    expect_refusal(2, "--model lenet --batch 4 --accumulate 5",
+                   "is more than the 4 samples of a rank's step");
+    expect_refusal(2, "--model lenet --layer-decay 0.5", "--layer-decay needs a transformer");
+    expect_refusal(2, "--model lenet --drop-path 0.1", "--drop-path needs a transformer");
+    expect_refusal(2, "--model lenet --parallel pipeline --clip-norm 1", "--clip-norm needs --parallel data");
+}
+
 /* A checkpoint of a newer schema must not be overwritten, because a newer program may be able to read it. */
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\005' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\006' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 5; this program reads 4");
+                   "has schema 6; this program reads 4 and 5");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
@@ -444,16 +510,37 @@ Test(train_cli, rejects_invalid_options)
         "cnn3d: its pool1 gets an input of 1 x 28 x 28 (depth, height, width), which is too small");
     expect_refusal(2, "--verify-steps 5", "--verify-steps needs --verify; add that");
     expect_refusal(2, "--fresh", "--fresh needs --data synth; add that");
+    expect_refusal(2, "--generator omp", "--generator needs --data synth; add that");
+    expect_refusal(2, "--data synth --feed stored --generator omp",
+                   "--generator needs --feed live; add that");
+    expect_refusal(2, "--data synth --generator bat --verify", "--verify: images of --generator bat differ");
+    expect_refusal(2, "--data synth --res 28 --model lenet --generator fused",
+                   "it runs on a CPU, and --generator fused generates images on a GPU; use --generator omp");
     expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
     expect_refusal(2, "--loops 3", "--loops: train does not repeat runs");
     expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");
     expect_refusal(2, "--max-time 3", "--max-time: train does not repeat runs");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
+    expect_refusal(2, "--cudnn-benchmark", "works only with train-cudnn and train-cudnn-tf32; drop it");
     /* These options are checked before any data are read, so the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
                    "--checkpoint works with one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export works with one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step works with one variant");
+}
+
+/* A recipe replaces defaults. Options that are given win, and options without effect are not refused. */
+Test(train_cli, a_recipe_replaces_defaults)
+{
+#define PAPER "$P --variant train-naive --model logreg --recipe paper --dry-run "
+    EXPECT(0, PAPER "--data digits --flip=no --lr 0.5");
+    cr_expect_not_null(strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
+    cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
+    cr_expect_str_eq(out, "");
+    expect_refusal(2, "--recipe papers", "did you mean 'paper'?");
+    expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
+    expect_refusal(2, "--mean 0.5", "--mean needs --std S; add that");
 }
 
 /* Sets that do not fit into memory must be rejected before they are generated. Sets that fit must be

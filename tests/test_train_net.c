@@ -23,13 +23,16 @@
 static double loss_at(const struct net *net, float *parameters)
 {
     struct train_totals totals;
-    const struct train_state state = {parameters, net->zeros, net->zeros, {0, 0}};
+    const struct train_state state = {parameters, net->zeros, net->zeros, {0, 0}, NULL};
     must(engine_oracle.set(net->state, &state));
     must(engine_oracle.steps(net->state, 0, 0, 1));
     must(engine_oracle.totals(net->state, &totals));
     cr_assert(isfinite(totals.loss));
     return totals.loss / (double)totals.samples;
 }
+
+static struct mixing mixing; /* of the steps whose gradients are compared */
+static enum loss_kind loss_kind;
 
 /* Compares the gradients of a step with central differences, for CHECKED or more parameters of each tensor,
  * or all if it has fewer. */
@@ -38,6 +41,9 @@ static void check_gradients(const struct model_table *table, struct shape input,
 {
     struct net net;
     net_open(&net, &engine_oracle, table, input, classes, count, count, smoothing);
+    net.train.mixing = mixing;
+    net.train.loss = loss_kind;
+    net_reopen(&net, &engine_oracle);
     const struct model *model = &net.model;
     float *parameters = net.initial, *gradients = calloc(model->arena_values, sizeof *gradients);
     for (uint32_t t = 0; t < model->tensor_count; t++) /* initial normal values give too small gradients */
@@ -241,12 +247,26 @@ Test(train_net, forward_matches_hand_computed_values)
         parameters[net.model.layers[0].bias] = 0;
         parameters[net.model.layers[3].weight] = 2;
         parameters[net.model.layers[3].bias] = -1;
-        const struct train_state state = {parameters, net.zeros, net.zeros, {0, 0}};
+        const struct train_state state = {parameters, net.zeros, net.zeros, {0, 0}, NULL};
         must(engine_naive.set(net.state, &state));
         must(engine_naive.evaluate(net.state, DATA_TEST, 0, 1, logits));
         cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);
     }
     net_close(&net);
+}
+
+/* With a batch of 1, a sample is mixed with itself. */
+Test(train_net, gradients_of_mixed_samples_and_of_both_losses)
+{
+    static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        for (int loss = 0; loss < 2; loss++) {
+            mixing = mixings[i];
+            loss_kind = (enum loss_kind)loss;
+            check_gradients(&conv, small, 4, 7, 0);
+            check_gradients(&conv_deep, volume, 3, 5, 0.1f);
+            check_gradients(&relu, gray, 2, 1, 0.1f);
+        }
 }
 
 /* ---- Non-finite values ---- */

@@ -50,6 +50,8 @@ static void vary(struct net *net)
 }
 
 static bool varied; /* whether run() calls vary() */
+static struct mixing mixing;
+static enum loss_kind loss_kind;
 
 static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
                 struct net *net, struct result *result)
@@ -57,10 +59,12 @@ static void run(const struct engine *engine, const struct model_table *table, co
     struct train_totals totals;
     net_open(net, engine, table, fitted(table, sizes->input), sizes->classes, sizes->count, sizes->batch,
              0.1f);
-    if (varied) {
+    net->train.mixing = mixing;
+    net->train.loss = loss_kind;
+    if (varied)
         vary(net);
+    if (varied || train_mixes(&net->train) || loss_kind)
         net_reopen(net, net->engine);
-    }
     size_t values = net->model.arena_values;
     result->gradients = malloc(values * sizeof(float));
     result->parameters = malloc(3 * values * sizeof(float));
@@ -73,7 +77,7 @@ static void run(const struct engine *engine, const struct model_table *table, co
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
     const struct train_state state = {
-        result->parameters, result->parameters + values, result->parameters + 2 * values, {0, 0}};
+        result->parameters, result->parameters + values, result->parameters + 2 * values, {0, 0}, NULL};
     must(engine->get(net->state, (struct train_state *)&state));
     result->loss = totals.loss / (double)totals.samples;
     result->correct = totals.correct;
@@ -268,6 +272,22 @@ static enum status get_nan(void *state, struct train_state *into)
     return status;
 }
 
+/* Batches of odd size and of one sample, and short batches. */
+Test(train_omp, mixed_samples_and_both_losses, .timeout = 120)
+{
+    static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}, {0.8, 1}};
+    varied = true;
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        for (int loss = 0; loss < 2; loss++) {
+            mixing = mixings[i];
+            loss_kind = (enum loss_kind)loss;
+            check(&conv_pool, &(struct sizes){{3, 1, 7, 5}, 4, 9, 7});
+            check(&linear, &(struct sizes){{1, 1, 13, 11}, 3, 3, 1});
+            check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 20, 19});
+            check(transformers[0], &(struct sizes){{3, 1, 7, 5}, 4, 9, 7});
+        }
+}
+
 Test(train_omp, detects_a_planted_nan)
 {
     struct engine engine = engine_omp;
@@ -362,13 +382,13 @@ static float *learnt(const struct model_table *table, struct shape input, int th
     net_open(&net, &engine_omp, table, fitted(table, input), 10, 83, 33, 0.1f);
     engine_omp.close(net.state);
     must(engine_omp.open(&net.train, &resources, &net.state));
-    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}};
+    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
     must(engine_omp.set(net.state, &begin));
     for (uint32_t epoch = 0; epoch < 2; epoch++)
         must(engine_omp.steps(net.state, epoch, 0, train_steps(&net.train)));
     float *arenas = malloc(3 * net.model.arena_values * sizeof *arenas);
     struct train_state state = {
-        arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values, {0, 0}};
+        arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values, {0, 0}, NULL};
     must(engine_omp.get(net.state, &state));
     *model = net.model;
     net_close(&net);
@@ -475,7 +495,7 @@ static double learn(const struct model_table *table, uint32_t epochs, double rat
     float *logits = malloc((size_t)tests * classes * sizeof *logits);
     model_initialise(&model, 0, arenas);
     const struct train_state begin = {
-        arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}};
+        arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}, NULL};
     must(engine_omp.open(&train, &request.resources, &state));
     must(engine_omp.set(state, &begin));
     for (uint32_t epoch = 0; epoch < epochs; epoch++)

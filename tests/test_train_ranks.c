@@ -400,7 +400,12 @@ Test(train_ranks, different_engines_train_together)
             struct net net;
             struct member one, members[3];
             net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
-            net.train.optimizer = (struct optimizer){kind, 0.9, 0.9, 0.999, 1e-3, 0.01};
+            net.train.optimizer = (struct optimizer){.kind = kind,
+                                                     .momentum = 0.9,
+                                                     .beta1 = 0.9,
+                                                     .beta2 = 0.999,
+                                                     .epsilon = 1e-3,
+                                                     .weight_decay = 0.01};
             train_on(&engine_naive, &net, 1, 2, &one);
             train_mixed(mixes[m], &net, 3, shares[0], 2, members);
             for (uint32_t i = 0; i < 3; i++) {
@@ -552,11 +557,38 @@ Test(train_ranks, verification_detects_a_wrong_sum)
 Test(train_ranks, engines_without_an_exchange_are_refused_with_the_reason)
 {
     struct engine alone = engine_naive;
+    const struct optimizer plain = {};
     alone.gradients_in = GRADIENTS_ALONE;
     for (int sync = 0; sync < 2; sync++) {
-        must(exchange_probe(sync, &engine_naive));
-        cr_expect_eq(exchange_probe(sync, &alone), STATUS_UNAVAILABLE);
+        must(exchange_probe(sync, &engine_naive, &plain));
+        cr_expect_eq(exchange_probe(sync, &alone, &plain), STATUS_UNAVAILABLE);
         cr_expect_not_null(
             strstr(status_text(), "mpi: the gradients of this variant are not in host memory"));
     }
+}
+
+/* Probing needs no GPU. */
+Test(train_ranks, exchanges_that_update_refuse_clipping_and_averages)
+{
+    struct engine engine = engine_naive;
+    const struct optimizer plain = {.layer_decay = 0.75}, clips = {.clip_norm = 1},
+                           averages = {.average = 0.9};
+    int peer = 0, fused = 0;
+    while (strcmp(exchange_names[peer], "peer") != 0)
+        peer++;
+    while (strcmp(exchange_names[fused], "peer-fused") != 0)
+        fused++;
+    engine.gradients_in = GRADIENTS_IN_DEVICE;
+    engine.shares_update = true;
+    if (exchange_probe(fused, &engine, &plain) != STATUS_OK) {
+        cr_expect_not_null(strstr(status_text(), "needs a build with CUDA"), "%s", status_text());
+        return;
+    }
+    must(exchange_probe(peer, &engine, &clips));
+    must(exchange_probe(peer, &engine, &averages));
+    must(exchange_probe(0, &engine, &clips));
+    cr_expect_eq(exchange_probe(fused, &engine, &clips), STATUS_USAGE);
+    cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --clip-norm"), "%s", status_text());
+    cr_expect_eq(exchange_probe(fused, &engine, &averages), STATUS_USAGE);
+    cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --ema"), "%s", status_text());
 }

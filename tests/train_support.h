@@ -93,7 +93,7 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     net->zeros = calloc(net->model.arena_values, sizeof(float));
     model_initialise(&net->model, 3, net->initial);
     must(engine->open(&net->train, &resources, &net->state));
-    const struct train_state state = {net->initial, net->zeros, net->zeros, {0, 0}};
+    const struct train_state state = {net->initial, net->zeros, net->zeros, {0, 0}, NULL};
     must(engine->set(net->state, &state));
 }
 

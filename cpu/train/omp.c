@@ -211,20 +211,36 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
- * mean loss of `count` samples with respect to the logits. */
-static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
-                     float *delta)
+/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
+ * samples with respect to the logits. */
+static float binary_loss_of(const struct train *train, const float *logits, const struct target *target,
+                            uint32_t count, float *delta)
+{
+    uint32_t classes = train->model->classes;
+    float loss = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
+        delta[k] /= (float)classes * (float)count;
+    }
+    return loss / (float)classes;
+}
+
+/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
+ * respect to the logits. */
+static float loss_of(const struct train *train, const float *logits, const struct target *target,
+                     uint32_t count, float *delta)
 {
     uint32_t classes = train->model->classes;
     float most = logits[0], sum = 0, loss = 0;
+    if (train->loss == LOSS_BINARY)
+        return binary_loss_of(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
         most = logits[k] > most ? logits[k] : most;
     for (uint32_t k = 0; k < classes; k++)
         sum += expf(logits[k] - most);
     for (uint32_t k = 0; k < classes; k++) {
         float log_p = logits[k] - most - logf(sum);
-        float wanted = train->smoothing / (float)classes + (k == label ? 1 - train->smoothing : 0);
+        float wanted = target_of(target, train->smoothing, classes, k);
         loss -= wanted * log_p;
         delta[k] = (expf(log_p) - wanted) / (float)count;
     }
@@ -246,9 +262,9 @@ static void take_loss(struct net *net, uint32_t j)
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
     const float *logits = row_of(net, last, j);
-    uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-    net->losses[j] = loss_of(train, logits, label, net->total, deltas_of(net, last, j));
-    net->correct[j] = guess(logits, train->model->classes) == label;
+    const struct target target = train_target(train, &net->mix, net->numbers, net->count, j);
+    net->losses[j] = loss_of(train, logits, &target, net->total, deltas_of(net, last, j));
+    net->correct[j] = guess(logits, train->model->classes) == target.label;
 }
 
 /* Adds the results of step `number` to the totals, in the order of the samples. */
@@ -297,7 +313,8 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
 }
 
 /* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
- * its own sums of gradients. In a pipeline, stage_update() adds up the sums of all chunks. */
+ * its own sums of gradients. If a step has several micro-batches or parts, the sums of all chunks are added
+ * up after the last one. */
 static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -307,7 +324,7 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         float *sums = net->sums + chunk * net->chunk_values;
         uint32_t begin = chunk * size, end = begin + size < count ? begin + size : count;
-        if (!net->train->stage)
+        if (!net->accumulates)
             memset(sums, 0, net->chunk_values * sizeof *sums);
         for (uint32_t j = begin; j < end; j++) {
             const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
@@ -315,7 +332,7 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
         }
     }
     barrier_wait(&net->barrier);
-    if (!net->train->stage)
+    if (!net->accumulates)
         net_gather_sums(net, chunks);
 }
 
@@ -360,32 +377,55 @@ static void exchange(struct net *net)
     barrier_wait(&net->barrier);
 }
 
-static void choose_samples(struct net *net, const struct draw_order *order, uint32_t step)
+/* Makes a part of this rank's samples the current batch. */
+static void choose_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
-    net->count = train_batch(net->train, order, step, net->numbers);
-    net->total = (uint32_t)train_share(net->train, step).total;
+    const struct share share = train_share(net->train, step), own = train_part(net->train, &share, part);
+    net->fed = (uint32_t)(own.first - share.first);
+    net->numbers = net->step_numbers + net->fed;
+    net->count = (uint32_t)own.count;
+    net->total = (uint32_t)own.total;
+    net->adds = part > 0;
+    net->mix = train_mix(net->train, epoch, step);
 }
 
-/* Computes the loss and the gradients of the samples of this rank. */
-static void compute_gradients(struct net *net, uint32_t epoch, uint64_t number)
+/* Computes the loss and the gradients of a part of the samples of this rank. */
+static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
+#pragma omp master
+    choose_part(net, epoch, step, part);
+    if (net->accumulates && part == 0)
+        net_clear_sums(net);
+    barrier_wait(&net->barrier);
+    if (net->count == 0)
+        return;
     net_forward(net, epoch, DATA_TRAIN, true);
-    net_take_losses(net, number);
+    net_take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
+}
+
+/* Computes the gradients of the samples of this rank. In a short last step, it may have none and only takes
+ * part in the exchange. */
+static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
+{
+    if (train_share(net->train, step).count == 0) {
+#pragma omp master
+        memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
+        barrier_wait(&net->barrier);
+        return;
+    }
+    for (uint32_t part = 0; part < train_parts(net->train); part++)
+        compute_part(net, epoch, step, part);
+    if (net->accumulates && net->flat > 1)
+        net_gather_sums(net, net->chunks);
 }
 
 static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
 {
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
-    {
-        choose_samples(net, order, step);
-        if (net->count == 0) /* in a short last step, this rank only takes part in the exchange */
-            memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
-    }
-    barrier_wait(&net->barrier);
-    if (net->count > 0)
-        compute_gradients(net, epoch, number);
+    train_batch(net->train, order, step, net->step_numbers);
+    compute_gradients(net, epoch, step);
     exchange(net);
     if (net->exchanged == STATUS_OK)
         net_update(net, number);
@@ -414,13 +454,15 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
      * must be woken. */
     const struct stage *stage = train->stage;
-    net->most = stage ? stage->capacity : train_share_max(train);
+    net->most = stage ? stage->capacity : train_part_max(train);
+    net->accumulates = stage || train_parts(train) > 1;
     net->batch = stage ? stage->capacity * stage->slots : net->most;
     bool little = net->most * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
     net->chunks = (net->most + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
+    net->mix.share = 1;
     barrier_init(&net->barrier);
     TRY(net_plan(net));
     return feed_open(train, resources, &net->feed);
@@ -439,6 +481,8 @@ static enum status omp_set(void *state, const struct train_state *from)
         net_take_arena(net, from->m, net->m);
         net_take_arena(net, from->v, net->v);
     }
+    if (net->ema)
+        net_take_arena(net, from->ema ? from->ema : from->parameters, net->ema);
 #pragma omp parallel num_threads(net->threads)
     net_prepare_weights(net);
     return STATUS_OK;
@@ -450,6 +494,8 @@ static enum status omp_get(void *state, struct train_state *into)
     net_give_arena(net, net->parameters, into->parameters);
     net_give_arena(net, net->m, into->m);
     net_give_arena(net, net->v, into->v);
+    if (net->ema && into->ema)
+        net_give_arena(net, net->ema, into->ema);
     return STATUS_OK;
 }
 
@@ -461,8 +507,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     /* Live samples are generated between two steps, by the same threads. */
     uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
-        choose_samples(net, &order, first + done);
-        enum status status = feed_step(&net->feed, epoch, net->numbers, net->count);
+        uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);
+        enum status status = feed_step(&net->feed, epoch, net->step_numbers, own);
         if (status != STATUS_OK)
             return add_up(net, status);
 #pragma omp parallel num_threads(net->threads)
@@ -510,6 +556,7 @@ static void evaluate_batch(struct net *net, enum data_part part, uint32_t first,
 #pragma omp master
     {
         net->count = count;
+        net->numbers = net->step_numbers;
         for (uint32_t j = 0; j < count; j++)
             net->numbers[j] = first + j;
     }

@@ -111,21 +111,23 @@ struct head {
     float *q, *k, *v, *deltas, *result, *room, *weights, *scores;
 };
 
-/* Scratch memory of one thread. `sample`: the gathered sample. `around`: a padded input. `plain`: an output
- * before pooling. `wide`: padded gradients. `deltas`: gradients of a block's output and input. `held`:
- * gradients that wait for an earlier block. */
+/* Scratch memory of one thread. `sample`: the gathered sample. `partner`: the sample that is mixed into it,
+ * or NULL. `around`: a padded input. `plain`: an output before pooling. `wide`: padded gradients. `deltas`:
+ * gradients of a block's output and input. `held`: gradients that wait for an earlier block. */
 struct worker {
-    float *sample, *around, *plain, *wide, *deltas[2], *held;
+    float *sample, *partner, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
     float *list_deltas;
     struct head head;
     double data_s;
 };
 
-/* A part of the net's arenas to which weight decay applies or not. */
+#define NET_PART ((size_t)16384) /* parameters that one thread updates at a time */
+
+/* A part of the net's arenas that is updated in one way. */
 struct span {
     size_t first, count;
-    bool decays;
+    struct tensor_update how;
 };
 
 struct net {
@@ -137,12 +139,15 @@ struct net {
     uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
-    uint32_t *numbers;          /* sample numbers of the batch */
+    uint32_t *step_numbers;     /* numbers of this rank's samples of a step, and of their partners */
+    uint32_t *numbers;          /* numbers of the batch: a part of step_numbers */
     uint32_t *iota;             /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
+    float *ema;      /* moving average of the parameters; NULL: none */
+    double *squares; /* sums of squares of NET_PART gradients each, to clip them; NULL: not clipped */
     struct span spans[2 * NET_BLOCKS_MAX]; /* all of an arena */
     uint32_t span_count;
     float *common; /* room for an arena in the layout of model.h, if the exchange needs that; else NULL */
@@ -169,11 +174,14 @@ struct net {
     struct worker *workers;
     struct barrier barrier;
     uint32_t begin;        /* index in the batch of the current micro-batch's first sample; otherwise 0 */
+    uint32_t fed;          /* index in the step of the batch's first sample */
     const float *inputs;   /* input of the current micro-batch in C order; NULL: gather samples */
     float *in_deltas;      /* receives the gradient of `inputs`; NULL: not needed */
-    bool adds;             /* gradients of weights are added to those of earlier micro-batches */
+    bool accumulates;      /* a step has several micro-batches or parts */
+    bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
+    struct mix mix;        /* of the current batch */
     enum status exchanged; /* status of the latest exchange of gradients */
     double *losses;        /* loss of each sample of the batch */
     uint8_t *correct;      /* whether each sample was classified correctly */
@@ -223,6 +231,9 @@ void net_give_arena(const struct net *net, const float *from, float *into);
 
 /* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. */
 void net_prepare_weights(struct net *net);
+
+/* Clears the sums of all chunks, for the first micro-batch or part of a step. Does not end with a barrier. */
+void net_clear_sums(struct net *net);
 
 /* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);

@@ -1,4 +1,5 @@
 /* `train-omp`: the layouts of parameters and of their gradients, and the update. */
+#include <math.h>
 #include <string.h>
 
 #include "core/phase.h"
@@ -111,6 +112,13 @@ static void give_conv(struct net *net, const struct block *block, const float *s
     memcpy(net->gradients + block->bias, sums + conv->gradient_count, block->out.channels * sizeof *sums);
 }
 
+void net_clear_sums(struct net *net)
+{
+#pragma omp for nowait
+    for (uint32_t chunk = 0; chunk < net->chunks; chunk++)
+        memset(net->sums + chunk * net->chunk_values, 0, net->chunk_values * sizeof *net->sums);
+}
+
 void net_gather_sums(struct net *net, uint32_t chunks)
 {
     enum { PART = 1024 };
@@ -129,19 +137,65 @@ void net_gather_sums(struct net *net, uint32_t chunks)
     barrier_wait(&net->barrier);
 }
 
+/* Returns the sum of the squares of `count` values, with LANES partial sums so that compilers use SIMD. */
+static double sum_squares(const float *values, size_t count)
+{
+    enum { LANES = 16 };
+    double sums[LANES] = {0}, sum = 0;
+    for (size_t i = 0; i + LANES <= count; i += LANES)
+        for (size_t lane = 0; lane < LANES; lane++)
+            sums[lane] += (double)values[i + lane] * values[i + lane];
+    for (size_t i = count - count % LANES; i < count; i++)
+        sum += (double)values[i] * values[i];
+    for (size_t lane = 0; lane < LANES; lane++)
+        sum += sums[lane];
+    return sum;
+}
+
+/* Returns the factor that clips the gradients. All threads return the same bits, because each adds up the
+ * sums of the parts in order. */
+static float clip(struct net *net)
+{
+    const double clip_norm = net->train->optimizer.clip_norm;
+    double squares = 0;
+    if (!net->squares)
+        return 1;
+#pragma omp for nowait
+    for (size_t i = 0; i < net->arena_values; i += NET_PART)
+        net->squares[i / NET_PART] = sum_squares(
+            net->gradients + i, net->arena_values - i < NET_PART ? net->arena_values - i : NET_PART);
+    barrier_wait(&net->barrier);
+    for (size_t i = 0; i < net->arena_values; i += NET_PART)
+        squares += net->squares[i / NET_PART];
+#pragma omp master
+    {
+        net->totals.norms += sqrt(squares);
+        net->totals.normed++;
+    }
+    return (float)optimizer_clip(clip_norm, sqrt(squares));
+}
+
+/* Updates `count` parameters from index `i` on. */
+static void update_part(struct net *net, const struct update *update, size_t i, size_t count)
+{
+    net->kernel->update(update, net->gradients + i, net->parameters + i, net->m + i, net->v + i, count);
+    for (size_t end = i + count; net->ema && i < end; i++)
+        net->ema[i] = optimizer_average(update, net->ema[i], net->parameters[i]);
+}
+
 void net_update(struct net *net, uint64_t number)
 {
-    enum { PART = 16384 };
     const struct train *train = net->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     RANGE(UPDATE);
+    update.clip = clip(net);
     for (uint32_t s = 0; s < net->span_count; s++) {
         const struct span *span = &net->spans[s];
-        const struct update of = optimizer_of(&update, span->decays);
+        const struct update of = optimizer_of(&update, span->how);
+        const size_t end = span->first + span->count;
 #pragma omp for nowait
-        for (size_t i = span->first; i < span->first + span->count; i += PART)
-            net->kernel->update(&of, net->gradients + i, net->parameters + i, net->m + i, net->v + i,
-                                span->first + span->count - i < PART ? span->first + span->count - i : PART);
+        for (size_t i = span->first; i < end; i += NET_PART)
+            update_part(net, &of, i, end - i < NET_PART ? end - i : NET_PART);
     }
     barrier_wait(&net->barrier);
     net_prepare_weights(net);

@@ -184,23 +184,20 @@ static void lay_out_rows(const struct model *model, struct block *block)
     }
 }
 
-static bool decays(const struct model *model, size_t first)
+/* Appends a part of the arenas: the tensor that begins at `tensor_first` in the model's arena. It becomes
+ * part of the last span if that is updated in the same way. */
+static void add_span(struct net *net, size_t first, size_t end, size_t tensor_first)
 {
-    uint32_t t = 0;
-    while (model->tensors[t].first != first)
-        t++;
-    return model->tensors[t].decays;
-}
-
-/* Appends a part of the arenas. It becomes part of the last span if that has the same `decays`. */
-static void add_span(struct net *net, size_t first, size_t end, bool decays_)
-{
+    const struct model_tensor *tensor = net->train->model->tensors;
     struct span *last = &net->spans[net->span_count];
-    if (net->span_count > 0 && last[-1].decays == decays_) {
+    while (tensor->first != tensor_first)
+        tensor++;
+    const struct tensor_update how = train_update_of(net->train, tensor);
+    if (net->span_count > 0 && last[-1].how.decays == how.decays && last[-1].how.share == how.share) {
         last[-1].count += end - first;
         return;
     }
-    *last = (struct span){first, end - first, decays_};
+    *last = (struct span){first, end - first, how};
     net->span_count++;
 }
 
@@ -213,8 +210,8 @@ static void lay_out_parameters(struct net *net, struct block *block)
     block->weight = net->arena_values;
     block->bias = block->weight + round_up(values, LINE);
     net->arena_values = block->bias + round_up(layer->bias_values, LINE) + LINE;
-    add_span(net, block->weight, block->bias, decays(net->train->model, layer->weight));
-    add_span(net, block->bias, net->arena_values, decays(net->train->model, layer->bias));
+    add_span(net, block->weight, block->bias, layer->weight);
+    add_span(net, block->bias, net->arena_values, layer->bias);
 }
 
 /* Sets pitches and the offsets of parameters and kept data. */
@@ -399,6 +396,8 @@ static void plan_worker(struct net *net, struct worker *worker)
         channels = larger(channels, block->out.channels);
     }
     worker->sample = take(net, net->train->model->input_values, sizeof(float));
+    if (train_mixes(net->train))
+        worker->partner = take(net, net->train->model->input_values, sizeof(float));
     plan_head(net, &worker->head);
     worker->around = take(net, around, sizeof(float));
     worker->plain = take(net, plain, sizeof(float));
@@ -481,6 +480,10 @@ static void plan_arenas(struct net *net)
         *arenas[i] = take(net, net->arena_values, sizeof(float));
     if (!net->train->forward_only)
         net->sums = take(net, net->chunks * net->chunk_values, sizeof(float));
+    if (train_averages(net->train))
+        net->ema = take(net, net->arena_values, sizeof(float));
+    if (!net->train->forward_only && net->train->optimizer.clip_norm > 0)
+        net->squares = take(net, net->arena_values / NET_PART + 1, sizeof *net->squares);
     if (net->train->exchange && net->train->exchange->mixed)
         net->common = take(net, net->train->model->arena_values, sizeof(float));
 }
@@ -504,7 +507,10 @@ static void plan_batch(struct net *net)
     net->iota = take(net, longest, sizeof *net->iota);
     for (size_t i = 0; net->iota && i < longest; i++)
         net->iota[i] = (uint32_t)i;
-    net->numbers = take(net, net->batch, sizeof *net->numbers);
+    net->step_numbers =
+        take(net, train_entries(net->train, (uint32_t)larger(net->batch, train_share_max(net->train))),
+             sizeof *net->step_numbers);
+    net->numbers = net->step_numbers;
     net->losses = take(net, net->batch, sizeof *net->losses);
     net->correct = take(net, net->batch, sizeof *net->correct);
     net->kept = take(net, net->batch * net->kept_values, sizeof(float));

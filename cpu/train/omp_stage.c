@@ -52,14 +52,6 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
     return STATUS_OK;
 }
 
-/* Clears the sums of all chunks for the first micro-batch of a step. */
-static void clear_sums(struct net *net)
-{
-#pragma omp for nowait
-    for (uint32_t chunk = 0; chunk < net->chunks; chunk++)
-        memset(net->sums + chunk * net->chunk_values, 0, net->chunk_values * sizeof *net->sums);
-}
-
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
                                   const float *deltas, float *in_deltas)
 {
@@ -72,7 +64,7 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
         if (deltas)
             take_rows(net, last, deltas, last->deltas);
         if (!net->adds && of & GRADIENTS_OF_WEIGHTS)
-            clear_sums(net);
+            net_clear_sums(net);
         barrier_wait(&net->barrier);
         net_backward(net, micro->epoch, of);
         if (in_deltas && net->flat == 1) /* otherwise net_backward() has written in_deltas */

@@ -46,7 +46,8 @@ static void tokens_backward(const struct net *net, const struct block *block)
 #pragma omp for nowait
     for (size_t token = 0; token < block->tokens; token++) {
         float *sums = positions + token * width;
-        memset(sums, 0, width * sizeof *sums);
+        if (!net->adds)
+            memset(sums, 0, width * sizeof *sums);
         for (size_t sample = 0; sample < net->count; sample++) {
             const float *deltas = row_of(block, block->deltas, sample * block->tokens + token);
             net->kernel->add(deltas, sums, width);
@@ -75,8 +76,10 @@ static void norm_forward(const struct net *net, const struct block *block)
 static void norm_weights(const struct net *net, const struct block *block, size_t first, size_t count)
 {
     float *weights = net->gradients + block->weight + first, *biases = net->gradients + block->bias + first;
-    memset(weights, 0, count * sizeof *weights);
-    memset(biases, 0, count * sizeof *biases);
+    if (!net->adds) {
+        memset(weights, 0, count * sizeof *weights);
+        memset(biases, 0, count * sizeof *biases);
+    }
     for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
         net->kernel->norm_weights(row_of(block - 1, block[-1].rows, row) + first, block->moments + 2 * row,
                                   row_of(block, block->deltas, row) + first, weights, biases, count);

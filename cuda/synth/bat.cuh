@@ -30,7 +30,8 @@ struct bat_scratch {
     int *failure;                                   /* see device_launch.cuh */
 };
 
-/* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`.
+/* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`, or of the list
+ * `numbers` if that is not NULL.
  *
  * `stages` contains all stages, unless stages are timed separately. `paint_blocks` is the maximum number of
  * blocks that paint one image. It is the number of multiprocessors, so that the device paints several images
@@ -39,6 +40,7 @@ struct bat_scratch {
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;
+    const uint64_t *numbers;
     uint64_t run, first;
     unsigned stages, paint_blocks;
 };
@@ -54,8 +56,8 @@ static __device__ __forceinline__ image_work<noise_half2> bat_work(const struct 
 {
     char *memory = launch.scratch.base + slot * launch.scratch.slot_bytes;
     image_work<noise_half2> work;
-    work.input = image_input_at(launch.input, launch.input.classes, launch.input.spoke_offset, launch.run,
-                                launch.first + slot);
+    work.input = image_input_listed(launch.input, launch.input.classes, launch.input.spoke_offset,
+                                    launch.numbers, launch.run, launch.first + slot);
     work.noise = noise_half2::at(memory, 0);
     work.points = reinterpret_cast<int2 *>(memory + launch.scratch.points_offset);
     work.grays = reinterpret_cast<uint8_t *>(memory + launch.scratch.grays_offset);
@@ -154,8 +156,8 @@ template <class Step> struct bat_batch : staged<bat_batch<Step>> {
     enum status launch(uint64_t first, unsigned stages) const
     {
         uint64_t left = batch.synth->batch - first, count = left < split ? left : split;
-        struct bat_launch launch = {batch.input, scratch, batch.run,
-                                    first,       stages,  (unsigned)multiprocessors};
+        struct bat_launch launch = {
+            batch.input, scratch, batch.numbers, batch.run, first, stages, (unsigned)multiprocessors};
         RANGE(DRAW);
         bat_parent_kernel<Step><<<(unsigned)count, 1, 0, batch.clock.stream>>>(launch);
         CUDA_TRY_LAUNCH("bat_parent_kernel");

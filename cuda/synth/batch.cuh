@@ -50,6 +50,19 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
+/* As image_input_at(), but if `numbers` is not NULL, image j of the batch has the number numbers[j], relative
+ * to input.first. The caller must be able to dereference `numbers`. */
+FDSL_HD struct image_input image_input_listed(const struct device_input &input,
+                                              const struct atom_class *classes, const uint64_t *spoke_offset,
+                                              const uint64_t *numbers, uint64_t run, uint64_t j)
+{
+    if (!numbers)
+        return image_input_at(input, classes, spoke_offset, run, j);
+    struct image_input image = image_input_at(input, classes, spoke_offset, 0, numbers[j]);
+    image.pixels = input.pixels + j * input.res * input.res;
+    return image;
+}
+
 /* Copies the tables to device memory, waits for the copies, and fills `input` except `pixels`. `*tables` must
  * be NULL before the call. It receives the address of a single allocation that contains all tables. The
  * caller frees this allocation with cudaFree(), also after a failure. */
@@ -97,6 +110,9 @@ struct device_batch {
     void *tables;
     struct device_clock clock;
     uint64_t run; /* number of the latest run */
+    /* Only during a call of a generator: the list of image numbers in device memory, and its copy in host
+     * memory; NULL: the images of run `run`. */
+    const uint64_t *numbers, *host_numbers;
     /* Allocated device memory, including the `scratch_bytes` of device_batch_open(). A caller that allocates
      * more scratch memory adds the difference. */
     uint64_t bytes;

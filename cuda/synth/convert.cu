@@ -26,8 +26,8 @@ static __device__ uint64_t covered_sum(const struct image_input &image, const st
 
 /* One thread per output pixel. */
 static __global__ void __launch_bounds__(CONVERT_BLOCK)
-    convert_kernel(const struct device_input input, const struct synth_output output, uint64_t run,
-                   uint32_t count, uint8_t *images, int64_t *labels)
+    convert_kernel(const struct device_input input, const struct synth_output output, const uint64_t *numbers,
+                   uint64_t run, uint32_t count, uint8_t *images, int64_t *labels)
 {
     uint64_t i = (uint64_t)blockIdx.x * CONVERT_BLOCK + threadIdx.x;
     uint32_t pixels = output.res * output.res;
@@ -35,7 +35,8 @@ static __global__ void __launch_bounds__(CONVERT_BLOCK)
         return;
     uint64_t j = i / pixels;
     uint32_t pixel = (uint32_t)(i - j * pixels), y = pixel / output.res, x = pixel % output.res;
-    const struct image_input image = image_input_at(input, input.classes, input.spoke_offset, run, j);
+    const struct image_input image =
+        image_input_listed(input, input.classes, input.spoke_offset, numbers, run, j);
     size_t bytes = (size_t)pixels * output.channels * dtype_bytes(output.type);
     if (pixel == 0)
         labels[j] = image.class_.id;
@@ -43,12 +44,13 @@ static __global__ void __launch_bounds__(CONVERT_BLOCK)
                  images + j * bytes);
 }
 
-enum status convert_enqueue(const struct device_input *input, const struct synth_output *output, uint64_t run,
-                            uint32_t count, void *images, int64_t *labels, cudaStream_t stream)
+enum status convert_enqueue(const struct device_input *input, const struct synth_output *output,
+                            const uint64_t *numbers, uint64_t run, uint32_t count, void *images,
+                            int64_t *labels, cudaStream_t stream)
 {
     uint64_t pixels = (uint64_t)count * output->res * output->res;
     convert_kernel<<<(unsigned)((pixels + CONVERT_BLOCK - 1) / CONVERT_BLOCK), CONVERT_BLOCK, 0, stream>>>(
-        *input, *output, run, count, static_cast<uint8_t *>(images), labels);
+        *input, *output, numbers, run, count, static_cast<uint8_t *>(images), labels);
     CUDA_TRY_LAUNCH("convert_kernel");
     return STATUS_OK;
 }

@@ -94,8 +94,9 @@ template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
     {
         const struct synth *synth = batch.synth;
         image_work<noise> work;
-        work.input = image_input_at(batch.input, synth->classes,
-                                    reinterpret_cast<const uint64_t *>(synth->spoke_offset), run, j);
+        work.input = image_input_listed(batch.input, synth->classes,
+                                        reinterpret_cast<const uint64_t *>(synth->spoke_offset),
+                                        batch.host_numbers, run, j);
         work.noise = noise::at(noise_memory, work.segments());
         work.points = points;
         work.grays = grays;

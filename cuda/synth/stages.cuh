@@ -301,8 +301,7 @@ template <class self> struct staged {
 };
 
 /* A variant as a generator (core/generator.h): draws canvases on the caller's stream and converts them there.
- * The host passes the first image number to the kernels. The image numbers must therefore be consecutive and
- * known to the host. */
+ * The host passes image numbers to the kernels of `gbase`, so it must know them. */
 template <class self> struct staged_generator {
     struct generator generator; /* must be first */
     struct synth synth;         /* synth.batch is the number of images of the current call */
@@ -316,8 +315,8 @@ template <class self> struct staged_generator {
                                  batch->clock.stream));
         for (uint64_t first = 0; first < count; first += drawing->step())
             TRY(drawing->launch(first, STAGES_ALL));
-        return convert_enqueue(&batch->input, &batch->synth->output, batch->run, count, samples, labels,
-                               batch->clock.stream);
+        return convert_enqueue(&batch->input, &batch->synth->output, batch->numbers, batch->run, count,
+                               samples, labels, batch->clock.stream);
     }
 
     /* If a launch on the device fails, the next call reports this failure. */
@@ -326,15 +325,18 @@ template <class self> struct staged_generator {
     {
         staged_generator *made = reinterpret_cast<staged_generator *>(generator);
         self *drawing = static_cast<self *>(made->state);
-        if (numbers->list || numbers->counter)
+        if ((numbers->list && !numbers->host_list) || numbers->counter)
             return status_set(STATUS_UNAVAILABLE, "the host computes this generator's image numbers, so they "
-                                                  "cannot come from device memory; use fused");
+                                                  "cannot come from device memory alone; use fused");
         TRY(drawing->finish());
         const cudaStream_t own = drawing->batch.clock.stream;
         drawing->batch.clock.stream = static_cast<cudaStream_t>(stream);
         drawing->batch.run = numbers->first;
+        drawing->batch.numbers = numbers->list;
+        drawing->batch.host_numbers = numbers->list ? numbers->host_list : nullptr;
         made->synth.batch = count;
         enum status status = draw(drawing, count, samples, labels ? labels : made->labels);
+        drawing->batch.numbers = drawing->batch.host_numbers = nullptr;
         drawing->batch.clock.stream = own;
         return status;
     }

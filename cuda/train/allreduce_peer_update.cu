@@ -51,8 +51,9 @@ template <int RANKS>
 static __device__ __forceinline__ uint4 step_vector(const struct part_update &part, const struct update &all,
                                                     size_t vector, size_t own, const struct owned<RANKS> &old)
 {
-    const uint8_t *decays = part.arrays.decays;
-    const struct update update = optimizer_of(&all, !decays || decays[4 * vector / EXCHANGE_DECAY_VALUES]);
+    const struct tensor_update *groups = part.arrays.groups;
+    const struct update update =
+        groups ? optimizer_of(&all, groups[4 * vector / EXCHANGE_GROUP_VALUES]) : all;
     float sum[4], parameter[4], m[4], v[4];
     wire_f32::unpack(sum_of<wire_f32, RANKS>(old.gradients), sum);
     wire_f32::unpack(old.parameters, parameter);

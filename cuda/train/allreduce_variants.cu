@@ -61,7 +61,7 @@ static enum status enqueue_call(struct allreduce_run *self, int call)
     const struct update update = allreduce_update(call);
     const struct train_state state = {arrays.parameters, arrays.m, arrays.v, {}};
     return self->way->updates
-               ? parameters_update(&update, count, arrays.gradients, NULL, &state, self->stream)
+               ? parameters_update(&update, count, arrays.gradients, NULL, NULL, &state, self->stream)
                : STATUS_OK;
 }
 

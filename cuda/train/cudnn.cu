@@ -1,5 +1,6 @@
 /* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
- * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used.
+ * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used. A
+ * layer chooses its algorithms once for each batch size, by cuDNN's expectation or by measurement.
  *
  * cudnn_probe() loads the library, so other variants run without it. The types come from cuDNN's header. The
  * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
@@ -8,6 +9,7 @@
 #include "train/cudnn.cuh"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdlib.h>
 
 #define CUDNN_DEPRECATED
@@ -18,6 +20,7 @@
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
 #define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* limit in bytes for the workspace of an algorithm */
+#define MEASURED_RUNS     3                   /* per algorithm, after a run in which cuDNN may load kernels */
 #define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: sample, channel, and the kernel's axes */
 
 /* ---- The library ---- */
@@ -82,18 +85,29 @@ static enum status cudnn_status(cudnnStatus_t result, const char *call, int line
 
 /* ---- One layer ---- */
 
+/* The algorithms for one batch size. They are kept, so repeated steps use the same algorithms. */
+struct algorithms {
+    struct algorithms *next;
+    uint32_t count; /* samples in the batch */
+    cudnnConvolutionFwdAlgo_t forward;
+    cudnnConvolutionBwdDataAlgo_t data;
+    cudnnConvolutionBwdFilterAlgo_t filter;
+};
+
 struct convolution {
     cudnnHandle_t handle;
     cudnnTensorDescriptor_t in, out;
     cudnnFilterDescriptor_t weight;
     cudnnConvolutionDescriptor_t plan;
-    cudnnConvolutionFwdAlgo_t forward;
-    cudnnConvolutionBwdDataAlgo_t data;
-    cudnnConvolutionBwdFilterAlgo_t filter;
+    cudaStream_t stream;
+    struct algorithms *all, *now;     /* of all batch sizes so far, and of the current descriptors */
     struct allocations *allocations;  /* the engine's allocations, which own the workspace */
     void *scratch;                    /* the workspace */
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
-    uint32_t count;                   /* batch size of the current descriptors and algorithms */
+
+    /* Only if layer->measures: weights for measured runs, which also receive their gradient, and events. */
+    float *stand_in;
+    cudaEvent_t begin, end;
 };
 
 static void release(struct device_layer *layer)
@@ -112,6 +126,14 @@ static void release(struct device_layer *layer)
         (void)cudnn.DestroyTensorDescriptor(self->in);
     if (self->handle)
         (void)cudnn.Destroy(self->handle);
+    for (cudaEvent_t event : {self->begin, self->end})
+        if (event)
+            (void)cudaEventDestroy(event);
+    while (self->all) {
+        struct algorithms *next = self->all->next;
+        free(self->all);
+        self->all = next;
+    }
     free(self);
     layer->library = nullptr;
 }
@@ -160,10 +182,10 @@ static enum status describe_plan(const struct layer *conv, const struct convolut
     return STATUS_OK;
 }
 
-static enum status create(struct convolution *self, cudaStream_t stream)
+static enum status create(struct convolution *self)
 {
     CUDNN_TRY(Create(&self->handle));
-    CUDNN_TRY(SetStream(self->handle, stream));
+    CUDNN_TRY(SetStream(self->handle, self->stream));
     CUDNN_TRY(CreateTensorDescriptor(&self->in));
     CUDNN_TRY(CreateTensorDescriptor(&self->out));
     CUDNN_TRY(CreateFilterDescriptor(&self->weight));
@@ -171,64 +193,187 @@ static enum status create(struct convolution *self, cudaStream_t stream)
     return STATUS_OK;
 }
 
-/* ---- Algorithms ---- */
+/* ---- Calls ---- */
 
-/* Chooses the first algorithm that is deterministic and within the workspace limit. cuDNN sorts algorithms by
- * expected speed, fastest first. Raises `*scratch_bytes` to the algorithm's workspace if that is larger. */
-template <class Found, class Algorithm>
-static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
-                          size_t *scratch_bytes)
+static const float one = 1, zero = 0;
+
+/* Memory of a call that is not in struct device_layer. */
+struct call_memory {
+    const float *weight;
+    float *gradient; /* of the weights */
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+/* compute() enqueues one pass of the convolution. The type of the algorithm selects the pass. */
+static cudnnStatus_t compute(const struct device_layer *layer, const struct call_memory *memory,
+                             cudnnConvolutionFwdAlgo_t algorithm)
 {
-    for (int i = 0; i < count; i++)
-        if (found[i].status == CUDNN_STATUS_SUCCESS && found[i].determinism == CUDNN_DETERMINISTIC &&
-            found[i].memory <= CUDNN_SCRATCH_MAX) {
-            *algorithm = found[i].algo;
-            *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
-            return STATUS_OK;
-        }
-    return status_set(
-        STATUS_FAILED,
-        "%s: cuDNN has no deterministic algorithm within the workspace limit for this convolution", what);
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    return cudnn.ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight, memory->weight,
+                                    self->plan, algorithm, memory->scratch, memory->scratch_bytes, &zero,
+                                    self->out, layer->out);
 }
 
-static enum status choose_all(const struct device_layer *layer, struct convolution *self)
+static cudnnStatus_t compute(const struct device_layer *layer, const struct call_memory *memory,
+                             cudnnConvolutionBwdFilterAlgo_t algorithm)
 {
-    const char *name = layer->layer->name;
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    return cudnn.ConvolutionBackwardFilter(self->handle, &one, self->in, layer->in, self->out,
+                                           layer->out_delta, self->plan, algorithm, memory->scratch,
+                                           memory->scratch_bytes, &zero, self->weight, memory->gradient);
+}
+
+static cudnnStatus_t compute(const struct device_layer *layer, const struct call_memory *memory,
+                             cudnnConvolutionBwdDataAlgo_t algorithm)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    return cudnn.ConvolutionBackwardData(self->handle, &one, self->weight, memory->weight, self->out,
+                                         layer->out_delta, self->plan, algorithm, memory->scratch,
+                                         memory->scratch_bytes, &zero, self->in, layer->in_delta);
+}
+
+/* ---- Algorithms ---- */
+
+/* Implements measure(). */
+template <class Algorithm>
+static enum status time_runs(const struct device_layer *layer, const struct call_memory *memory,
+                             Algorithm algorithm, float *least_ms)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    *least_ms = INFINITY;
+    for (int run = 0; run <= MEASURED_RUNS; run++) {
+        float ms;
+        CUDA_TRY(cudaEventRecord(self->begin, self->stream));
+        if (compute(layer, memory, algorithm) != CUDNN_STATUS_SUCCESS)
+            return STATUS_OK; /* an algorithm that cuDNN lists but cannot run */
+        CUDA_TRY(cudaEventRecord(self->end, self->stream));
+        CUDA_TRY(cudaEventSynchronize(self->end));
+        CUDA_TRY(cudaEventElapsedTime(&ms, self->begin, self->end));
+        if (run > 0 && ms < *least_ms)
+            *least_ms = ms;
+    }
+    return STATUS_OK;
+}
+
+/* Measures an algorithm. Sets `*least_ms` to its shortest time, or to INFINITY if cuDNN cannot run it. The
+ * runs write only tensors that the pass of this layer overwrites next. */
+template <class Found>
+static enum status measure(const struct device_layer *layer, const Found *found, float *least_ms)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    struct allocations own = {};
+    struct call_memory memory = {self->stand_in, self->stand_in, nullptr, found->memory};
+    enum status status = allocate_bytes(&own, &memory.scratch, found->memory);
+    if (status == STATUS_OK)
+        status = time_runs(layer, &memory, found->algo, least_ms);
+    allocations_free(&own);
+    return status;
+}
+
+template <class Found> static bool is_eligible(const Found *found)
+{
+    return found->status == CUDNN_STATUS_SUCCESS && found->determinism == CUDNN_DETERMINISTIC &&
+           found->memory <= CUDNN_SCRATCH_MAX;
+}
+
+/* Chooses an algorithm that is deterministic and within the workspace limit: the fastest one of a measurement
+ * if layer->measures, otherwise the first one, because cuDNN sorts algorithms by expected speed. Raises
+ * self->scratch_bytes to the algorithm's workspace if that is larger. */
+template <class Found, class Algorithm>
+static enum status choose(const struct device_layer *layer, const Found *found, int count,
+                          Algorithm *algorithm)
+{
+    struct convolution *self = static_cast<struct convolution *>(layer->library);
+    const Found *best = nullptr;
+    float best_ms = INFINITY;
+    for (int i = 0; i < count && (layer->measures || !best); i++) {
+        float ms = 0;
+        if (!is_eligible(&found[i]))
+            continue;
+        if (layer->measures)
+            TRY(measure(layer, &found[i], &ms));
+        if (ms < best_ms) {
+            best = &found[i];
+            best_ms = ms;
+        }
+    }
+    if (!best)
+        return status_set(
+            STATUS_FAILED,
+            "%s: cuDNN has no deterministic algorithm within the workspace limit for this convolution",
+            layer->layer->name);
+    *algorithm = best->algo;
+    self->scratch_bytes = best->memory > self->scratch_bytes ? best->memory : self->scratch_bytes;
+    return STATUS_OK;
+}
+
+static enum status choose_all(const struct device_layer *layer, struct algorithms *into)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
     cudnnConvolutionFwdAlgoPerf_t forward[ALGORITHMS_MAX];
     cudnnConvolutionBwdDataAlgoPerf_t data[ALGORITHMS_MAX];
     cudnnConvolutionBwdFilterAlgoPerf_t filter[ALGORITHMS_MAX];
     int count;
     CUDNN_TRY(GetConvolutionForwardAlgorithm_v7(self->handle, self->in, self->weight, self->plan, self->out,
                                                 ALGORITHMS_MAX, &count, forward));
-    TRY(choose(forward, count, name, &self->forward, &self->scratch_bytes));
+    TRY(choose(layer, forward, count, &into->forward));
     if (!layer->out_delta)
         return STATUS_OK; /* inference */
     CUDNN_TRY(GetConvolutionBackwardFilterAlgorithm_v7(self->handle, self->in, self->out, self->plan,
                                                        self->weight, ALGORITHMS_MAX, &count, filter));
-    TRY(choose(filter, count, name, &self->filter, &self->scratch_bytes));
+    TRY(choose(layer, filter, count, &into->filter));
     if (!layer->in_delta)
         return STATUS_OK;
     CUDNN_TRY(GetConvolutionBackwardDataAlgorithm_v7(self->handle, self->weight, self->out, self->plan,
                                                      self->in, ALGORITHMS_MAX, &count, data));
-    return choose(data, count, name, &self->data, &self->scratch_bytes);
+    return choose(layer, data, count, &into->data);
+}
+
+/* Sets self->now to the algorithms for `count` samples, and chooses them if there are none yet. */
+static enum status choose_once(const struct device_layer *layer, uint32_t count)
+{
+    struct convolution *self = static_cast<struct convolution *>(layer->library);
+    struct algorithms *one_size = self->all;
+    while (one_size && one_size->count != count)
+        one_size = one_size->next;
+    if (!one_size) {
+        struct algorithms chosen = {.next = self->all, .count = count};
+        TRY(choose_all(layer, &chosen));
+        one_size = static_cast<struct algorithms *>(malloc(sizeof *one_size));
+        if (!one_size)
+            return status_set(STATUS_FAILED, "cudnn: out of memory");
+        *one_size = chosen;
+        self->all = one_size;
+    }
+    self->now = one_size;
+    return STATUS_OK;
 }
 
 /* Prepares for a batch of `count` samples. A short batch may need other algorithms and a larger workspace. */
 static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 {
     struct convolution *self = static_cast<struct convolution *>(layer->library);
-    if (count == self->count)
+    if (self->now && self->now->count == count)
         return STATUS_OK;
+    self->now = nullptr; /* stays so if an error prevents the choice */
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
-    TRY(choose_all(layer, self));
+    TRY(choose_once(layer, count));
     if (self->scratch_bytes > self->held_bytes) {
         /* The old workspace stays allocated until the engine closes. */
         TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }
-    self->count = count;
     return STATUS_OK;
+}
+
+static enum status prepare_measurement(const struct device_layer *layer)
+{
+    struct convolution *self = static_cast<struct convolution *>(layer->library);
+    CUDA_TRY(cudaEventCreate(&self->begin));
+    CUDA_TRY(cudaEventCreate(&self->end));
+    return allocate_zeros(self->allocations, &self->stand_in, layer->layer->weight_values, self->stream);
 }
 
 template <cudnnMathType_t MATH>
@@ -240,14 +385,22 @@ static enum status prepare(struct device_layer *layer, uint32_t batch, struct al
         return status_set(STATUS_FAILED, "cudnn: out of memory");
     layer->library = self;
     self->allocations = allocations;
-    TRY(create(self, stream));
+    self->stream = stream;
+    TRY(create(self));
     TRY(describe_plan(layer->layer, self, MATH));
+    if (layer->measures)
+        TRY(prepare_measurement(layer));
     return plan_batch(layer, batch);
 }
 
 /* ---- Forward and backward ---- */
 
-static const float one = 1, zero = 0;
+static struct call_memory memory_of(const struct device_layer *layer, const struct pass *pass)
+{
+    const struct convolution *self = static_cast<const struct convolution *>(layer->library);
+    const size_t weight = layer->layer->weight;
+    return {pass->parameters + weight, pass->gradients + weight, self->scratch, self->scratch_bytes};
+}
 
 static __global__ void finish_kernel(float *values, const float *bias, struct divider positions,
                                      uint32_t channels, bool relu, uint32_t count)
@@ -266,9 +419,8 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     const uint32_t channels = conv->out.channels, values = pass->count * (uint32_t)conv->out_values;
     const struct divider positions = divider_of((uint32_t)conv->out_values / channels);
     TRY(plan_batch(layer, pass->count));
-    CUDNN_TRY(ConvolutionForward(self->handle, &one, self->in, layer->in, self->weight,
-                                 pass->parameters + conv->weight, self->plan, self->forward, self->scratch,
-                                 self->scratch_bytes, &zero, self->out, layer->out));
+    const struct call_memory memory = memory_of(layer, pass);
+    TRY(cudnn_status(compute(layer, &memory, self->now->forward), "ConvolutionForward", __LINE__));
     finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
                                                                   positions, channels, layer->relu, values);
     CUDA_TRY_LAUNCH("finish_kernel");
@@ -281,14 +433,11 @@ static enum status backward(const struct device_layer *layer, const struct pass 
     const struct layer *conv = layer->layer;
     TRY(plan_batch(layer, pass->count));
     TRY(bias_backward(layer, pass));
-    CUDNN_TRY(ConvolutionBackwardFilter(self->handle, &one, self->in, layer->in, self->out, layer->out_delta,
-                                        self->plan, self->filter, self->scratch, self->scratch_bytes, &zero,
-                                        self->weight, pass->gradients + conv->weight));
+    const struct call_memory memory = memory_of(layer, pass);
+    TRY(cudnn_status(compute(layer, &memory, self->now->filter), "ConvolutionBackwardFilter", __LINE__));
     if (!layer->in_delta)
         return STATUS_OK;
-    CUDNN_TRY(ConvolutionBackwardData(self->handle, &one, self->weight, pass->parameters + conv->weight,
-                                      self->out, layer->out_delta, self->plan, self->data, self->scratch,
-                                      self->scratch_bytes, &zero, self->in, layer->in_delta));
+    TRY(cudnn_status(compute(layer, &memory, self->now->data), "ConvolutionBackwardData", __LINE__));
     return layer->relu_before
                ? relu_mask(layer->in, layer->in_delta, pass->count * (uint32_t)conv->in_values, pass->stream)
                : STATUS_OK;

@@ -1,7 +1,7 @@
-/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `train-bf16` and `train-amp` (other
- * precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test set, the training set
- * (unless it is generated during training), parameters and activations are in device memory. A step is a
- * sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
+/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `infer-tf32`, `train-bf16`, `infer-bf16`
+ * and `train-amp` (other precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test
+ * set, the training set (unless it is generated during training), parameters and activations are in device
+ * memory. A step is a sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -83,7 +83,10 @@ enum status state_copy(const struct train *train, const struct train_state *to,
     if (train->forward_only)
         return STATUS_OK;
     TRY(arena_copy(train, to->m, from->m, stream));
-    return arena_copy(train, to->v, from->v, stream);
+    TRY(arena_copy(train, to->v, from->v, stream));
+    return train_averages(train) && to->ema
+               ? arena_copy(train, to->ema, from->ema ? from->ema : from->parameters, stream)
+               : STATUS_OK;
 }
 
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
@@ -109,7 +112,8 @@ static enum status check_size(const struct network *network)
     return status_set(
         STATUS_USAGE,
         "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu%s",
-        model->name, network->capacity, (unsigned long long)(((UINT64_C(1) << 31) - 1) / most),
+        model->name, network->capacity,
+        (unsigned long long)(((UINT64_C(1) << 31) - 1) / most * train_parts(train)),
         train->ranks > 1 ? " per rank" : "");
 }
 
@@ -147,6 +151,7 @@ static enum status open_layer(struct network *network, uint32_t i)
     self->layer = layer;
     self->in = before->out;
     self->in_delta = before->out_delta;
+    self->measures = network->train->cudnn_benchmark;
     if (in_place(layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
@@ -166,15 +171,19 @@ static enum status open_layer(struct network *network, uint32_t i)
 static enum status open_data(struct network *network)
 {
     TRY(device_sets_open(network->train, network->sets, &network->allocations, network->stream));
-    return device_feed_open(&network->feed, network->train, network->device, &network->allocations);
+    const struct resources resources = {.threads = network->threads, .device = network->device};
+    return device_feed_open(&network->feed, network->train, &resources, &network->allocations);
 }
 
 static enum status open_learning(struct network *network)
 {
     size_t values = network->train->model->arena_values, batch = network->capacity;
     TRY(moments_open(network->train, &network->state, &network->allocations, network->stream));
+    if (train_averages(network->train))
+        TRY(allocate(&network->allocations, &network->state.ema, values));
+    TRY(clip_open(network->train, &network->allocations, &network->clip));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
-    if (network->train->stage)
+    if (network->train->stage || train_parts(network->train) > 1)
         TRY(allocate_zeros(&network->allocations, &network->added, values, network->stream));
     network->shared = {.gradients = network->gradients,
                        .parameters = network->state.parameters,
@@ -223,10 +232,7 @@ static enum status open_slot(struct network *network)
 {
     const struct train *train = network->train;
     const uint32_t layers = train->model->layer_count;
-    struct device_batch *batch = &network->slot->batch;
-    TRY(allocate(&network->allocations, &batch->numbers, network->capacity));
-    TRY(allocate(&network->allocations, &batch->labels, network->capacity));
-    TRY(allocate(&network->allocations, &batch->moves, network->capacity));
+    TRY(device_batch_allocate(train, network->capacity, &network->slot->batch, &network->allocations));
     TRY(open_input(network));
     for (uint32_t i = 0; i < layers; i++)
         TRY(open_layer(network, i));
@@ -325,8 +331,9 @@ static enum status cuda_open(const struct train *train, const struct resources *
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
     network->precision = PRECISION;
-    network->capacity = train->stage ? train->stage->capacity : train_share_max(train);
+    network->capacity = train->stage ? train->stage->capacity : train_part_max(train);
     network->device = resources->device;
+    network->threads = resources->threads;
     memcpy(network->passes, own_passes, sizeof network->passes);
     network->passes[LAYER_CONV] = *CONV;
     return open_all(network);
@@ -427,12 +434,18 @@ static enum status exchange_layer(struct network *network, const struct layer *l
     return STATUS_OK;
 }
 
-/* Runs the backward pass of all layers, and exchanges the gradients. A rank without samples in this step has
- * gradients of zero. */
+static enum status exchange_end(struct network *network)
+{
+    struct exchange *exchange = network->train->exchange;
+    return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
+}
+
+/* Runs the backward pass of all layers. If the step has one part, also exchanges the gradients. A rank
+ * without samples in this step has gradients of zero. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct model *model = network->train->model;
-    struct exchange *exchange = network->train->exchange;
+    const bool exchanges = train_parts(network->train) == 1;
     size_t end = model->arena_values;
     RANGE(BACKWARD);
     if (pass->count == 0)
@@ -440,22 +453,34 @@ static enum status backward(struct network *network, const struct pass *pass)
     for (uint32_t i = model->layer_count; i-- > 0;) {
         if (pass->count > 0)
             TRY(network_backward_layer(network, &network->layers[i], pass));
-        TRY(exchange_layer(network, &model->layers[i], &end));
+        if (exchanges)
+            TRY(exchange_layer(network, &model->layers[i], &end));
     }
-    return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
+    return exchanges ? exchange_end(network) : STATUS_OK;
 }
 
-static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
+/* Exchanges the gradients of a step of several parts. */
+static enum status exchange_all(struct network *network)
 {
-    struct device_set set = network->sets[DATA_TRAIN];
-    bool live = device_feed_is_live(&network->feed);
+    const struct model *model = network->train->model;
+    size_t end = model->arena_values;
+    for (uint32_t i = model->layer_count; i-- > 0;)
+        TRY(exchange_layer(network, &model->layers[i], &end));
+    return exchange_end(network);
+}
+
+/* Makes a part of a step the current batch. `set` has the samples of the whole step, or all samples.
+ * `skipped`: samples of this rank before this part. */
+static enum status gather_part(struct network *network, const struct device_set *set, uint32_t epoch,
+                               uint32_t step, const struct share *part, size_t skipped)
+{
+    const struct train *train = network->train;
+    const struct device_set after = device_set_after(set, train->data, skipped);
+    struct device_batch *batch = &network->slot->batch;
     RANGE(GATHER);
-    TRY(batch_draw(network->train, &set, &network->slot->batch, epoch, step, count, network->stream));
-    if (live)
-        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
-    TRY(batch_gather(network->train->data, &set, &network->slot->batch, count, network->slot->inputs,
-                     network->stream));
-    return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
+    TRY(batch_draw(train, set, batch, epoch, step, part, network->stream));
+    return batch_gather(train->data, &after, batch, (uint32_t)part->count, network->slot->inputs,
+                        network->stream);
 }
 
 /* With loss scaling, the device decides whether to apply the update. */
@@ -468,33 +493,79 @@ enum status network_update(struct network *network, uint64_t number)
     RANGE(UPDATE);
     if (scale)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(parameters_update(&update, values, network->gradients, scale, &network->state, network->stream));
+    TRY(clip_find(&train->optimizer, values, network->gradients, scale, network->clip, network->losses.totals,
+                  network->stream));
+    TRY(parameters_update(&update, values, network->gradients, scale, network->clip, &network->state,
+                          network->stream));
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 
-/* Computes the gradients of the samples of this rank, and adds up the gradients of all ranks. */
+/* Computes the gradients of the current batch. If the step has one part, adds up the gradients of all
+ * ranks. */
 static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
 {
     const struct device_layer *last = network_last_layer(network);
     if (pass->count > 0) {
         RANGE(FORWARD);
         TRY(network_forward(network, pass));
-        TRY(loss_take(network->train, last->out, network->slot->batch.labels, pass, number, last->out_delta,
+        TRY(loss_take(network->train, last->out, &network->slot->batch, pass, number, last->out_delta,
                       &network->losses));
     }
     return backward(network, pass);
 }
 
-static enum status learn(struct network *network, uint32_t epoch, uint32_t step, const struct share *share)
+/* Computes the gradients of a part of a step. The kernels overwrite gradients, so those of later parts are
+ * computed in network->added. */
+static enum status learn_part(struct network *network, uint32_t epoch, uint32_t step,
+                              const struct share *part, bool adds)
 {
     const struct train *train = network->train;
-    uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    const struct pass pass = network_pass(network, share, true, epoch);
+    struct pass pass = network_pass(network, part, true, epoch);
+    pass.gradients = adds ? network->added : network->gradients;
+    TRY(compute_gradients(network, &pass, (uint64_t)epoch * train_steps(train) + step));
+    return adds ? values_add(network->added, train->model->arena_values, network->gradients, network->stream)
+                : STATUS_OK;
+}
+
+/* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
+ * the first part. Live samples are released after the last gather. */
+static enum status learn_parts(struct network *network, uint32_t epoch, uint32_t step,
+                               const struct share *share, bool timed)
+{
+    const struct train *train = network->train;
+    struct device_set set = network->sets[DATA_TRAIN];
+    const bool live = device_feed_is_live(&network->feed) && share->count > 0;
+    const uint32_t parts = train_parts(train);
+    if (timed)
+        CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
+    if (live)
+        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
+    for (uint32_t i = 0; i < parts; i++) {
+        const struct share part = train_part(train, share, i);
+        if (part.count > 0)
+            TRY(gather_part(network, &set, epoch, step, &part, part.first - share->first));
+        if (live && i == parts - 1)
+            TRY(device_feed_release(&network->feed, network->stream));
+        if (timed && i == 0)
+            CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
+        if (part.count > 0 || i == 0)
+            TRY(learn_part(network, epoch, step, &part, i > 0));
+    }
+    return STATUS_OK;
+}
+
+static enum status learn(struct network *network, uint32_t epoch, uint32_t step, bool timed)
+{
+    const struct train *train = network->train;
+    const struct share share = train_share(train, step);
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     const bool shared = exchange_updates(train->exchange);
     if (shared)
         TRY(shared_update_begin(&network->shared, &update, network->stream));
-    TRY(compute_gradients(network, &pass, number));
+    TRY(learn_parts(network, epoch, step, &share, timed));
+    if (train_parts(train) > 1)
+        TRY(exchange_all(network));
     return shared ? STATUS_OK : network_update(network, number);
 }
 
@@ -505,14 +576,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     uint32_t timed = first + count / 2;
     device_feed_plan_timings(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
-        const struct share share = train_share(network->train, step);
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
-        if (share.count > 0)
-            TRY(gather_step(network, epoch, step, (uint32_t)share.count));
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
-        TRY(learn(network, epoch, step, &share));
+        TRY(learn(network, epoch, step, step == timed));
         TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     }
     network->steps += count;
@@ -520,7 +584,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
 }
 
 /* `data_s` is the gather time of one step times the number of steps, because events around every step would
- * slow the steps down. */
+ * slow the steps down. It is not known for steps in parts. */
 static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
@@ -540,6 +604,8 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     totals->data_s = network->train->stage ? -1 : 1e-3 * gather_ms * (double)network->steps;
     if (device_feed_is_live(&network->feed))
         TRY(device_feed_totals(&network->feed, network->steps, totals));
+    if (train_parts(network->train) > 1)
+        totals->data_s = -1;
     device_progress_clear(&network->progress);
     return clear_totals(network);
 }
@@ -570,7 +636,7 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
                                  float *logits)
 {
     struct network *network = static_cast<struct network *>(state);
-    uint32_t batch = train_share_max(network->train);
+    uint32_t batch = network->capacity;
     CUDA_TRY(cudaSetDevice(network->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t left = count - done;
@@ -615,6 +681,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .benchmarks = CONV != OWN_CONV,
             .gradients_in = GRADIENTS_IN_DEVICE,
             .shares_update = PRECISION != PRECISION_FP16,
             .unit = UNIT,

@@ -1,5 +1,6 @@
-/* Engines that compute a network layer by layer. engine_cuda (train-cuda, infer-cuda) computes in fp32. The
- * engines of train-tf32, train-bf16 and train-amp (fp16 with loss scaling) run GEMMs on tensor cores. */
+/* Engines that compute a network layer by layer. engine_cuda (train-cuda, infer-cuda) computes in fp32.
+ * engine_tf32, engine_bf16 (both also infer) and engine_amp (fp16 with loss scaling) run GEMMs on tensor
+ * cores. */
 #ifndef FDSL_CUDA_TRAIN_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_CUH
 

@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 
+#include "train/clip.cuh"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
 #include "train/shared_update.cuh"
@@ -21,17 +22,20 @@ struct slot {
 struct network {
     const struct train *train;
     enum precision precision;
-    int device;
-    uint32_t capacity; /* maximum number of samples in a slot */
+    int device, threads; /* threads: of the host, for live samples that the host draws */
+    uint32_t capacity;   /* maximum number of samples in a slot */
     cudaStream_t stream;
     struct allocations allocations;
     struct train_state state; /* device memory */
     float *gradients, *workspace;
-    float *added;                  /* stages: a micro-batch's gradients, before they are added; else NULL */
+    /* If a step has several micro-batches or parts: the gradients of one, before they are added. Else NULL.
+     */
+    float *added;
     struct exchange_update shared; /* for an exchange that updates the parameters */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;
+    struct device_clip *clip; /* NULL: gradients are not clipped */
     struct device_progress progress;
     struct slot *slots;
     uint32_t slot_count;

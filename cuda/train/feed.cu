@@ -1,5 +1,9 @@
 #include "train/feed.cuh"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
@@ -10,8 +14,9 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(allocate(allocations, &buffer->samples, train_share_max(train) * train->data->sample_bytes));
-    TRY(allocate(allocations, &buffer->numbers, train_share_max(train)));
+    const uint32_t samples = train_generated(train, train_share_max(train));
+    TRY(allocate(allocations, &buffer->samples, samples * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->numbers, samples));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
     return STATUS_OK;
@@ -26,8 +31,27 @@ static enum status open_timing(struct feed_timing *timing)
     return STATUS_OK;
 }
 
-enum status device_feed_open(struct device_feed *feed, const struct train *train, int device,
-                             struct allocations *allocations)
+/* Opens the generator, and the memory for the numbers and the samples that are on the host. */
+static enum status open_generator(struct device_feed *feed, const struct resources *resources)
+{
+    const struct train *train = feed->train;
+    const char *name = train->generator ? train->generator : "fused";
+    const size_t batch = train_generated(train, train_share_max(train));
+    const bool on_device = strcmp(name, "omp") != 0;
+    if (strcmp(name, "fused") != 0) {
+        feed->host_numbers = static_cast<uint64_t *>(malloc(batch * sizeof *feed->host_numbers));
+        if (!feed->host_numbers)
+            return status_set(STATUS_FAILED, "cuda: out of memory");
+    }
+    if (!on_device)
+        CUDA_TRY(cudaMallocHost(&feed->staging, batch * train->data->sample_bytes));
+    const struct generator_request request = {
+        .on_device = on_device, .resources = *resources, .batch = (uint32_t)batch, .variant = name};
+    return data_generator(train->data, &request, &feed->generator);
+}
+
+enum status device_feed_open(struct device_feed *feed, const struct train *train,
+                             const struct resources *resources, struct allocations *allocations)
 {
     *feed = {};
     feed->train = train;
@@ -41,9 +65,7 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     /* This stream has the highest priority. With the lowest priority, training steps would take equally long,
      * but generating a batch would take most of a step, and generate_s would measure that time. */
     TRY(stream_open(&feed->stream));
-    const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train_share_max(train)};
-    return data_generator(train->data, &request, &feed->generator);
+    return open_generator(feed, resources);
 }
 
 void device_feed_close(struct device_feed *feed)
@@ -52,6 +74,9 @@ void device_feed_close(struct device_feed *feed)
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
+    if (feed->staging)
+        (void)cudaFreeHost(feed->staging);
+    free(feed->host_numbers);
     for (struct feed_timing &timing : feed->timings)
         for (cudaEvent_t event : {timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end})
             if (event)
@@ -67,17 +92,91 @@ void device_feed_close(struct device_feed *feed)
 
 uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 {
-    return feed->generator ? generator_memory_bytes(feed->generator) : 0;
+    return feed->generator && !feed->staging ? generator_memory_bytes(feed->generator) : 0;
 }
 
 /* ---- Generating ---- */
 
-static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
-                                     uint64_t fresh, uint32_t epoch, uint64_t *numbers)
+/* The step begins at index `first` of the order. */
+static __global__ void number_kernel(const struct draw_order order, uint32_t first, const struct share share,
+                                     uint32_t count, uint64_t fresh, uint32_t epoch, uint64_t *numbers)
 {
     uint32_t j = own_element();
     if (j < count)
-        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
+        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + train_entry(&share, j)));
+}
+
+/* The samples of a rank's share of a step, and their partners if they are generated: `count` in all. The step
+ * begins at index `first` of the epoch's order. */
+struct drawn_batch {
+    struct device_feed *feed;
+    struct draw_order order;
+    uint32_t epoch, first, count;
+    struct share share;
+};
+
+static void list_on_host(const struct drawn_batch *batch)
+{
+    const uint64_t fresh = batch->feed->train->data->fresh;
+    for (uint32_t j = 0; j < batch->count; j++)
+        batch->feed->host_numbers[j] = data_number(
+            fresh, batch->epoch, draw_order_at(&batch->order, batch->first + train_entry(&batch->share, j)));
+}
+
+/* Draws a batch into feed->staging, and frees the argument. CUDA calls it on a thread of its own, in the
+ * order of the stream. */
+static void CUDART_CB draw_on_host(void *argument)
+{
+    struct drawn_batch *batch = static_cast<struct drawn_batch *>(argument);
+    struct device_feed *feed = batch->feed;
+    list_on_host(batch);
+    const struct generator_numbers listed = {feed->host_numbers, 0, nullptr, nullptr};
+    enum status status =
+        generator_make(feed->generator, &listed, batch->count, feed->staging, nullptr, nullptr);
+    if (status != STATUS_OK && feed->drawn == STATUS_OK) {
+        snprintf(feed->reason, sizeof feed->reason, "%s", status_text());
+        __atomic_store_n(&feed->drawn, status, __ATOMIC_RELEASE);
+    }
+    free(batch);
+}
+
+/* Returns the first failure of draw_on_host(), if there is one. */
+static enum status check_drawn(const struct device_feed *feed)
+{
+    const enum status drawn = __atomic_load_n(&feed->drawn, __ATOMIC_ACQUIRE);
+    return drawn == STATUS_OK ? STATUS_OK : status_set(drawn, "%s", feed->reason);
+}
+
+/* The host may be many steps ahead of the stream, so each batch has its own argument. */
+static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *samples)
+{
+    struct device_feed *feed = batch->feed;
+    struct drawn_batch *argument = static_cast<struct drawn_batch *>(malloc(sizeof *argument));
+    if (!argument)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    *argument = *batch;
+    cudaError_t error = cudaLaunchHostFunc(feed->stream, draw_on_host, argument);
+    if (error != cudaSuccess)
+        free(argument);
+    CUDA_TRY(error);
+    CUDA_TRY(cudaMemcpyAsync(samples, feed->staging, batch->count * feed->train->data->sample_bytes,
+                             cudaMemcpyHostToDevice, feed->stream));
+    return STATUS_OK;
+}
+
+static enum status enqueue_draw(const struct drawn_batch *batch, const struct feed_buffer *buffer)
+{
+    struct device_feed *feed = batch->feed;
+    if (feed->staging)
+        return enqueue_host_draw(batch, buffer->samples);
+    number_kernel<<<blocks_for(batch->count), BLOCK, 0, feed->stream>>>(
+        batch->order, batch->first, batch->share, batch->count, feed->train->data->fresh, batch->epoch,
+        buffer->numbers);
+    CUDA_TRY_LAUNCH("number_kernel");
+    if (feed->host_numbers)
+        list_on_host(batch);
+    const struct generator_numbers listed = {buffer->numbers, 0, nullptr, feed->host_numbers};
+    return generator_make(feed->generator, &listed, batch->count, buffer->samples, nullptr, feed->stream);
 }
 
 /* Returns the events that time the current step, or NULL if it is not timed. */
@@ -98,19 +197,19 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    uint32_t first = step * train->batch + (uint32_t)share.first, count = (uint32_t)share.count;
-    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const struct drawn_batch batch = {feed,
+                                      draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count),
+                                      epoch,
+                                      step * train->batch,
+                                      train_generated(train, (uint32_t)share.count),
+                                      share};
+    TRY(check_drawn(feed));
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    if (count > 0) { /* in a short last step, a rank may have no samples */
-        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
-                                                                     epoch, buffer->numbers);
-        CUDA_TRY_LAUNCH("number_kernel");
-        const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
-        TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));
-    }
+    if (batch.count > 0) /* in a short last step, a rank may have no samples */
+        TRY(enqueue_draw(&batch, buffer));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
@@ -141,6 +240,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->batch_alone = true;
+    set->partners = train_generated(feed->train, 1) > 1;
     return STATUS_OK;
 }
 
@@ -169,6 +269,7 @@ void device_feed_plan_timings(struct device_feed *feed, uint32_t steps)
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals)
 {
     double wait_ms = 0, make_ms = 0;
+    TRY(check_drawn(feed));
     for (uint32_t i = 0; i < feed->timing_count; i++) {
         float one_wait_ms, one_make_ms;
         const struct feed_timing *timing = &feed->timings[i];

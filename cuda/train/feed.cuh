@@ -1,5 +1,6 @@
 /* Live training samples on the device. A separate stream generates them, one batch ahead of the training
- * steps, into one of two buffers. Events order the two streams; the host does not wait.
+ * steps, into one of two buffers. Events order the two streams; the host does not wait. With train->generator
+ * "omp", the stream calls a host function that draws a batch into pinned memory, and then copies it.
  *
  *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
  *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
@@ -36,6 +37,10 @@ struct feed_timing {
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
+    uint64_t *host_numbers;      /* of a batch; NULL if the generator needs no numbers on the host */
+    uint8_t *staging;            /* pinned memory for a batch that the host draws; NULL: the device draws */
+    enum status drawn;           /* by the host; written by a thread of CUDA */
+    char reason[256];            /* why drawing failed; valid if `drawn` is not STATUS_OK */
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* index of the buffer taken last */
@@ -48,8 +53,8 @@ struct device_feed {
 
 /* Opens the feed of train->data if it is live and used for training; `allocations` owns its buffers. The
  * caller closes the feed, also after a failure; closing a zeroed feed is allowed. */
-enum status device_feed_open(struct device_feed *feed, const struct train *train, int device,
-                             struct allocations *allocations);
+enum status device_feed_open(struct device_feed *feed, const struct train *train,
+                             const struct resources *resources, struct allocations *allocations);
 void device_feed_close(struct device_feed *feed);
 
 static inline bool device_feed_is_live(const struct device_feed *feed)
@@ -57,8 +62,9 @@ static inline bool device_feed_is_live(const struct device_feed *feed)
     return feed->generator;
 }
 
-/* Sets set->values to the batch of a step, and set->batch_alone to true. Leaves set->labels unchanged. Work
- * that is enqueued on `stream` between this call and device_feed_release() may read the values. */
+/* Sets set->values to the batch of a step, set->batch_alone to true, and set->partners. Leaves set->labels
+ * unchanged. Work that is enqueued on `stream` between this call and device_feed_release() may read the
+ * values. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 

@@ -1,5 +1,6 @@
-/* Softmax cross-entropy and its gradient, the update of the totals, and the parameter update. */
+/* The loss and its gradient, the update of the totals, and the parameter update. */
 #include "common/check.cuh"
+#include "train/clip.cuh"
 #include "train/network.cuh"
 
 #define ALL_LANES 0xffffffffu
@@ -37,11 +38,44 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
-    float smoothing;
+    float smoothing, share;         /* see struct target for `share` */
 };
 
-/* Warp j computes sample j. Subtracting the largest logit prevents overflow of exp(). A NaN never becomes the
- * best candidate, but it propagates to the loss through the sum. */
+/* The lane's part of the softmax cross-entropy of a sample, and the gradients of its logits. Subtracting
+ * the largest logit prevents overflow of exp(). */
+static __device__ __forceinline__ float cross_entropy(const struct loss_plan &plan, const float *own,
+                                                      float most, const struct target &target, float factor,
+                                                      float *deltas)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    float sum = 0, loss = 0;
+    for (uint32_t k = lane; k < plan.classes; k += 32)
+        sum += expf(own[k] - most);
+    float log_sum = logf(warp_sum(sum));
+    for (uint32_t k = lane; k < plan.classes; k += 32) {
+        float log_p = own[k] - most - log_sum, wanted = target_of(&target, plan.smoothing, plan.classes, k);
+        loss -= wanted * log_p;
+        deltas[k] = (expf(log_p) - wanted) / (float)plan.total * factor;
+    }
+    return loss;
+}
+
+/* The lane's part of the binary cross-entropy of a sample, and the gradients of its logits. */
+static __device__ __forceinline__ float binary_cross_entropy(const struct loss_plan &plan, const float *own,
+                                                             const struct target &target, float factor,
+                                                             float *deltas)
+{
+    float loss = 0, delta;
+    for (uint32_t k = threadIdx.x % 32; k < plan.classes; k += 32) {
+        loss += loss_binary(own[k], target_of(&target, plan.smoothing, plan.classes, k), &delta);
+        deltas[k] = delta / ((float)plan.classes * (float)plan.total) * factor;
+    }
+    return loss / (float)plan.classes;
+}
+
+/* Warp j computes sample j. A NaN never becomes the best candidate, but it propagates to the loss through the
+ * sum. */
+template <enum loss_kind KIND>
 static __global__ void loss_kernel(const struct loss_plan plan, const float *logits, const uint32_t *labels,
                                    const struct device_scale *scale, float *deltas, float *losses,
                                    uint32_t *right)
@@ -55,20 +89,14 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
         best = better(best, {own[k], k});
     best = warp_best(best);
 
-    float sum = 0, loss = 0;
-    for (uint32_t k = lane; k < plan.classes; k += 32)
-        sum += expf(own[k] - best.logit);
-    float log_sum = logf(warp_sum(sum)), factor = scale ? scale->now.scale : 1;
-    for (uint32_t k = lane; k < plan.classes; k += 32) {
-        float log_p = own[k] - best.logit - log_sum;
-        float wanted = plan.smoothing / (float)plan.classes + (k == labels[j] ? 1 - plan.smoothing : 0);
-        loss -= wanted * log_p;
-        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.total * factor;
-    }
+    const struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
+    float factor = scale ? scale->now.scale : 1, *own_deltas = deltas + (size_t)j * plan.classes;
+    float loss = KIND == LOSS_BINARY ? binary_cross_entropy(plan, own, target, factor, own_deltas)
+                                     : cross_entropy(plan, own, best.logit, target, factor, own_deltas);
     loss = warp_sum(loss);
     if (lane == 0) {
         losses[j] = loss;
-        right[j] = best.number == labels[j];
+        right[j] = best.number == target.label;
     }
 }
 
@@ -102,16 +130,18 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
         totals->bad_step = step;
 }
 
-enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels,
+enum status loss_take(const struct train *train, const float *logits, const struct device_batch *batch,
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses)
 {
     const struct loss_plan plan = {.classes = train->model->classes,
                                    .count = pass->count,
                                    .total = pass->total,
-                                   .smoothing = train->smoothing};
-    loss_kernel<<<blocks_for((size_t)pass->count * 32), BLOCK, 0, pass->stream>>>(
-        plan, logits, labels, losses->scale, deltas, losses->losses, losses->right);
+                                   .smoothing = train->smoothing,
+                                   .share = batch->mix.share};
+    auto *kernel = train->loss == LOSS_BINARY ? loss_kernel<LOSS_BINARY> : loss_kernel<LOSS_CROSS_ENTROPY>;
+    kernel<<<blocks_for((size_t)pass->count * 32), BLOCK, 0, pass->stream>>>(
+        plan, logits, batch->labels, losses->scale, deltas, losses->losses, losses->right);
     CUDA_TRY_LAUNCH("loss_kernel");
     totals_kernel<<<1, BLOCK, 0, pass->stream>>>(losses->losses, losses->right, pass->count, step,
                                                  losses->scale != NULL, losses->totals);
@@ -121,19 +151,25 @@ enum status loss_take(const struct train *train, const float *logits, const uint
 
 /* ---- The parameter update ---- */
 
-static __global__ void update_kernel(const struct update update, size_t values, const float *gradients,
-                                     const struct device_scale *scale, const struct train_state state)
+static __global__ void update_kernel(struct update update, size_t values, const float *gradients,
+                                     const struct device_scale *scale, const struct device_clip *clip,
+                                     const struct train_state state)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < values && !(scale && scale->overflowed))
-        optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
+    if (i >= values || (scale && scale->overflowed))
+        return;
+    if (clip)
+        update.clip = clip->factor;
+    optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
+    if (state.ema)
+        state.ema[i] = optimizer_average(&update, state.ema[i], state.parameters[i]);
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct train_state *state,
-                              cudaStream_t stream)
+                              const struct device_scale *scale, const struct device_clip *clip,
+                              const struct train_state *state, cudaStream_t stream)
 {
-    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, *state);
+    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, clip, *state);
     CUDA_TRY_LAUNCH("update_kernel");
     return STATUS_OK;
 }

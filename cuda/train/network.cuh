@@ -37,6 +37,7 @@ struct device_layer {
     } packed;
     const struct device_layer *added; /* LAYER_ADD only: the earlier layer whose output is added */
     void *library;                    /* cuDNN's state for this layer; NULL if cuDNN does not compute it */
+    bool measures;                    /* cuDNN only: choose algorithms by measurement */
 };
 
 /* Data about the current batch that all layers use. Pointers are to device memory. */
@@ -98,7 +99,9 @@ static inline enum status allocate_copy(struct allocations *allocations, T **poi
 /* Enqueues a copy of an arena between host and device, in either direction. */
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream);
 
-/* Enqueues a copy of the parameters and, when training, of the optimizer's moments, in either direction. */
+/* Enqueues a copy of the parameters and, when training, of the optimizer's moments and the moving average, in
+ * either direction. A state in device memory has an average if train_averages(). A state in host memory may
+ * lack it: see struct train_state. */
 enum status state_copy(const struct train *train, const struct train_state *to,
                        const struct train_state *from, cudaStream_t stream);
 
@@ -158,11 +161,12 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 /* ---- Samples ---- */
 
 /* A data set in device memory. If batch_alone is true, `values` has only the samples of the current batch, in
- * the order of the batch; `labels` always covers the whole set. */
+ * the order of the batch; if `partners` is true, then also their partners (train_generated()). `labels`
+ * always covers the whole set. */
 struct device_set {
     const void *values;
     const uint32_t *labels;
-    bool batch_alone;
+    bool batch_alone, partners;
 };
 
 /* Copies the sets that the engine needs to device memory: not the training set for inference, no live
@@ -170,27 +174,45 @@ struct device_set {
 enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
                              struct allocations *allocations, cudaStream_t stream);
 
-/* The samples of a batch in device memory: sample numbers, labels, and moves (shift and flip). */
+/* The samples of a batch in device memory: sample numbers, labels, and moves (shift and flip). If the samples
+ * are mixed, entry count + j is the partner of sample j (train_entries()). */
 struct device_batch {
     uint32_t *numbers, *labels;
     struct draw_move *moves;
+    struct mix mix;
 };
 
-/* Chooses the samples of this rank in a step of an epoch, and their moves. The results are the same as those
- * of train_batch() and draw_move() on the host. `count` is the count of train_share(), and at least 1. */
-enum status batch_draw(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
-                       cudaStream_t stream);
+/* Returns the set whose batch begins `skipped` samples later, if `set` has the samples of a batch alone;
+ * otherwise returns `set`. */
+struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped);
+
+/* Allocates the arrays for batches of up to `capacity` samples. */
+enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
+                                  struct allocations *allocations);
+
+/* Returns where device_set.values has entry `j` of a batch of `count` samples. A partner that the set does
+ * not have separately is the sample at the mirrored index of the batch. */
+static __device__ __forceinline__ uint32_t stored_at(bool batch_alone, bool partners,
+                                                     const struct device_batch &batch, uint32_t count,
+                                                     uint32_t j)
+{
+    return !batch_alone ? batch.numbers[j] : j < count || partners ? j : 2 * count - 1 - j;
+}
+
+/* Chooses the samples of a part of a step, their partners, their moves, and how they are mixed. The results
+ * are the same as those of train_batch(), draw_move() and train_mix() on the host. `part` comes from
+ * train_part(), and has at least one sample. */
+enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream);
 /* Chooses the samples whose numbers are in batch->numbers. If `training` is true, chooses their moves like
  * batch_draw(); otherwise there are no moves. */
-enum status batch_pick(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
-                       cudaStream_t stream);
+enum status batch_pick(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, bool training, uint32_t count, cudaStream_t stream);
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
-enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
+enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Writes the moved and normalised values of a batch to `values`. The result is the same as that of
- * data_gather() on the host. */
+/* Writes the moved, normalised and mixed values of a batch to `values`. The result is the same as that of
+ * data_gather() and mix_samples() on the host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
                          cudaStream_t stream);
@@ -204,19 +226,21 @@ struct device_losses {
     struct device_scale *scale; /* loss scaling; NULL: none */
 };
 
-/* Computes the loss of each sample. Writes the gradient of the logits to `deltas`, multiplied by the loss
- * scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step` in
- * bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
+/* Computes the loss of each sample of the batch. Writes the gradient of the logits to `deltas`, multiplied by
+ * the loss scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step`
+ * in bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
  * scaling handles overflows to Inf. */
-enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels,
+enum status loss_take(const struct train *train, const float *logits, const struct device_batch *batch,
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-/* Runs optimizer_step() on all parameters; the arrays have `values` elements. Changes nothing if
- * scale->overflowed is set. `scale` may be NULL. */
+struct device_clip; /* clip.cuh */
+
+/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one; the arrays have
+ * `values` elements. Changes nothing if scale->overflowed is set. `scale` and `clip` may be NULL. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct train_state *state,
-                              cudaStream_t stream);
+                              const struct device_scale *scale, const struct device_clip *clip,
+                              const struct train_state *state, cudaStream_t stream);
 
 /* Adds `count` values of `from` to those of `to`. */
 enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream);

@@ -19,30 +19,52 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
     return STATUS_OK;
 }
 
+struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped)
+{
+    struct device_set after = *set;
+    if (set->batch_alone)
+        after.values = static_cast<const uint8_t *>(set->values) + skipped * data->sample_bytes;
+    return after;
+}
+
+enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
+                                  struct allocations *allocations)
+{
+    const uint32_t entries = train_entries(train, capacity);
+    TRY(allocate(allocations, &batch->numbers, entries));
+    TRY(allocate(allocations, &batch->labels, entries));
+    return allocate(allocations, &batch->moves, entries);
+}
+
+/* The step begins at index `first` of the order. */
 static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
-                                   uint32_t count, const struct augment augment, uint64_t seed,
-                                   uint32_t epoch, const uint32_t *labels, const struct device_batch batch)
+                                   const struct share share, uint32_t entries, const struct augment augment,
+                                   uint64_t seed, uint32_t epoch, const uint32_t *labels,
+                                   const struct device_batch batch)
 {
     uint32_t j = own_element();
-    if (j >= count)
+    if (j >= entries)
         return;
-    uint32_t number = train_sample_at(feed, &order, first, j);
+    uint32_t number = train_sample_at(feed, &order, first, train_entry(&share, j));
     batch.numbers[j] = number;
     batch.labels[j] = labels[number];
     batch.moves[j] = draw_move(&augment, seed, epoch, number);
 }
 
-enum status batch_draw(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
-                       cudaStream_t stream)
+enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream)
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    uint32_t first = step * train->batch + (uint32_t)train_share(train, step).first;
-    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
-        train->data->feed, order, first, count, train->augment, train->seed, epoch, set->labels, *batch);
+    uint32_t entries = train_entries(train, (uint32_t)part->count);
+    batch->mix = train_mix(train, epoch, step);
+    draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train->data->feed, order, step * train->batch,
+                                                           *part, entries, train->augment, train->seed, epoch,
+                                                           set->labels, *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }
+
+static const struct mix not_mixed = {.share = 1};
 
 static __global__ void pick_kernel(uint32_t count, const struct augment augment, uint64_t seed,
                                    uint32_t epoch, bool training, const uint32_t *labels,
@@ -57,10 +79,10 @@ static __global__ void pick_kernel(uint32_t count, const struct augment augment,
         batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
 }
 
-enum status batch_pick(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
-                       cudaStream_t stream)
+enum status batch_pick(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, bool training, uint32_t count, cudaStream_t stream)
 {
+    batch->mix = not_mixed;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
     CUDA_TRY_LAUNCH("pick_kernel");
@@ -78,9 +100,10 @@ static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_
     batch.moves[j] = {0, 0, false};
 }
 
-enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
+enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream)
 {
+    batch->mix = not_mixed;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
     CUDA_TRY_LAUNCH("list_kernel");
     return STATUS_OK;
@@ -92,12 +115,28 @@ struct gather_plan {
     enum dtype type;
     struct shape shape;
     uint32_t count;        /* values in the batch */
+    uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    bool batch_alone; /* see struct device_set */
+    bool batch_alone, partners; /* see struct device_set */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
+/* The moved and normalised value at row y and column x of a plane of entry `j` of the batch. */
+static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *stored,
+                                                 const struct device_batch &batch, uint32_t j, uint32_t plane,
+                                                 uint32_t y, uint32_t x)
+{
+    uint32_t channel = plane / plan.shape.depth;
+    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
+    const uint8_t *sample =
+        stored + stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j) * plan.sample_bytes;
+    size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
+    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+}
+
+template <bool MIXES>
 static __global__ void gather_kernel(const struct gather_plan plan, const uint8_t *stored,
                                      const struct device_batch batch, float *values)
 {
@@ -107,12 +146,10 @@ static __global__ void gather_kernel(const struct gather_plan plan, const uint8_
     uint32_t j = plan.sample.quotient(i), element = i - j * plan.sample.by;
     uint32_t x = element % plan.shape.width, y = element / plan.shape.width % plan.shape.height;
     uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
-    uint32_t channel = plane / plan.shape.depth;
-    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
-    const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
-    size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    values[i] = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    float own = gathered(plan, stored, batch, j, plane, y, x);
+    values[i] =
+        MIXES ? mix_value(&batch.mix, y, x, own, gathered(plan, stored, batch, plan.samples + j, plane, y, x))
+              : own;
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,
@@ -121,17 +158,20 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
     struct gather_plan plan = {.type = data->type,
                                .shape = data->shape,
                                .count = count * (uint32_t)data->sample_values,
+                               .samples = count,
                                .sample = divider_of((uint32_t)data->sample_values),
                                .sample_bytes = data->sample_bytes,
                                .batch_alone = set->batch_alone,
+                               .partners = set->partners,
                                .scale = {},
                                .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
     }
-    gather_kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(
-        plan, static_cast<const uint8_t *>(set->values), *batch, values);
+    auto *kernel = batch->mix.share < 1 ? gather_kernel<true> : gather_kernel<false>;
+    kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
+                                                         *batch, values);
     CUDA_TRY_LAUNCH("gather_kernel");
     return STATUS_OK;
 }

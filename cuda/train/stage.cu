@@ -28,7 +28,7 @@ static struct pass choose(struct network *network, const struct micro *micro)
 static enum status take_inputs(struct network *network, const struct micro *micro, const float *inputs)
 {
     const struct train *train = network->train;
-    const struct slot *slot = network->slot;
+    struct slot *slot = network->slot;
     const struct device_set *set = &network->sets[micro->part];
     CUDA_TRY(cudaMemcpyAsync(slot->batch.numbers, micro->numbers, micro->count * sizeof *micro->numbers,
                              cudaMemcpyHostToDevice, network->stream));
@@ -51,8 +51,8 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
     if (outputs)
         TRY(copy(network, outputs, last->out, micro->count * last->layer->out_values));
     else
-        TRY(loss_take(network->train, last->out, network->slot->batch.labels, &pass, micro->step,
-                      last->out_delta, &network->losses));
+        TRY(loss_take(network->train, last->out, &network->slot->batch, &pass, micro->step, last->out_delta,
+                      &network->losses));
     return finish(network);
 }
 

@@ -6,12 +6,14 @@
 
 extern "C" {
 extern const struct variant variant_train_cuda, variant_train_tf32, variant_train_bf16, variant_train_amp;
-extern const struct variant variant_infer_cuda;
+extern const struct variant variant_infer_cuda, variant_infer_tf32, variant_infer_bf16;
 const struct variant variant_train_cuda = training_by<&engine_cuda>();
 const struct variant variant_train_tf32 = training_by<&engine_tf32>();
 const struct variant variant_train_bf16 = training_by<&engine_bf16>();
 const struct variant variant_train_amp = training_by<&engine_amp>();
 const struct variant variant_infer_cuda = inferring_by<&engine_cuda>();
+const struct variant variant_infer_tf32 = inferring_by<&engine_tf32>();
+const struct variant variant_infer_bf16 = inferring_by<&engine_bf16>();
 }
 
 #ifdef HAVE_CUDNN

@@ -104,7 +104,8 @@ lost_rank() { # signal, seconds, variant, method
 
 # With peer-fused, the parameters must have the bits of peer, because both add up in rank order.
 same_as_peer() { # variant, options ...
-    local name=$work/fused-$1 method variant=$1
+    local name method variant=$1
+    name=$(mktemp -d "$work/fused-XXXXXX")/parameters # checks with the same variant run at the same time
     shift
     for method in peer peer-fused; do
         on_ranks "$ranks" --data digits --variant "$variant" --sync "$method" --train-size 500 --batch 16 --epochs 2 \
@@ -186,12 +187,21 @@ for variant in train-cuda train-bf16; do
 done
 check 'peer-fused: SGD has the bits of peer' same_as_peer train-tf32 --optimizer sgd --lr 0.01
 [[ ! $vit ]] || check 'peer-fused: train-vit has the bits of peer' same_as_peer train-vit --model vit-micro --optimizer adamw
+[[ ! $vit ]] || check 'peer-fused: train-vit with --layer-decay has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --layer-decay 0.75
+[[ ! $vit ]] || check 'peer-fused: train-vit with --accumulate has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --accumulate 2
+check 'peer-fused: train-tf32 with --accumulate has the bits of peer' same_as_peer train-tf32 --accumulate 2
 [[ ! $vit ]] || check 'peer-fused: train-vit resumes' resumes train-vit --model vit-micro --optimizer adamw
 check 'peer-fused: moments take less memory' less_memory
 check 'train-amp refuses peer-fused' fails_with 4 'scales the loss, so it needs all sums before the update; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-amp --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
 check 'train-graph refuses peer-fused' fails_with 4 'updates the parameters in its own kernels; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
+for option in --clip-norm --ema; do
+    check "peer-fused refuses $option" fails_with 2 "use --sync peer, or drop $option" mpirun --bind-to none -n 2 "$bench" \
+        --variant train-cuda --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1 "$option" 0.9
+done
 check 'exchange: all variants' mpirun --bind-to none -n "$ranks" "$bench" --workload exchange --variant all --verify --loops 3 \
     --warmups 1 --warmup-time 0 --bytes 4,12,508,512,516,4084,262148,1200004,23000004
 check 'train-graph refuses mpi' fails_with 4 'cannot add up gradients between kernels of a CUDA graph' \

@@ -46,6 +46,7 @@ small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck' exclude=()
+[[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
 if [[ $engine == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
     nets='vit-micro vit64 vit128 vit192 vit200 vit-tiny vit-base' sanitized='vit-micro vit64 vit128 vit200'
@@ -61,7 +62,7 @@ share_processors
 
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized; do
+        for net in $sanitized recipe; do
             check "$tool: $net" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 "$kernels" \
                 --engine "$engine" --short "$net"
         done
@@ -101,6 +102,7 @@ for net in $nets; do
     check "compared with the reference: $net" "$kernels" --engine "$engine" "$net"
 done
 
+check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
@@ -116,15 +118,26 @@ cnn digits 1 60 --optimizer sgd --lr 0.001
 cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+cnn digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+lenet digits 1 20 --mixup 0.8 --optimizer sgd --lr 0.01
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 cnn3d clips 1 60
-cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
+cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
+lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --accumulate 4 --clip-norm 1
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9'
 [[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
 vit-micro digits 64 200 --checkpoint-activations
+vit-micro digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
 vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
-vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01'
+vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
+vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
+vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9
+vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1'
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
@@ -145,6 +158,15 @@ cudnn() {
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
             --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
+    # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size.
+    while read -r model data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN, measured: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
+            --cudnn-benchmark --verify --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
+            --epochs 2 $extra
+    done <<<$'lenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\ncnn-fdsl synth 33 100 --res 32'
+    check '--cudnn-benchmark is refused without cuDNN' fails_with 2 'works only with train-cudnn' \
+        "$bench" --variant train-cuda --cudnn-benchmark --model lenet --train-size 256
     same_by_cudnn() {
         "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
             "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
@@ -162,6 +184,15 @@ same_weights() { # compares two runs of three epochs, and a run that stops after
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3)
+[[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
+same_recipe() { # as same_weights(), with clipping, an average and parts; the export has the average
+    "${train[@]}" 3 "${recipe[@]}" --export "$work/r-one" && "${train[@]}" 3 "${recipe[@]}" --export "$work/r-two" &&
+        "${train[@]}" 1 "${recipe[@]}" --checkpoint "$work/r-part" &&
+        "${train[@]}" 3 "${recipe[@]}" --checkpoint "$work/r-part" --resume --export "$work/r-three" &&
+        cmp "$work/r-one" "$work/r-two" && cmp "$work/r-one" "$work/r-three"
+}
+check 'clipping, averages and parts: the same weights, resumed or not' same_recipe
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -189,12 +220,54 @@ same_images() { # compares a live run, a stored run, and a stored run that conti
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
-        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed" &&
+        "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
+        "${synth[@]}" 2 --accumulate 5 --feed stored --export "$work/stored-parts" &&
+        cmp "$work/live-parts" "$work/stored-parts"
 }
 check 'live and stored samples give the same weights' same_images
+same_generators() { # compares images drawn on the host with images drawn on the GPU
+    "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
+        "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
+        "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/both" &&
+        "${synth[@]}" 2 --fresh --export "$work/auto" &&
+        cmp "$work/fused" "$work/omp" && cmp "$work/both" "$work/auto"
+}
+check '--generator omp and fused give the same weights' same_generators
+other_generators() { # bat and gbase train, and their checkpoints are their own
+    for generator in bat gbase; do
+        "${synth[@]}" 1 --generator $generator --checkpoint "$work/$generator" &&
+            "${synth[@]}" 2 --generator $generator --checkpoint "$work/$generator" --resume &&
+            fails_with 2 generator "${synth[@]}" 3 --checkpoint "$work/$generator" --resume || return
+    done
+}
+check '--generator bat and gbase' other_generators
+
+same_mixed_images() { # compares a live and a stored run whose samples are mixed, and a run that resumes
+    "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --export "$work/mixed-live" &&
+        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --feed stored --export "$work/mixed-stored" &&
+        "${synth[@]}" 1 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" &&
+        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" --resume --export "$work/mixed-resumed" &&
+        cmp "$work/mixed-live" "$work/mixed-stored" && cmp "$work/mixed-live" "$work/mixed-resumed"
+}
+check 'mixed samples: live, stored and resumed runs give the same weights' same_mixed_images
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+same_test() { # with the batch of the training, the loss of the test set has the same bits as in the training's last row
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
+        --checkpoint "$work/tested" --out "$work/tested.csv" &&
+        "$bench" --variant "$infer" --data digits --test-size 300 --batch 64 --checkpoint "$work/tested" --min-samples 1 \
+            --min-time 0 --max-time 0 --out "$work/infer.csv" &&
+        python3 - "$work/tested.csv" "$work/infer.csv" <<'END'
+import csv, sys
+trained, inferred = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])
+for column in ("epoch", "test_loss", "test_acc"):
+    print(column, trained[column], inferred[column])
+    assert trained[column] and trained[column] == inferred[column]
+END
+}
+[[ $engine == amp ]] || check "$infer measures the test loss of train-$engine" same_test
 goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
@@ -230,6 +303,11 @@ graph_cases() { # runs the cases in parallel, because the reference is slow
 }
 check 'train-graph compared with the reference, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
+    # shellcheck disable=SC2086  # two words on purpose
+    check "train-graph refuses $option" fails_with 2 'use train-bf16' \
+        "$bench" --variant train-graph --model cnn --data digits --train-size 256 $option
+done
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
 same_graph_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
@@ -246,6 +324,8 @@ check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --vari
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'train-graph refuses mixed samples' fails_with 2 'neither --mixup nor --cutmix nor --loss bce' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --mixup 0.8
 check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
 check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \

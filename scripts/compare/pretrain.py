@@ -130,6 +130,7 @@ def add_outputs(add):
     add("--held-out", type=integer(1), default=10_000, help="held-out images (default 10000)")
     add("--curve", metavar="FILE", help="CSV file to append each evaluation to; needs --evaluate")
     add("--out", metavar="FILE", help="CSV file to append the row to")
+    add("--save-init", metavar="FILE", help="write the initial weights as safetensors, for fdsl-bench --init FILE")
 
 
 def set_defaults(options):
@@ -192,7 +193,8 @@ def uses_fdsl(options):
 
 
 def need_packages(options):
-    for package, remedy in {**PACKAGES, **OF_SOURCE.get(options.source, {})}.items():
+    more = {"safetensors": "pip install safetensors"} if options.save_init else {}
+    for package, remedy in {**PACKAGES, **OF_SOURCE.get(options.source, {}), **more}.items():
         if (package != "fdsl" or uses_fdsl(options)) and importlib.util.find_spec(package) is None:
             raise Refused(f"the Python package {package} is not installed; to get it: {remedy}", 4)
 

@@ -101,6 +101,20 @@ def model_of(options):
                       f"{options.drop_path}: {str(error).splitlines()[0]}") from None
 
 
+def save_weights(net, path):
+    """Writes the weights in fp32. The file is complete or absent."""
+    from safetensors.torch import save_file
+    draft = f"{path}.{os.getpid()}"
+    try:
+        save_file({name: value.detach().float().contiguous() for name, value in net.state_dict().items()}, draft)
+        os.replace(draft, path)
+    except OSError as error:
+        raise Refused(f"--save-init {path}: {error.strerror or error}; choose another path", 1) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
 def wrapped(net, options, device, ranks):
     """Returns the network for training: with DDP on several ranks, and compiled with --compile."""
     if ranks.count > 1:
@@ -138,6 +152,8 @@ class Training:
     def __init__(self, options, device, ranks):
         self.options, self.device, self.ranks = options, device, ranks
         net = model_of(options).to(device)
+        if options.save_init and ranks.rank == 0:
+            save_weights(net, options.save_init)
         self.net = net.to(memory_format=torch.channels_last) if options.channels_last else net
         self.trained = wrapped(self.net, options, device, ranks)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), options.lr, weight_decay=options.weight_decay,

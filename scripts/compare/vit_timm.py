@@ -4,14 +4,15 @@
   scripts/compare/vit_timm.py                                     # vit-micro and vit-tiny, train-omp
   scripts/compare/vit_timm.py --variant train-naive --models vit-micro
 
-For each model and optimizer: the network of timm (VisionTransformer, as in deit_*_patch16_224), with random parameters, is written
+For each model, optimizer and loss: the network of timm (VisionTransformer, as in deit_*_patch16_224), with random parameters, is written
 as safetensors; fdsl-bench starts from this file (--init) and writes its first step (--export-step). The parameters must arrive
-unchanged, under timm's names. PyTorch then computes the same step, with the samples and the factors of stochastic depth that
-fdsl-bench used. Without timm, the network is the one below, which has the same names.
+unchanged, under timm's names. PyTorch then computes the same step, with the samples, the targets and the factors of stochastic
+depth that fdsl-bench used. In the steps "mixed" and "bce", samples are mixed. Without timm, the network is the one below, which has the same names.
 
 Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its norm, and the update of each parameter
 tensor within 1e-3 of the update's norm. adamw's weight decay applies to the tensors that timm's param_groups_weight_decay()
-chooses: neither to vectors nor to pos_embed and cls_token. Adam moves the biases of keys by rounding errors alone, so these are
+chooses: neither to vectors nor to pos_embed and cls_token. "recipe" is adamw with --clip-norm, --layer-decay and --drop-path;
+PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. Adam moves the biases of keys by rounding errors alone, so these are
 left out of the last bound. A NaN counts as a difference.
 
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
@@ -39,6 +40,7 @@ except ImportError as error:
     sys.exit(4)
 try:
     from timm.models.vision_transformer import VisionTransformer
+    from timm.optim import param_groups_layer_decay
 except ImportError:
     VisionTransformer = None
 
@@ -53,7 +55,14 @@ MODELS = {
     "vit-base": ((224, 1, 16, 768, 12, 12), PICTURES),
 }
 OPTIMIZERS = {"sgd": ["--optimizer", "sgd", "--lr", "0.01"],
-              "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"]}
+              "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"],
+              "recipe": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05",
+                         "--clip-norm", "0.5", "--layer-decay", "0.75", "--drop-path", "0.3"]}
+
+MIXING = ["--mixup", "0.8", "--cutmix", "1", "--label-smoothing", "0.1"]
+# The options of fdsl-bench, and the loss as a function of logits and soft targets
+LOSSES = {"plain": ([], functional.cross_entropy), "mixed": (MIXING, functional.cross_entropy),
+          "bce": ([*MIXING, "--loss", "bce"], functional.binary_cross_entropy_with_logits)}
 
 
 class Attention(nn.Module):
@@ -140,11 +149,11 @@ def fail(message, status=1):
     sys.exit(status)
 
 
-def fdsl_step(options, model, optimizer, net, folder):
+def fdsl_step(options, model, optimizer, loss, net, folder):
     """Returns the first step of fdsl-bench from the parameters of `net`, and its row."""
     write_safetensors(f"{folder}/begin.safetensors", dict(net.named_parameters()))
     command = [options.bench, "--variant", options.variant, "--model", model, "--epochs", "1", "--test-size", "2", "--format", "csv",
-               "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer]
+               "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer] + LOSSES[loss][0]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as reason:
@@ -154,15 +163,24 @@ def fdsl_step(options, model, optimizer, net, folder):
     return read_safetensors(f"{folder}/step"), list(csv.DictReader(done.stdout.splitlines()))[0]
 
 
+def layers_after(name, blocks):
+    """Returns how many layers follow the tensor's, as timm counts them: the norm is a part of the last block."""
+    first = name.split(".")[0]
+    return blocks - int(name.split(".")[1]) if first == "blocks" else {"norm": 1, "head": 0}.get(first, blocks + 1)
+
+
 def optimizer_of(net, row):
     rate, decay = float(row["lr"]), float(row["weight_decay"])
     if row["optimizer"] == "sgd":
         return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]))
-    groups = {True: [], False: []}
-    for name, tensor in net.named_parameters():
-        groups[tensor.dim() > 1 and name not in ("pos_embed", "cls_token")].append(tensor)
-    return torch.optim.AdamW([{"params": groups[decays], "weight_decay": decay * decays} for decays in groups], rate,
-                             (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"]))
+    constants = rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"])
+    if VisionTransformer:
+        groups = param_groups_layer_decay(net, decay, ("pos_embed", "cls_token"), layer_decay=float(row["layer_decay"]))
+        return torch.optim.AdamW([{**group, "lr": rate * group["lr_scale"]} for group in groups], *constants)
+    groups = [{"params": [tensor], "lr": rate * float(row["layer_decay"])**layers_after(name, len(net.blocks)),
+               "weight_decay": decay * (tensor.dim() > 1 and name not in ("pos_embed", "cls_token"))}
+              for name, tensor in net.named_parameters()]
+    return torch.optim.AdamW(groups, *constants)
 
 
 def worst(mine, theirs, skips=False):
@@ -178,11 +196,11 @@ def worst(mine, theirs, skips=False):
     return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
 
 
-def check(options, model, optimizer):
+def check(options, model, optimizer, loss_name):
     """Compares one step. Returns whether all differences are within the bounds."""
     net = network(model, 10)
     with tempfile.TemporaryDirectory() as folder:
-        step, row = fdsl_step(options, model, optimizer, net, folder)
+        step, row = fdsl_step(options, model, optimizer, loss_name, net, folder)
     before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
     arrived = all(torch.equal(before[name], tensor) for name, tensor in net.named_parameters())
     net.load_state_dict(before)  # the names and shapes must be the same
@@ -192,15 +210,17 @@ def check(options, model, optimizer):
     if options.fault:
         net.norm.bias.data[3] += 1e-2
     torch_step = optimizer_of(net, row)
-    loss = functional.cross_entropy(net(step["inputs"]), step["labels"])
+    loss = LOSSES[loss_name][1](net(step["inputs"]), step["targets"])
     loss.backward()
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
     off, tensor = worst({name: parameter.grad for name, parameter in net.named_parameters()}, gradients)
+    if row["clip_norm"]:
+        nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
     torch_step.step()
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named_parameters()},
                                   {name: after[name] - before[name] for name in before}, optimizer != "sgd")
     fine = arrived and loss_off <= LOSS and off <= GRADIENT and step_off <= STEP
-    print(f"{options.variant:12} {model:9} {optimizer:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
+    print(f"{options.variant:12} {model:9} {optimizer:6} {loss_name:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
           f"gradients {off:8.1e} ({tensor})  step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
     return fine
 
@@ -216,7 +236,8 @@ def main():
     if unknown:
         fail(f"--models {unknown[0]}: not one of {', '.join(MODELS)}", 2)
     print(f"PyTorch {torch.__version__}, " + ("networks of timm" if VisionTransformer else "timm is not installed: networks of this script"))
-    results = [check(options, model, optimizer) for model in options.models.split(",") for optimizer in OPTIMIZERS]
+    results = [check(options, model, optimizer, loss) for model in options.models.split(",") for optimizer in OPTIMIZERS
+               for loss in LOSSES]
     return 0 if all(results) else 1
 
 

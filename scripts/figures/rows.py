@@ -11,7 +11,7 @@ import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/11", "train/8", "infer/5", "exchange/1", "ops/1")
+ROW_SCHEMAS = ("synth/7", "load/11", "train/9", "infer/5", "exchange/1", "ops/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to

@@ -22,6 +22,9 @@ struct generator_numbers {
     const uint64_t *list;    /* one number per sample; NULL: consecutive numbers */
     uint64_t first;          /* if `list` is NULL: the number of the first sample */
     const uint64_t *counter; /* only on a device: a word that is added to `first`, or NULL */
+    /* Only on a device: a copy of `list` in host memory, which some generators need and read during the call,
+     * or NULL. */
+    const uint64_t *host_list;
 };
 
 struct generator_type {
@@ -41,6 +44,9 @@ struct generator_request {
     bool on_device; /* true: on CUDA device resources.device; false: on resources.threads CPU threads */
     struct resources resources;
     uint32_t batch; /* maximum number of samples per call */
+
+    /* Variant of the workload that generates the samples; NULL: the default of the source. */
+    const char *variant;
 
     /* Used only on a device. If true, the generator's own streams have the lowest priority and delay a
      * training step as little as possible. If false, they have the highest priority, so that the next batch

@@ -377,6 +377,19 @@ static enum status parse_arguments(struct options *options, const struct option 
     return STATUS_OK;
 }
 
+static enum status replace_defaults(const struct options *options)
+{
+    for (const char *const *pair = options->defaults; pair && *pair; pair += 2) {
+        size_t index;
+        void *values = NULL;
+        if (!has_name(options, pair[0], &index))
+            return status_set(STATUS_FAILED, "there is no option --%s", pair[0]);
+        const struct option_spec *spec = spec_at(options, index, &values);
+        TRY(option_set(spec, values, pair[1]));
+    }
+    return STATUS_OK;
+}
+
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
     size_t count = spec_count(options);
@@ -402,6 +415,8 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
             append(letters, sizeof letters, "%c", short_letter(spec));
         status = option_set_default(spec, values);
     }
+    if (status == STATUS_OK)
+        status = replace_defaults(options);
     struct option *end = list + count;
     for (size_t i = 0; i < COUNT_OF(formers); i++) {
         size_t index;
@@ -533,7 +548,16 @@ static void print_wrapped(FILE *stream, const char *text)
     fputc('\n', stream);
 }
 
-void options_help(FILE *stream, const struct option_spec *specs, size_t count)
+/* Returns the option's default: the one in `defaults`, which may be NULL, or the one of its table. */
+static const char *default_of(const struct option_spec *spec, const char *const *defaults)
+{
+    for (; defaults && *defaults; defaults += 2)
+        if (strcmp(defaults[0], spec->name) == 0)
+            return defaults[1];
+    return spec->fallback;
+}
+
+void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults)
 {
     for (size_t i = 0; i < count; i++) {
         const struct option_spec *spec = &specs[i];
@@ -547,12 +571,34 @@ void options_help(FILE *stream, const struct option_spec *specs, size_t count)
         append(text, sizeof text, "%s", spec->help);
         for (size_t c = 0; spec->kind == OPTION_CHOICE && spec->choices[c]; c++)
             append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
-        if (spec->fallback)
-            append(text, sizeof text, " (default %s)", spec->fallback);
+        const char *fallback = default_of(spec, defaults);
+        if (fallback)
+            append(text, sizeof text, " (default %s)", fallback);
 
         fprintf(stream, "%-*s", HELP_COLUMN, label);
         if (strlen(label) + 2 > HELP_COLUMN)
             fprintf(stream, "\n%*s", HELP_COLUMN, "");
         print_wrapped(stream, text);
     }
+}
+
+void options_print_defaults(FILE *stream, const struct options *options)
+{
+    bool any = false;
+    for (const char *const *pair = options->defaults; pair && *pair; pair += 2) {
+        size_t index;
+        void *values = NULL;
+        char text[256];
+        if (options_given(options, pair[0]) || !has_name(options, pair[0], &index))
+            continue;
+        const struct option_spec *spec = spec_at(options, index, &values);
+        options_text(spec, values, text, sizeof text);
+        if (spec->kind == OPTION_FLAG && strcmp(text, "0") == 0) /* --name=no */
+            continue;
+        fprintf(stream, "%s--%s%s%s", any ? " " : "", pair[0], spec->kind == OPTION_FLAG ? "" : " ",
+                spec->kind == OPTION_FLAG ? "" : text);
+        any = true;
+    }
+    if (any)
+        fputc('\n', stream);
 }

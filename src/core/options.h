@@ -59,6 +59,9 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* common options, then the workload's */
     size_t table_count;
+    /* Names and texts of options in turn, NULL-terminated, which replace the defaults of these options. The
+     * text of a flag, which becomes true, is "yes". NULL: none. */
+    const char *const *defaults;
     const struct config *config; /* the --config file: its options come first in argv, later options override
                                     them. NULL: no file */
     size_t operands_max;         /* maximum number of arguments that are not options, such as file names */
@@ -114,8 +117,12 @@ void options_column(const struct option_spec *spec, char *column, size_t size);
  * or NULL. An option in this list is hashed only if it has a list or range. */
 uint64_t options_hash(const struct options *options, const char *const *besides);
 
-/* Prints the options of one table for --help. */
-void options_help(FILE *stream, const struct option_spec *specs, size_t count);
+/* Prints the options of one table for --help. `defaults` is as in struct options. */
+void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults);
+
+/* Prints the options in options->defaults that were not given, with their values, as a command line. Prints
+ * nothing without such options. */
+void options_print_defaults(FILE *stream, const struct options *options);
 
 /* Parses a decimal integer in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value);

@@ -31,6 +31,10 @@ struct workload {
     size_t option_count;
     size_t parameters_bytes; /* size of the struct that the options fill */
 
+    /* Returns `defaults` of struct options for a command line. If this function is NULL, no defaults are
+     * replaced. */
+    const char *const *(*defaults)(int argc, char *const argv[]);
+
     /* Names of options that are allowed only with a single variant, because several variants would write to
      * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;

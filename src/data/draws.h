@@ -26,6 +26,7 @@
 #define DRAW_HOLD    0x54570000u
 #define DRAW_FIT     0x54590000u
 #define DRAW_PATH    0x545A0000u
+#define DRAW_MIX     0x545E0000u /* src/train/mix.h */
 
 /* ---- Initial parameters ---- */
 

@@ -119,11 +119,11 @@ void prepare_help(FILE *stream)
           "\n"
           "options:\n",
           stream);
-    options_help(stream, specs, COUNT_OF(specs));
+    options_help(stream, specs, COUNT_OF(specs), NULL);
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
         fprintf(stream, "\noptions of the source %s (%s):\n", source->name, source->summary);
-        options_help(stream, source->options, source->option_count);
+        options_help(stream, source->options, source->option_count, NULL);
         if (source->workload)
             fprintf(stream,
                     "  and the options of the workload %s that define an image; see fdsl-bench --workload "

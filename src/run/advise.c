@@ -67,7 +67,7 @@ static void print_help(void)
          "  fdsl-bench advise --data s3://bucket/train/ --compute train:cnn-fdsl --out advice\n"
          "\n"
          "options:");
-    options_help(stdout, specs, COUNT_OF(specs));
+    options_help(stdout, specs, COUNT_OF(specs), NULL);
     puts("\nexit status: 0 advice is printed; 1 the data cannot be read, or nothing could be measured;\n"
          "             2 usage, or no such data set; 4 no such GPU, or no GPU for --compute train");
 }

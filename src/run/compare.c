@@ -42,7 +42,7 @@ static void print_help(void)
          "  fdsl-bench compare laptop.csv server.csv --ignore threads --format csv\n"
          "\n"
          "options:");
-    options_help(stdout, specs, COUNT_OF(specs));
+    options_help(stdout, specs, COUNT_OF(specs), NULL);
     compare_print_measures();
     puts("\nexit status: 0 no row is slower or worse; 1 a file cannot be read, or no rows match;\n"
          "             2 usage, or rows that cannot be compared;\n"

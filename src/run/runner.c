@@ -519,6 +519,8 @@ enum status runner_combination(struct settings *settings, struct report **report
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);
+    if (status == STATUS_OK && settings->dry_run && comm_rank() == 0)
+        options_print_defaults(stdout, &settings->options);
     runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);

@@ -49,7 +49,7 @@ static const struct option_spec specs[] = {
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
-     "combinations"},
+     "combinations; with --recipe, print the options that it sets"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
@@ -124,7 +124,7 @@ static const char exit_statuses[] =
     "             with -- COMMAND, the exit status of the command\n";
 
 /* Prints the options of one workload and the names of its variants. */
-static void help_with(const struct workload *workload, FILE *stream)
+static void help_with(const struct workload *workload, const char *const *defaults, FILE *stream)
 {
     fprintf(
         stream,
@@ -134,7 +134,7 @@ static void help_with(const struct workload *workload, FILE *stream)
         if (strcmp(variant_table[i].workload, workload->name) == 0)
             fprintf(stream, " %s", variant_table[i].name);
     fprintf(stream, "\n\noptions of the workload %s:\n", workload->name);
-    options_help(stream, workload->options, workload->option_count);
+    options_help(stream, workload->options, workload->option_count, defaults);
     fputs(list_help, stream);
     fputs("\nfdsl-bench --help lists the options that all workloads share.\n", stream);
     fputs(exit_statuses, stream);
@@ -179,10 +179,10 @@ static void help_common(FILE *stream, bool all)
     for (size_t i = 0; workload_table[i]; i++)
         fprintf(stream, "  %-8s %s\n", workload_table[i]->name, workload_table[i]->summary);
     fputs("\noptions of all workloads:\n", stream);
-    options_help(stream, specs, COUNT_OF(specs));
+    options_help(stream, specs, COUNT_OF(specs), NULL);
     for (size_t i = 0; all && workload_table[i]; i++) {
         fprintf(stream, "\noptions of the workload %s:\n", workload_table[i]->name);
-        options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
+        options_help(stream, workload_table[i]->options, workload_table[i]->option_count, NULL);
     }
     fputs(list_help, stream);
     fputs(exit_statuses, stream);
@@ -191,7 +191,7 @@ static void help_common(FILE *stream, bool all)
 void settings_help(const struct settings *settings, FILE *stream)
 {
     if (settings->workload_name || settings->variant_names)
-        help_with(settings->workload, stream);
+        help_with(settings->workload, settings->options.defaults, stream);
     else
         help_common(stream, settings->verbose);
 }
@@ -533,6 +533,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
         .table_count = 2,
+        .defaults = settings->workload->defaults ? settings->workload->defaults(argc, argv) : NULL,
         .axes = &settings->axes,
         .config = config,
         .explain = explain_elsewhere};

@@ -114,7 +114,8 @@ static enum status synth_source_make(void *state, uint64_t first, uint64_t count
 static enum status synth_source_generate(void *state, const struct generator_request *request,
                                          struct generator **generator)
 {
-    const struct variant_entry *entry = variant_find(request->on_device ? "fused" : "omp");
+    const char *name = request->variant ? request->variant : request->on_device ? "fused" : "omp";
+    const struct variant_entry *entry = variant_find(name);
     if (!request->on_device && !entry->variant) /* built without OpenMP */
         entry = variant_find("naive");
     TRY(variant_available(entry, &request->resources));

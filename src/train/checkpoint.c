@@ -20,7 +20,8 @@
 
 #define MAGIC    "FDSLCKPT"
 #define SCHEMA   4
-#define ARENAS   3         /* parameters, m, v */
+#define SCHEMA_4 5         /* of files with a fourth arena, the moving average of the parameters */
+#define ARENAS   4         /* maximum: parameters, m, v, ema */
 #define TEXT_MAX (1 << 24) /* a row has about 1 KB, and there can be one per rank */
 #define TEXTS    4         /* identity, data, row, shares */
 
@@ -40,6 +41,11 @@ struct header {
     char revision[64]; /* revision of the program that wrote the file */
 };
 
+static size_t arenas_of(const struct header *header)
+{
+    return header->schema == SCHEMA_4 ? ARENAS : ARENAS - 1;
+}
+
 void checkpoint_free(struct checkpoint *checkpoint)
 {
     free(checkpoint->identity);
@@ -49,6 +55,7 @@ void checkpoint_free(struct checkpoint *checkpoint)
     free(checkpoint->state.parameters);
     free(checkpoint->state.m);
     free(checkpoint->state.v);
+    free(checkpoint->state.ema);
     *checkpoint = (struct checkpoint){0};
 }
 
@@ -84,7 +91,7 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
 
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 {
-    return XXH3_64bits(checkpoint->state.parameters, checkpoint->arena_values * sizeof(float));
+    return XXH3_64bits(checkpoint_parameters(checkpoint), checkpoint->arena_values * sizeof(float));
 }
 
 /* ---- Names ---- */
@@ -222,7 +229,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
 {
     memset(header, 0, sizeof *header); /* also the padding, which is hashed */
     memcpy(header->magic, MAGIC, sizeof header->magic);
-    header->schema = SCHEMA;
+    header->schema = checkpoint->state.ema ? SCHEMA_4 : SCHEMA;
     header->header_bytes = sizeof *header;
     memcpy(header->model, checkpoint->model, sizeof header->model);
     header->input = checkpoint->input;
@@ -294,13 +301,15 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     const struct part parts[] = {{&header, sizeof header},         {texts[0], header.text_bytes[0]},
                                  {texts[1], header.text_bytes[1]}, {texts[2], header.text_bytes[2]},
                                  {texts[3], header.text_bytes[3]}, {checkpoint->state.parameters, bytes},
-                                 {checkpoint->state.m, bytes},     {checkpoint->state.v, bytes}};
+                                 {checkpoint->state.m, bytes},     {checkpoint->state.v, bytes},
+                                 {checkpoint->state.ema, bytes}};
+    const size_t count = TEXTS + 1 + arenas_of(&header);
     uint64_t digest = 0; /* computed while header.digest is 0 */
-    TRY(hash(parts, COUNT_OF(parts), &digest));
+    TRY(hash(parts, count, &digest));
     header.digest = digest;
     if (!path_of(folder, header.epochs, path))
         return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long", folder);
-    enum status status = write_parts(path, parts, COUNT_OF(parts));
+    enum status status = write_parts(path, parts, count);
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");
     int64_t oldest = header.epochs;
@@ -332,7 +341,7 @@ static bool fits(const struct header *header, size_t size)
         whole += header->text_bytes[i];
     }
     return header->arena_values <= size / sizeof(float) &&
-           size == whole + ARENAS * header->arena_values * sizeof(float);
+           size == whole + arenas_of(header) * header->arena_values * sizeof(float);
 }
 
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
@@ -342,11 +351,11 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
-    if (header->schema != SCHEMA)
+    if (header->schema != SCHEMA && header->schema != SCHEMA_4)
         return status_set(STATUS_FAILED,
                           "this checkpoint has schema %" PRIu32
-                          "; this program reads %d: use the revision that wrote it",
-                          header->schema, SCHEMA);
+                          "; this program reads %d and %d: use the revision that wrote it",
+                          header->schema, SCHEMA, SCHEMA_4);
     if (size < sizeof *header || header->header_bytes != sizeof *header || !fits(header, size))
         return damaged(is_damaged,
                        "this checkpoint is truncated or damaged: its size does not match its header");
@@ -357,14 +366,15 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
     char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row, &checkpoint->shares};
-    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v};
+    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v,
+                              &checkpoint->state.ema};
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
         *texts[i] = strndup(at, header->text_bytes[i]);
         if (!*texts[i])
             return status_set(STATUS_FAILED, "out of memory for a checkpoint");
     }
-    for (size_t i = 0; i < ARENAS; i++, at += bytes) {
+    for (size_t i = 0; i < arenas_of(header); i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
         if (!*arenas[i])
             return status_set(STATUS_FAILED, "out of memory for a checkpoint");

@@ -83,12 +83,19 @@ void checkpoint_free(struct checkpoint *checkpoint);
  * The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
+/* Returns the parameters that a checkpoint is exported and tested with: their moving average, if there is
+ * one. */
+static inline float *checkpoint_parameters(const struct checkpoint *checkpoint)
+{
+    return checkpoint->state.ema ? checkpoint->state.ema : checkpoint->state.parameters;
+}
+
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena
  * size differs. */
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);
 
-/* Returns the XXH3-64 hash of the parameters. Returns 0 if the build has no xxHash; such a build has no
- * checkpoints either. */
+/* Returns the XXH3-64 hash of checkpoint_parameters(). Returns 0 if the build has no xxHash; such a build has
+ * no checkpoints either. */
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint);
 
 FDSL_C_END

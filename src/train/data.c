@@ -81,6 +81,15 @@ void data_normalise(struct data *data, bool on)
     }
 }
 
+void data_normalise_by(struct data *data, double mean, double deviation)
+{
+    const double unit = data->type == DTYPE_U8 ? 255 : 1;
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        data->scale[c] = (float)(1 / (unit * deviation));
+        data->offset[c] = (float)(-mean / deviation);
+    }
+}
+
 FDSL_FMA_CLONES
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values)
 {
@@ -171,7 +180,9 @@ static enum status open_synth(const struct data_request *request, struct data *d
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
     snprintf(res, sizeof res, "%" PRIu64, request->res);
     snprintf(out_res, sizeof out_res, "%" PRIu32, fit->res);
-    const char *words[] = {"encode",
+    const char *words[] = {"preset",
+                           request->preset,
+                           "encode",
                            "npy",
                            "classes",
                            classes,
@@ -189,7 +200,8 @@ static enum status open_synth(const struct data_request *request, struct data *d
     data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
-    enum status status = source_open("synth", words, &request->resources, &source->reader);
+    enum status status =
+        source_open("synth", request->preset ? words : words + 2, &request->resources, &source->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)

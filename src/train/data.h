@@ -114,6 +114,7 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
+    const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
     struct image_fit fit; /* how images of other data are resized; epoch 0 of its draws */
     uint64_t batch;       /* samples per step */
@@ -135,6 +136,10 @@ void data_close(struct data *data);
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
+
+/* Sets scale and offset for a given mean and standard deviation > 0 of all channels. Bytes count as 0 to 1.
+ */
+void data_normalise_by(struct data *data, double mean, double deviation);
 
 /* Returns the address of a sample that is in memory. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);

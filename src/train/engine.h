@@ -4,15 +4,17 @@
  * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
  * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
  * (drop_last). Samples come from any source (enum data_feed). Each sample is shifted and flipped (draw_move),
- * normalised (data.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with
- * label smoothing s. For probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum
- * log p. Gradients are those of the mean loss of the batch. optimizer_step() updates every parameter with
- * step number e * steps + i.
+ * normalised (data.h), mixed with another one (mix.h), and passed forward with dropout (draw_dropout). The
+ * loss is softmax cross-entropy: -sum t log p for probabilities p and the target t (loss.h); or the mean over
+ * the classes of loss_binary(). Gradients are those of the mean loss of the batch. optimizer_step() updates
+ * every parameter with step number e * steps + i, after optimizer_clip() has scaled the gradients down if
+ * their norm is too large. optimizer_average() then updates the moving average of the parameters, if there is
+ * one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
  * Each rank divides by the number of samples of the whole step, so the sums are the gradients of the mean
- * loss of the whole step. */
+ * loss of the whole step. A rank may compute its samples in parts (train_part()). */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -29,7 +31,9 @@
 #include "data/draws.h"
 #include "train/data.h"
 #include "train/exchange.h"
+#include "train/loss.h"
 #include "train/loss_scale.h"
+#include "train/mix.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -49,11 +53,20 @@ struct train {
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
+    enum loss_kind loss;
     float smoothing;
+    /* Saves memory: the number of parts in which this rank computes the gradients of its samples of a step,
+     * one after another. 0 means 1. Changes only the order of sums. */
+    uint32_t accumulate;
+    struct mixing mixing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines that recompute. */
     bool checkpoint_activations;
+    /* The variant of synth that draws live samples on a device; NULL: the default. The host draws the samples
+     * of `omp`. Engines on a CPU ignore this: they always use `omp`. */
+    const char *generator;
+    bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines that benchmark */
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage
      * gets `stage`; its `model` is the slice of this stage, and it has no exchange. */
@@ -112,6 +125,16 @@ struct stage_functions {
     void (*unpin)(void *memory);
 };
 
+/* Returns how a tensor is updated. */
+static inline struct tensor_update train_update_of(const struct train *train,
+                                                   const struct model_tensor *tensor)
+{
+    struct tensor_update of;
+    of.share = optimizer_share(&train->optimizer, train->model->depth - tensor->depth);
+    of.decays = tensor->decays;
+    return of;
+}
+
 /* Returns the number of steps per epoch. */
 static inline uint32_t train_steps(const struct train *train)
 {
@@ -139,11 +162,35 @@ static inline uint32_t train_equal_part(const struct train *train)
     return train->batch / ranks + (train->batch % ranks != 0);
 }
 
-/* Returns the maximum number of samples that this rank has in a step. Engines allocate memory for this number
- * of samples. evaluate() passes at most this number of samples through the network at a time. */
+/* Returns the maximum number of samples that this rank has in a step. */
 static inline uint32_t train_share_max(const struct train *train)
 {
     return train->share_max ? train->share_max : train_equal_part(train);
+}
+
+/* Returns the number of parts of a step. */
+static inline uint32_t train_parts(const struct train *train)
+{
+    return train->accumulate ? train->accumulate : 1;
+}
+
+/* Returns the maximum number of samples of a part. Engines allocate memory for this number of samples.
+ * evaluate() passes at most this number of samples through the network at a time. */
+static inline uint32_t train_part_max(const struct train *train)
+{
+    uint32_t most = train_share_max(train), parts = train_parts(train);
+    return most / parts + (most % parts != 0);
+}
+
+/* Returns part number `part` of this rank's share of a step. The parts are consecutive and differ by at most
+ * one sample. The last parts have no samples if there are more parts than samples. */
+static inline struct share train_part(const struct train *train, const struct share *share, uint32_t part)
+{
+    const struct partition partition = {.rank = part, .ranks = train_parts(train), .strong = true};
+    struct share of = partition_share(&partition, share->count);
+    of.first += share->first;
+    of.total = share->total;
+    return of;
 }
 
 /* Returns the value of share_max that a rank needs for its current share, or for any share that it may get
@@ -170,16 +217,61 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
-/* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, which has room for
- * train_share_max(). Returns their count. */
+static inline bool train_mixes(const struct train *train)
+{
+    return train->mixing.mixup > 0 || train->mixing.cutmix > 0;
+}
+
+/* Returns how the samples of a step are mixed. */
+static inline struct mix train_mix(const struct train *train, uint32_t epoch, uint32_t step)
+{
+    const struct mix none = {1, false, 0, 0, 0, 0};
+    return train_mixes(train) ? mix_draw(&train->mixing, train->seed, epoch, step, &train->model->input)
+                              : none;
+}
+
+/* Returns the number of entries of the list of `count` samples of this rank. The list has the samples and, if
+ * they are mixed, their partners: entry count + i is the partner of entry i. */
+static inline uint32_t train_entries(const struct train *train, uint32_t count)
+{
+    return train_mixes(train) ? 2 * count : count;
+}
+
+/* Returns the number of samples that DATA_LIVE generates for `count` samples of this rank. A rank that trains
+ * alone has the partners among its own samples. Other ranks generate the partners as well. */
+static inline uint32_t train_generated(const struct train *train, uint32_t count)
+{
+    return train->ranks > 1 ? train_entries(train, count) : count;
+}
+
+/* Returns the index in the step of entry `j` of the list of a rank's samples. */
+FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
+{
+    return (uint32_t)(j < share->count ? share->first + j
+                                       : share->total - 1 - (share->first + j - share->count));
+}
+
+/* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
+ * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the count of the
+ * samples. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
     const struct share share = train_share(train, step);
-    for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] =
-            train_sample_at(train->data->feed, order, step * train->batch, (uint32_t)share.first + i);
+    const uint32_t entries = train_entries(train, (uint32_t)share.count);
+    for (uint32_t i = 0; i < entries; i++)
+        numbers[i] = train_sample_at(train->data->feed, order, step * train->batch, train_entry(&share, i));
     return (uint32_t)share.count;
+}
+
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. */
+static inline struct target train_target(const struct train *train, const struct mix *mix,
+                                         const uint32_t *numbers, uint32_t count, uint32_t j)
+{
+    const uint32_t *labels = train->data->sets[DATA_TRAIN].labels;
+    const uint32_t label = labels[numbers[j]];
+    const struct target target = {label, mix->share < 1 ? labels[numbers[count + j]] : label, mix->share};
+    return target;
 }
 
 /* The training state of a network in host memory. Each array is an arena (model.h) of model->arena_values
@@ -188,9 +280,12 @@ struct train_state {
     float *parameters;
     float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
     struct loss_scale scale; /* used by engines that scale the loss; other engines leave it unchanged */
+    float *ema; /* moving average of the parameters; NULL: none. If set() gets none, the average starts with
+                 * the parameters; get() fills it only if it is not NULL */
 };
 
-/* Allocates zeroed arenas. Returns false if memory runs out; the caller frees in both cases. */
+/* Allocates zeroed arenas, but no moving average. Returns false if memory runs out; the caller frees in both
+ * cases. */
 static inline bool train_state_new(size_t values, struct train_state *state)
 {
     state->parameters = (float *)calloc(values, sizeof(float));
@@ -198,7 +293,24 @@ static inline bool train_state_new(size_t values, struct train_state *state)
     state->v = (float *)calloc(values, sizeof(float));
     state->scale.scale = 0;
     state->scale.good_steps = 0;
+    state->ema = NULL;
     return state->parameters && state->m && state->v;
+}
+
+/* Returns whether the engine keeps a moving average of the parameters. */
+static inline bool train_averages(const struct train *train)
+{
+    return !train->forward_only && train->optimizer.average > 0;
+}
+
+/* Allocates the arenas that training needs. Returns false if memory runs out; the caller frees in both
+ * cases. */
+static inline bool train_state_for(const struct train *train, struct train_state *state)
+{
+    bool whole = train_state_new(train->model->arena_values, state);
+    if (whole && train_averages(train))
+        state->ema = (float *)calloc(train->model->arena_values, sizeof(float));
+    return whole && (state->ema || !train_averages(train));
 }
 
 static inline void train_state_free(struct train_state *state)
@@ -206,6 +318,7 @@ static inline void train_state_free(struct train_state *state)
     free(state->parameters);
     free(state->m);
     free(state->v);
+    free(state->ema);
 }
 
 #define TRAIN_FINE UINT64_MAX /* no step had a non-finite loss */
@@ -216,6 +329,8 @@ struct train_totals {
     uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
+    double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
+    uint64_t normed;   /* number of these norms: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
@@ -269,6 +384,7 @@ struct engine {
                          scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */
+    bool benchmarks;  /* supports train->cudnn_benchmark */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* Supports an exchange that updates the parameters (exchange_method.updates). */
@@ -305,8 +421,8 @@ struct engine {
      * run. */
     void (*progress)(const void *state, struct train_progress *progress);
 
-    /* For tests and --export-step: writes the gradients of the latest step, before weight decay, as an
-     * arena. */
+    /* For tests and --export-step: writes the gradients of the latest step, before clipping and weight decay,
+     * as an arena. */
     enum status (*gradients)(void *state, float *gradients);
 
     /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No

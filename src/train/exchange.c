@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "machine/comm.h"
+#include "train/optimizer.h"
 
 /* All methods, in the order of preference of --sync auto. */
 #ifdef HAVE_CUDA
@@ -44,14 +45,30 @@ static enum status no_method(int sync, const char *reasons)
                             exchange_names[sync]);
 }
 
-enum status exchange_probe(int sync, const struct engine *engine)
+/* Rejects optimizers for a method that updates the parameters of each part as soon as the part is summed. */
+static enum status check_updates(const struct exchange_method *method, const struct optimizer *optimizer)
+{
+    if (method->updates && optimizer->clip_norm > 0)
+        return status_set(STATUS_USAGE,
+                          "--clip-norm: --sync %s updates parameters before all gradients are known; use "
+                          "--sync peer, or drop --clip-norm",
+                          method->name);
+    if (method->updates && optimizer->average > 0)
+        return status_set(STATUS_USAGE,
+                          "--ema: --sync %s computes no average of the parameters; use --sync peer, or drop "
+                          "--ema",
+                          method->name);
+    return STATUS_OK;
+}
+
+enum status exchange_probe(int sync, const struct engine *engine, const struct optimizer *optimizer)
 {
     char reasons[768] = "";
     for (size_t i = 0; i < COUNT_OF(methods); i++) {
         if (!is_wanted(sync, methods[i]))
             continue;
         if (methods[i]->probe(engine) == STATUS_OK)
-            return STATUS_OK;
+            return check_updates(methods[i], optimizer);
         add_reason(reasons, sizeof reasons, methods[i]->name);
     }
     return no_method(sync, reasons);

@@ -17,6 +17,7 @@ struct engine;
 struct exchange;
 struct exchange_update;
 struct model;
+struct optimizer;
 
 /* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
  * gradients in device memory. The functions of the other group are NULL. */
@@ -102,9 +103,10 @@ FDSL_C_BEGIN
 /* The names of --sync: "auto" and all methods, NULL-terminated. */
 extern const char *const exchange_names[];
 
-/* Returns STATUS_OK if method number `sync` of exchange_names can work with this engine; number 0, "auto",
- * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. Not collective. */
-enum status exchange_probe(int sync, const struct engine *engine);
+/* Returns STATUS_OK if method number `sync` of exchange_names can work with this engine in this build; "auto"
+ * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. STATUS_USAGE if the method
+ * can work, but not with this optimizer. Not collective. */
+enum status exchange_probe(int sync, const struct engine *engine, const struct optimizer *optimizer);
 
 /* Returns whether method number `sync` of exchange_names sends gradients as bf16. */
 bool exchange_rounds(int sync);

@@ -14,14 +14,15 @@
 #include "train/optimizer.h"
 
 #define EXCHANGE_CHUNK_VALUES 128             /* 512 bytes: one load of a warp */
-#define EXCHANGE_DECAY_VALUES MODEL_ALIGNMENT /* values per entry of exchange_update.decays */
+#define EXCHANGE_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of exchange_update.groups */
 
 /* The arrays that an exchange updates, in device memory. The engine sets them before its first step. */
 struct exchange_update {
     float *gradients, *parameters; /* arenas */
     float *m, *v;                  /* moments of this rank's chunks: exchange_share_room() values each */
-    void *rounded;         /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
-    const uint8_t *decays; /* whether weight decay applies, per EXCHANGE_DECAY_VALUES values; NULL: to all */
+    void *rounded; /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
+    /* How to update EXCHANGE_GROUP_VALUES parameters each; NULL: all tensors alike, with weight decay. */
+    const struct tensor_update *groups;
     const struct update *update; /* of the current step */
 };
 

@@ -28,7 +28,7 @@ static void describe_arena(const struct model *model, const char *prefix, const 
 
 /* ---- One step ---- */
 
-#define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 3)
+#define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 4)
 
 /* Returns the factor that dropout applies to each value in step 0 of epoch 0. The caller frees the array;
  * NULL if memory runs out. */
@@ -59,7 +59,7 @@ static float *path_factors(const struct train *train, const struct layer *layer,
 /* Contents of the --export-step file; owned. */
 struct step_parts {
     uint32_t *numbers, count;
-    float *inputs, *gradients, *factors[MODEL_LAYERS_MAX];
+    float *inputs, *partner, *targets, *gradients, *factors[MODEL_LAYERS_MAX]; /* partner: one sample */
     int64_t *labels;
     double loss;
     struct train_state after;
@@ -72,6 +72,8 @@ static void step_free(struct step_parts *parts)
 {
     free(parts->numbers);
     free(parts->inputs);
+    free(parts->partner);
+    free(parts->targets);
     free(parts->gradients);
     free(parts->labels);
     for (size_t i = 0; i < MODEL_LAYERS_MAX; i++)
@@ -81,27 +83,52 @@ static void step_free(struct step_parts *parts)
     free(parts);
 }
 
-/* Collects the samples of the step as the network sees them. */
+/* Gathers a sample of step 0 of epoch 0, augmented and normalised. */
+static void step_gather(const struct train *train, uint32_t number, const void *stored, float *values)
+{
+    data_gather(train->data, stored, draw_move(&train->augment, train->seed, 0, number), values);
+}
+
+/* Writes the samples of the step as the network sees them, and their targets. */
+static void step_fill(const struct train *train, struct step_parts *parts)
+{
+    const struct data *data = train->data;
+    const struct mix mix = train_mix(train, 0, 0);
+    const uint32_t *numbers = parts->numbers;
+    for (uint32_t j = 0; j < parts->count; j++) {
+        float *input = parts->inputs + j * data->sample_values;
+        const struct target target = train_target(train, &mix, numbers, parts->count, j);
+        step_gather(train, numbers[j], feed_sample(&parts->feed, numbers[j], j), input);
+        if (mix.share < 1) {
+            const uint32_t other = numbers[parts->count + j];
+            step_gather(train, other, feed_partner(&parts->feed, other, j), parts->partner);
+            mix_samples(&mix, &data->shape, parts->partner, input);
+        }
+        parts->labels[j] = target.label;
+        for (uint32_t k = 0; k < data->classes; k++)
+            parts->targets[(size_t)j * data->classes + k] =
+                target_of(&target, train->smoothing, data->classes, k);
+    }
+}
+
+/* Collects the samples of the step. */
 static enum status step_samples(const struct train *train, struct step_parts *parts)
 {
     const struct data *data = train->data;
     struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
-    parts->numbers = malloc(train->batch * sizeof *parts->numbers);
+    parts->numbers = malloc(train_entries(train, train->batch) * sizeof *parts->numbers);
     parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
+    parts->partner = malloc(data->sample_values * sizeof *parts->partner);
     parts->labels = malloc(train->batch * sizeof *parts->labels);
+    parts->targets = malloc((size_t)train->batch * data->classes * sizeof *parts->targets);
     parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
-    if (!parts->numbers || !parts->inputs || !parts->labels || !parts->gradients ||
-        !train_state_new(train->model->arena_values, &parts->after))
+    if (!parts->numbers || !parts->inputs || !parts->partner || !parts->labels || !parts->targets ||
+        !parts->gradients || !train_state_new(train->model->arena_values, &parts->after))
         return status_set(STATUS_FAILED, "--export-step: out of memory");
     parts->count = train_batch(train, &order, 0, parts->numbers);
     TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
     TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
-    for (uint32_t j = 0; j < parts->count; j++) {
-        data_gather(data, feed_sample(&parts->feed, parts->numbers[j], j),
-                    draw_move(&train->augment, train->seed, 0, parts->numbers[j]),
-                    parts->inputs + j * data->sample_values);
-        parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
-    }
+    step_fill(train, parts);
     for (uint32_t i = 0; i < train->model->layer_count; i++) {
         const struct layer *layer = &train->model->layers[i];
         const bool path = layer->spec.kind == LAYER_DROP_PATH;
@@ -127,7 +154,8 @@ static void step_add(struct step_parts *parts, const char *name, const char *typ
     }
 }
 
-/* Describes the tensors: inputs, labels, loss, dropout factors, parameters before and after, gradients. */
+/* Describes the tensors: inputs, labels, targets, loss, dropout factors, parameters before and after,
+ * gradients. */
 static void step_describe(const struct model *model, const struct train_state *before,
                           struct step_parts *parts)
 {
@@ -137,6 +165,8 @@ static void step_describe(const struct model *model, const struct train_state *b
     step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
              model->volumetric ? volume : picture);
     step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
+    step_add(parts, "targets", "F32", parts->targets, sizeof(float), 2,
+             (const uint64_t[]){parts->count, model->classes});
     step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
     for (uint32_t i = 0; i < model->layer_count; i++)
         if (parts->factors[i]) {

@@ -10,7 +10,8 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     *feed = (struct feed){.train = train};
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
-    const struct generator_request request = {.resources = *resources, .batch = train_share_max(train)};
+    const struct generator_request request = {.resources = *resources,
+                                              .batch = train_generated(train, train_share_max(train))};
     feed->numbers = malloc(request.batch * sizeof *feed->numbers);
     feed->samples = malloc(request.batch * train->data->sample_bytes);
     if (!feed->numbers || !feed->samples)
@@ -29,8 +30,10 @@ void feed_close(struct feed *feed)
 
 enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
+    feed->count = count;
     if (!feed_is_live(feed) || count == 0)
         return STATUS_OK;
+    count = train_generated(feed->train, count);
     RANGE(GENERATE);
     double begin_s = timer_now_s();
     for (uint32_t j = 0; j < count; j++)
@@ -44,8 +47,8 @@ enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers
 uint64_t feed_memory_bytes(const struct feed *feed)
 {
     const struct train *train = feed->train;
-    return !feed_is_live(feed)
-               ? 0
-               : train_share_max(train) * (train->data->sample_bytes + sizeof *feed->numbers) +
-                     generator_memory_bytes(feed->generator);
+    return !feed_is_live(feed) ? 0
+                               : train_generated(train, train_share_max(train)) *
+                                         (train->data->sample_bytes + sizeof *feed->numbers) +
+                                     generator_memory_bytes(feed->generator);
 }

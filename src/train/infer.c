@@ -148,7 +148,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
                                                .forward_only = true},
-                                     .parameters = opened->checkpoint.state.parameters};
+                                     .parameters = checkpoint_parameters(&opened->checkpoint)};
     return STATUS_OK;
 }
 

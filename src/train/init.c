@@ -60,7 +60,8 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
     TRY(checkpoint_model(checkpoint, &theirs));
     TRY(fit(model, &theirs, taken));
     for (uint32_t t = 0; t < *taken; t++)
-        memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
+        memcpy(parameters + model->tensors[t].first,
+               checkpoint_parameters(checkpoint) + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
     /* A last layer that is not copied starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16
      * words", 2021. After long training, features are large. Random weights in the last layer would send

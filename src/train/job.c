@@ -16,6 +16,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .train_size = parameters->train_size,
                                    .test_size = parameters->test_size,
                                    .classes = parameters->classes,
+                                   .preset = parameters->preset,
                                    .res = parameters->res,
                                    .fit = {.how = (enum fit_how)parameters->fit,
                                            .res = (uint32_t)parameters->out_res,
@@ -35,6 +36,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
 {
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
+    if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
+        return "--data synth";
     return NULL;
 }
 

@@ -14,7 +14,7 @@
 
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
-    const char *data, *image, *label;
+    const char *data, *image, *label, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     int fit;  /* enum fit_how */
     int feed; /* `feed` and `fresh` as in struct data_request */
@@ -37,6 +37,8 @@ struct job_parameters {
      "take the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
+    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, false,                \
+     "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: uji)"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \

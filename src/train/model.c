@@ -124,6 +124,17 @@ static enum status join(struct model *model, const struct layer *add)
 
 /* ---- Parameters ---- */
 
+/* Returns the number of blocks among the first `end` layers. The layers of a block of a transformer are named
+ * "blocks.0.norm1" and so on. */
+static uint32_t count_blocks(const struct model *model, uint32_t end)
+{
+    uint32_t block, count = 0;
+    for (uint32_t i = 0; i < end; i++)
+        if (sscanf(model->layers[i].name, "blocks.%" SCNu32 ".", &block) == 1)
+            count = block + 1;
+    return count;
+}
+
 /* Appends a tensor to the arena and returns it. */
 static struct model_tensor *add_tensor(struct model *model, const struct layer *layer, const char *what,
                                        size_t values)
@@ -137,6 +148,8 @@ static struct model_tensor *add_tensor(struct model *model, const struct layer *
     else
         snprintf(name, sizeof name, "%s.%s", layer->name, what);
     memcpy(tensor->name, name, sizeof name);
+    bool head = model->transformer && layer->spec.kind == LAYER_LINEAR;
+    tensor->depth = model->depth = count_blocks(model, model->layer_count) + head;
     model->tensor_count++;
     model->parameters += values;
     model->arena_values += (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;
@@ -382,6 +395,19 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);
     return STATUS_OK;
+}
+
+enum status model_set_drop_path(struct model *model, double rate)
+{
+    const uint32_t blocks = count_blocks(model, model->layer_count);
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_DROP_PATH && blocks > 1)
+            model->layers[i].spec.rate = (float)(rate * (count_blocks(model, i + 1) - 1) / (blocks - 1));
+    return blocks > 1 ? STATUS_OK
+                      : status_set(STATUS_USAGE,
+                                   "--drop-path: %s has no blocks with stochastic depth; use one of the "
+                                   "networks vit-*, or drop --drop-path",
+                                   model->name);
 }
 
 /* ---- Slices ---- */

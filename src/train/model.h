@@ -100,6 +100,9 @@ struct model_tensor {
     float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
     bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
                      positions and the class token; in other networks, it applies to all tensors */
+    /* For --layer-decay, counted as timm does: 0 before the blocks, i + 1 in block i, and one more in the
+     * head. The norm after the last block counts as a part of that block. */
+    uint32_t depth;
     /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
      * the same number to all scores of a query, which changes no weight. */
     size_t idle_first, idle_values;
@@ -115,6 +118,7 @@ struct model {
     uint32_t layer_count;
     struct model_tensor tensors[MODEL_TENSORS_MAX];
     uint32_t tensor_count;
+    uint32_t depth;      /* of the last tensor */
     size_t parameters;   /* number of parameters */
     size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
@@ -170,6 +174,10 @@ enum status model_build(const struct model_table *table, struct shape input, uin
 /* STATUS_OK unless the network is a transformer, which the caller cannot train: then STATUS_USAGE with a
  * reason that calls the caller "it". */
 enum status model_refuse_transformer(const struct model *model);
+
+/* Sets the rates of stochastic depth: they rise linearly from 0 in the first block to `rate` in the last.
+ * STATUS_USAGE if the network has no blocks with stochastic depth. */
+enum status model_set_drop_path(struct model *model, double rate);
 
 /* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with
  * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no

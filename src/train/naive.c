@@ -29,12 +29,15 @@ struct naive {
     const struct train *train;
     uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
     real *parameters, *gradients, *m, *v;
+    real *ema;     /* moving average of the parameters; NULL: none */
     real *inputs;  /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
-    float *sample; /* scratch: one gathered sample */
-    real *scratch; /* of LAYER_ATTENTION: two values per token */
-    uint32_t *numbers;
+    float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
+    real *scratch;           /* of LAYER_ATTENTION: two values per token */
+    uint32_t *numbers;       /* of the samples of the step, and of their partners */
+    uint32_t count;          /* of the samples of the step */
+    struct mix mix;          /* of the step */
     struct feed feed;
     struct train_totals totals;
     struct published published; /* copy of `totals` after the latest step, for progress() */
@@ -118,20 +121,36 @@ static void backward_weights(struct naive *naive, uint32_t j)
                                                       naive->gradients);
 }
 
-/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
- * mean loss of `count` samples with respect to the logits. */
-static real loss_of(const struct train *train, const real *logits, uint32_t label, uint32_t count,
-                    real *delta)
+/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
+ * samples with respect to the logits. */
+static real binary_loss_of(const struct train *train, const real *logits, const struct target *target,
+                           uint32_t count, real *delta)
+{
+    uint32_t classes = train->model->classes;
+    real loss = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
+        delta[k] /= (real)classes * (real)count;
+    }
+    return loss / (real)classes;
+}
+
+/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
+ * respect to the logits. */
+static real loss_of(const struct train *train, const real *logits, const struct target *target,
+                    uint32_t count, real *delta)
 {
     uint32_t classes = train->model->classes;
     real most = logits[0], sum = 0, loss = 0;
+    if (train->loss == LOSS_BINARY)
+        return binary_loss_of(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
         most = logits[k] > most ? logits[k] : most;
     for (uint32_t k = 0; k < classes; k++)
         sum += REAL_EXP(logits[k] - most);
     for (uint32_t k = 0; k < classes; k++) {
         real log_p = logits[k] - most - REAL_LOG(sum);
-        real wanted = (real)train->smoothing / (real)classes + (k == label ? 1 - (real)train->smoothing : 0);
+        real wanted = target_of(target, train->smoothing, classes, k);
         loss -= wanted * log_p;
         delta[k] = (REAL_EXP(log_p) - wanted) / (real)count;
     }
@@ -148,22 +167,40 @@ static uint32_t guess(const real *logits, uint32_t classes)
     return best;
 }
 
-/* Gathers a sample into index `j` of the batch. */
-static void take(struct naive *naive, const void *stored, struct draw_move move, uint32_t j)
+/* Copies naive->sample into index `j` of the batch. */
+static void put(struct naive *naive, uint32_t j)
 {
-    const struct data *data = naive->train->data;
-    real *to = naive->inputs + j * data->sample_values;
-    data_gather(data, stored, move, naive->sample);
-    for (size_t i = 0; i < data->sample_values; i++)
-        to[i] = naive->sample[i];
+    const size_t values = naive->train->data->sample_values;
+    for (size_t i = 0; i < values; i++)
+        naive->inputs[j * values + i] = naive->sample[i];
 }
 
-/* Gathers training sample `sample`, which has index `fed` in the latest feed_step(), into index `j`. */
-static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t sample, uint32_t fed, uint32_t j)
+/* Gathers a sample into index `j` of the batch, without augmentation. */
+static void take(struct naive *naive, const void *stored, uint32_t j)
+{
+    data_gather(naive->train->data, stored, (struct draw_move){0}, naive->sample);
+    put(naive, j);
+}
+
+/* Augments and normalises training sample `sample`. */
+static void gather(const struct naive *naive, uint32_t epoch, uint32_t sample, const void *stored,
+                   float *values)
 {
     const struct train *train = naive->train;
-    take(naive, feed_sample(&naive->feed, sample, fed),
-         draw_move(&train->augment, train->seed, epoch, sample), j);
+    data_gather(train->data, stored, draw_move(&train->augment, train->seed, epoch, sample), values);
+}
+
+/* Gathers the training sample that has index `fed` in the latest feed_step() into index `j` of the batch. */
+static void take_to_learn(struct naive *naive, uint32_t epoch, const uint32_t *numbers, uint32_t fed,
+                          uint32_t j)
+{
+    gather(naive, epoch, numbers[fed], feed_sample(&naive->feed, numbers[fed], fed), naive->sample);
+    if (naive->mix.share < 1) {
+        const uint32_t partner = numbers[naive->count + fed];
+        gather(naive, epoch, partner, feed_partner(&naive->feed, partner, fed), naive->partner);
+        mix_samples(&naive->mix, &naive->train->data->shape, naive->partner, naive->sample);
+    }
+    put(naive, j);
 }
 
 /* ---- The engine ---- */
@@ -171,11 +208,12 @@ static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t sample, 
 static void naive_close(void *state)
 {
     struct naive *naive = state;
-    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,     naive->v,
-                            naive->inputs,     naive->outputs,   naive->deltas};
+    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
+                            naive->ema,        naive->inputs,    naive->outputs, naive->deltas};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);
+    free(naive->partner);
     free(naive->scratch);
     free(naive->numbers);
     feed_close(&naive->feed);
@@ -208,14 +246,18 @@ static bool allocate(struct naive *naive)
     naive->gradients = zeros(naive, learning, sizeof(real));
     naive->m = zeros(naive, learning, sizeof(real));
     naive->v = zeros(naive, learning, sizeof(real));
+    if (train_averages(naive->train))
+        naive->ema = zeros(naive, model->arena_values, sizeof(real));
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
+    naive->partner = zeros(naive, model->input_values, sizeof(float));
     naive->scratch = zeros(naive, 2 * most_tokens(model), sizeof(real));
-    naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
+    naive->numbers = zeros(naive, train_entries(naive->train, naive->batch), sizeof *naive->numbers);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
-           naive->deltas && naive->sample && naive->scratch && naive->numbers;
+           naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
+           (naive->ema || !train_averages(naive->train));
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -226,6 +268,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->train = train;
     naive->batch = train->stage ? train->stage->slots * train->stage->capacity : train_share_max(train);
     naive->totals.bad_step = TRAIN_FINE;
+    naive->mix.share = 1;
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
     bool allocated = allocate(naive);
@@ -256,6 +299,8 @@ static enum status naive_set(void *state, const struct train_state *from)
         return STATUS_OK;
     copy_in(naive->m, from->m, values);
     copy_in(naive->v, from->v, values);
+    if (naive->ema)
+        copy_in(naive->ema, from->ema ? from->ema : from->parameters, values);
     return STATUS_OK;
 }
 
@@ -266,19 +311,21 @@ static enum status naive_get(void *state, struct train_state *into)
     copy_out(into->parameters, naive->parameters, values);
     copy_out(into->m, naive->m, values);
     copy_out(into->v, naive->v, values);
+    if (naive->ema && into->ema)
+        copy_out(into->ema, naive->ema, values);
     return STATUS_OK;
 }
 
 /* Adds the loss of the sample at index `j` to `*loss`, and computes the gradient of its logits. The step has
  * `total` samples on all ranks. */
-static void take_loss(struct naive *naive, uint32_t sample, uint32_t j, uint32_t total, double *loss)
+static void take_loss(struct naive *naive, const struct target *target, uint32_t j, uint32_t total,
+                      double *loss)
 {
     const struct train *train = naive->train;
     const uint32_t last = train->model->layer_count - 1;
-    const uint32_t label = train->data->sets[DATA_TRAIN].labels[sample];
     const real *logits = output_of(naive, naive->outputs, last, j);
-    *loss += loss_of(train, logits, label, total, output_of(naive, naive->deltas, last, j));
-    naive->totals.correct += guess(logits, train->model->classes) == label;
+    *loss += loss_of(train, logits, target, total, output_of(naive, naive->deltas, last, j));
+    naive->totals.correct += guess(logits, train->model->classes) == target->label;
 }
 
 /* Adds the losses of `count` samples of step `step` to the totals. */
@@ -300,8 +347,9 @@ static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_
     for (uint32_t j = 0; j < count; j++) {
         const struct passing passing = {
             .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+        const struct target target = train_target(train, &naive->mix, naive->numbers, count, j);
         forward(naive, &passing, j);
-        take_loss(naive, naive->numbers[j], j, total, &loss);
+        take_loss(naive, &target, j, total, &loss);
         backward_inputs(naive, &passing, j, NULL);
         backward_weights(naive, j);
     }
@@ -319,16 +367,34 @@ static enum status add_up(struct naive *naive, enum status status)
 #endif
 }
 
+/* Returns the factor that clips the gradients, and adds their norm to the totals. */
+static real clip(struct naive *naive)
+{
+    const struct train *train = naive->train;
+    double squares = 0;
+    if (train->optimizer.clip_norm == 0)
+        return 1;
+    for (size_t i = 0; i < train->model->arena_values; i++)
+        squares += (double)naive->gradients[i] * naive->gradients[i];
+    naive->totals.norms += sqrt(squares);
+    naive->totals.normed++;
+    return (real)optimizer_clip(train->optimizer.clip_norm, sqrt(squares));
+}
+
 static void update_parameters(struct naive *naive, uint64_t step)
 {
     const struct train *train = naive->train;
     RANGE(UPDATE);
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    update.clip = clip(naive);
     for (uint32_t t = 0; t < train->model->tensor_count; t++) {
         const struct model_tensor *tensor = &train->model->tensors[t];
-        const struct update of = optimizer_of(&update, tensor->decays);
-        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++)
+        const struct update of = optimizer_of(&update, train_update_of(train, tensor));
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
             optimizer_step(&of, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
+            if (naive->ema)
+                naive->ema[i] = optimizer_average(&of, naive->ema[i], naive->parameters[i]);
+        }
     }
 }
 
@@ -336,7 +402,13 @@ static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
 {
     RANGE(GATHER);
     for (uint32_t j = 0; j < count; j++)
-        take_to_learn(naive, epoch, naive->numbers[j], j, j);
+        take_to_learn(naive, epoch, naive->numbers, j, j);
+}
+
+static void choose_samples(struct naive *naive, const struct draw_order *order, uint32_t epoch, uint32_t step)
+{
+    naive->count = train_batch(naive->train, order, step, naive->numbers);
+    naive->mix = train_mix(naive->train, epoch, step);
 }
 
 static enum status make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch,
@@ -344,7 +416,8 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
 {
     const struct train *train = naive->train;
     double begin_s = timer_now_s();
-    uint32_t count = train_batch(train, order, step, naive->numbers);
+    choose_samples(naive, order, epoch, step);
+    const uint32_t count = naive->count;
     enum status status = feed_step(&naive->feed, epoch, naive->numbers, count);
     if (status != STATUS_OK)
         return add_up(naive, status);
@@ -400,7 +473,7 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
     const struct model *model = naive->train->model;
     const struct passing passing = {.training = false};
     for (uint32_t i = 0; i < count; i++) {
-        take(naive, data_sample(naive->train->data, part, first + i), (struct draw_move){0}, 0);
+        take(naive, data_sample(naive->train->data, part, first + i), 0);
         forward(naive, &passing, 0);
         copy_out(logits + (size_t)i * model->classes,
                  output_of(naive, naive->outputs, model->layer_count - 1, 0), model->classes);
@@ -435,9 +508,9 @@ static enum status take_micro(struct naive *naive, const struct micro *micro)
         TRY(feed_step(&naive->feed, micro->epoch, micro->numbers, micro->count));
     for (uint32_t j = 0; j < micro->count; j++)
         if (micro->training)
-            take_to_learn(naive, micro->epoch, micro->numbers[j], j, begin + j);
+            take_to_learn(naive, micro->epoch, micro->numbers, j, begin + j);
         else
-            take(naive, data_sample(data, micro->part, micro->numbers[j]), (struct draw_move){0}, begin + j);
+            take(naive, data_sample(data, micro->part, micro->numbers[j]), begin + j);
     naive->totals.data_s += micro->training ? timer_now_s() - begin_s : 0;
     return STATUS_OK;
 }
@@ -458,8 +531,11 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
         forward(naive, &passing, begin + j);
         if (outputs)
             copy_out(outputs + j * values, output_of(naive, naive->outputs, last, begin + j), values);
-        else
-            take_loss(naive, micro->numbers[j], begin + j, micro->total, &loss);
+        else {
+            const struct target target =
+                train_target(naive->train, &naive->mix, micro->numbers, micro->count, j);
+            take_loss(naive, &target, begin + j, micro->total, &loss);
+        }
     }
     if (!outputs)
         add_totals(naive, micro->step, micro->count, loss);
@@ -566,13 +642,14 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
         return status;
     }
     status = naive_set(naive, from);
-    uint32_t count = train_batch(train, &order, step, naive->numbers);
+    choose_samples(naive, &order, epoch, step);
+    const uint32_t count = naive->count;
     if (status == STATUS_OK)
         status = feed_step(&naive->feed, epoch, naive->numbers, count);
     for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
         const struct passing passing = {
             .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
-        take_to_learn(naive, epoch, naive->numbers[j], j, j);
+        take_to_learn(naive, epoch, naive->numbers, j, j);
         forward(naive, &passing, j);
     }
     uint32_t bad = bad_layer(naive, count); /* meaningless after a failure; callers check the status */

@@ -20,7 +20,14 @@ typedef float train_real;
 #endif
 
 enum optimizer_kind { OPTIMIZER_SGD, OPTIMIZER_ADAM, OPTIMIZER_ADAMW };
-enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE };
+enum schedule_kind {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_STEP,
+    SCHEDULE_MULTISTEP,
+    SCHEDULE_COSINE,
+    SCHEDULE_POLYNOMIAL
+};
+#define SCHEDULE_MILESTONES_MAX 8
 
 struct optimizer {
     enum optimizer_kind kind;
@@ -28,28 +35,63 @@ struct optimizer {
     double beta1, beta2, epsilon; /* Adam, AdamW */
     double weight_decay;          /* SGD and Adam add it, times the parameter, to the gradient; AdamW shrinks
                                      the parameter instead */
+    double clip_norm;   /* the gradients of a step are scaled down to this Euclidean norm if theirs is larger;
+                           0: never */
+    double average;     /* decay per step of the moving average of the parameters; 0: no average */
+    double layer_decay; /* see optimizer_share(); 0 means 1 */
 };
 
 struct schedule {
     enum schedule_kind kind;
     double rate;           /* the learning rate after the warm-up */
     uint64_t warmup_steps; /* the rate rises linearly from rate / warmup_steps in step 0; 0: no warm-up */
-    uint64_t total_steps;  /* SCHEDULE_COSINE: the rate reaches 0 after this many steps */
+    uint64_t total_steps;  /* cosine, polynomial: the rate is `least` from this step on */
     uint64_t decay_steps;  /* SCHEDULE_STEP: the rate decays every `decay_steps` steps, counted from step 0 */
-    double gamma;          /* SCHEDULE_STEP: factor of each decay */
+    double gamma;          /* SCHEDULE_STEP, SCHEDULE_MULTISTEP: factor of each decay */
+    double least;          /* cosine, polynomial: the rate at the end of a cycle */
+    double power;          /* SCHEDULE_POLYNOMIAL */
+    uint32_t
+        cycles; /* cosine, polynomial: the decay is repeated this often between warm-up and end; 0 means 1 */
+    uint32_t milestone_count;
+    uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
 };
+
+/* Returns whether the rate depends on the number of steps of the whole training. */
+FDSL_HD bool schedule_has_end(enum schedule_kind kind)
+{
+    return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL;
+}
+
+/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. With u, the part
+ * of the cycle that is done, it is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2 (Loshchilov
+ * and Hutter, "SGDR", 2017) or (1 - u)^power. */
+FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
+{
+    const double pi = 3.14159265358979323846;
+    const uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
+    const double cycle = (double)span / (schedule->cycles ? schedule->cycles : 1);
+    const double done = fmod((double)at, cycle), range = schedule->rate - schedule->least;
+    if (at >= span)
+        return schedule->least;
+    return schedule->least + range * (schedule->kind == SCHEDULE_COSINE
+                                          ? 0.5 * (1 + cos(pi * done / cycle))
+                                          : pow(1 - done / cycle, schedule->power));
+}
 
 /* Returns the learning rate of a step. Steps count from 0 over all epochs. */
 FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
 {
-    const double pi = 3.14159265358979323846;
+    uint32_t passed = 0;
     if (step < schedule->warmup_steps)
         return schedule->rate * (double)(step + 1) / (double)schedule->warmup_steps;
+    if (schedule_has_end(schedule->kind))
+        return schedule_decay(schedule, step);
     if (schedule->kind == SCHEDULE_STEP)
         return schedule->rate * pow(schedule->gamma, (double)(step / schedule->decay_steps));
-    if (schedule->kind == SCHEDULE_COSINE) {
-        uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
-        return at < span ? schedule->rate * 0.5 * (1 + cos(pi * (double)at / (double)span)) : 0;
+    if (schedule->kind == SCHEDULE_MULTISTEP) {
+        while (passed < schedule->milestone_count && step >= schedule->milestones[passed])
+            passed++;
+        return schedule->rate * pow(schedule->gamma, passed);
     }
     return schedule->rate;
 }
@@ -62,9 +104,11 @@ struct update {
     train_real rate1;                      /* rate / (1 - beta1^t), with t = step + 1 */
     train_real scale2;                     /* 1 / sqrt(1 - beta2^t), with t = step + 1 */
     train_real epsilon;
+    train_real clip;          /* factor of the gradients, from optimizer_clip() */
+    train_real average, rest; /* of optimizer_average(): decay, and 1 - decay */
 };
 
-/* Returns the update of a step. Steps count from 0 over all epochs. */
+/* Returns the update of a step, without clipping. Steps count from 0 over all epochs. */
 FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const struct schedule *schedule,
                                    uint64_t step)
 {
@@ -81,14 +125,40 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     update.rate1 = (train_real)(rate / (1 - pow(optimizer->beta1, t)));
     update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
     update.epsilon = (train_real)optimizer->epsilon;
+    update.clip = 1;
+    update.average = (train_real)optimizer->average;
+    update.rest = (train_real)(1 - optimizer->average);
     return update;
 }
 
-/* Returns the update of one tensor: without weight decay if `decays` is false. */
-FDSL_HD struct update optimizer_of(const struct update *update, bool decays)
+/* Returns the factor that scales gradients down to the norm `clip_norm`, as torch.nn.utils.clip_grad_norm_
+ * does. `norm` is the Euclidean norm of all gradients of the step. */
+FDSL_HD double optimizer_clip(double clip_norm, double norm)
+{
+    double factor = clip_norm / (norm + 1e-6);
+    return factor < 1 ? factor : 1;
+}
+
+/* How the update of a tensor differs from that of other tensors. */
+struct tensor_update {
+    float share; /* factor of the learning rate */
+    bool decays; /* whether weight decay applies */
+};
+
+/* Returns the factor of the learning rate for a tensor that is `above` layers before the last one. Layers are
+ * counted as model.h says (depth). */
+FDSL_HD float optimizer_share(const struct optimizer *optimizer, uint32_t above)
+{
+    return optimizer->layer_decay > 0 ? (float)pow(optimizer->layer_decay, above) : 1;
+}
+
+/* Returns the update of a tensor. */
+FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_update tensor)
 {
     struct update of = *update;
-    of.decay = decays ? of.decay : 0;
+    of.decay = tensor.decays ? of.decay : 0;
+    of.rate *= tensor.share;
+    of.rate1 *= tensor.share;
     return of;
 }
 
@@ -98,6 +168,7 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
                             train_real *m, train_real *v)
 {
     train_real value = *parameter;
+    gradient *= update->clip; /* exact if nothing is clipped, when the factor is 1 */
     if (update->kind == OPTIMIZER_ADAMW)
         value -= update->rate * update->decay * value;
     else
@@ -110,6 +181,12 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
     *m = update->beta1 * *m + update->rest1 * gradient;
     *v = update->beta2 * *v + update->rest2 * gradient * gradient;
     *parameter = value - update->rate1 * *m / (TRAIN_SQRT(*v) * update->scale2 + update->epsilon);
+}
+
+/* Returns the moving average of a parameter after a step, from the average before it. */
+FDSL_HD train_real optimizer_average(const struct update *update, train_real average, train_real parameter)
+{
+    return update->average * average + update->rest * parameter;
 }
 
 #endif

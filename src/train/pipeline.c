@@ -284,7 +284,8 @@ static enum status pipeline_steps(void *state, uint32_t epoch, uint32_t first, u
 static struct train_state own_part(const struct pipeline *pipeline, const struct train_state *whole)
 {
     size_t first = pipeline->slice.arena_first;
-    return (struct train_state){whole->parameters + first, whole->m + first, whole->v + first, whole->scale};
+    return (struct train_state){whole->parameters + first, whole->m + first, whole->v + first, whole->scale,
+                                NULL};
 }
 
 static enum status pipeline_set(void *state, const struct train_state *from)

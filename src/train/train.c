@@ -1,5 +1,7 @@
 /* The workload `train`: its options, its input, and the columns of its rows. A run is one epoch and gives one
  * row. */
+#include <ctype.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,17 +22,26 @@ struct parameters {
     int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
     bool several_ranks, largest; /* largest: --batch max */
     uint64_t stages, micros;     /* --stages is 0 if not given */
-    uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
-    double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
-    bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations;
+    uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
+    double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
+    double label_smoothing, mean, std, clip_norm, ema, layer_decay, drop_path;
+    double rand_augment, erasing, mixup, cutmix;
+    uint64_t accumulate, rand_augment_ops, repeats;
+    int loss, interpolation, generator, recipe;
+    const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
+    bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw",
                                          NULL}; /* in the order of enum optimizer_kind */
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
-static const char *const schedules[] = {"constant", "step", "cosine",
-                                        NULL}; /* in the order of enum schedule_kind */
+static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
+                                        "polynomial", NULL};        /* in the order of enum schedule_kind */
+static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
+static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
+enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
+static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL}; /* in enum order */
+static const char *const recipes[] = {"none", "paper", NULL};
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
@@ -41,6 +52,9 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, "digits", "data to train on", "", "all; 10000 of generated data",
                 "all; 2000 of generated data",
                 "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", ""),
+    {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,
+     "replace the defaults of other options: paper trains as in the published pre-training on VisualAtom. "
+     "Add --help or --dry-run to see the values. NAME is one of"},
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together. max "
@@ -67,17 +81,40 @@ static const struct option_spec options[] = {
      "epochs over which the learning rate rises linearly to --lr"},
     {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), "10", 1, 1 << 20, NULL, true,
      "epochs between two decays of --lr-schedule step"},
+    {"lr-milestones", "E1:E2:...", OPTION_TEXT, AT(lr_milestones), NULL, 0, 0, NULL, true,
+     "epochs after which --lr-schedule multistep decays, ascending, at most 8"},
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true,
-     "decay factor of --lr-schedule step"},
+     "decay factor of --lr-schedule step and multistep"},
+    {"lr-power", "P", OPTION_REAL, AT(lr_power), "1", 0, 100, NULL, true,
+     "power of --lr-schedule polynomial; 1 is a linear decay"},
+    {"lr-min", "RATE", OPTION_REAL, AT(lr_min), "0", 0, 1e38, NULL, true,
+     "learning rate at the end of --lr-schedule cosine and polynomial"},
+    {"lr-cycles", "N", OPTION_COUNT, AT(lr_cycles), "1", 1, 1 << 20, NULL, true,
+     "how often --lr-schedule cosine and polynomial repeat their decay, each time from --lr"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the target probability that is spread evenly over all classes"},
-    {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), NULL, 0, 0, NULL, COLUMN_NONE,
+    {"loss", "NAME", OPTION_CHOICE, AT(loss), "cross-entropy", 0, 0, losses, true,
+     "the loss: softmax cross-entropy, or binary cross-entropy of each class. NAME is one of"},
+    {"clip-norm", "NORM", OPTION_REAL, AT(clip_norm), NULL, 1e-30, 1e30, NULL, true,
+     "scale the gradients of a step down if their Euclidean norm over all parameters is larger than this"},
+    {"accumulate", "N", OPTION_COUNT, AT(accumulate), "1", 1, 1 << 20, NULL, true,
+     "compute the gradients of a step in N parts of its batch, one after another, to save memory"},
+    {"ema", "DECAY", OPTION_REAL, AT(ema), NULL, 1e-6, 0.9999999, NULL, true,
+     "also keep an exponential moving average of the parameters with this decay per step, and test it"},
+    {"layer-decay", "D", OPTION_REAL, AT(layer_decay), "1", 1e-6, 1, NULL, true,
+     "multiply the learning rate of each block of a transformer by D, relative to the block after it"},
+    {"drop-path", "RATE", OPTION_REAL, AT(drop_path), NULL, 0, 0.99, NULL, true,
+     "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the first "
+     "block (default: as --model says)"},
+    {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), NULL, 0, 0, NULL, true,
      "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
      "where training samples come from. stored reads or generates all samples before training (default, "
      "except for synth); live generates each batch during training (only for synth, where it is the "
      "default); "
      "constant repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+    {"generator", "NAME", OPTION_CHOICE, AT(generator), "auto", 0, 0, generators, true,
+     "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "with --feed live, generate new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
@@ -85,8 +122,30 @@ static const struct option_spec options[] = {
      "the gaps with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
      "flip each training sample left to right with probability 1/2"},
+    {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), "bilinear", 0, 0, interpolations, true,
+     "how --fit random-resized-crop resizes training samples. HOW is one of"},
+    {"rand-augment", "M", OPTION_REAL, AT(rand_augment), NULL, 0, 30, NULL, true,
+     "apply RandAugment's operations with this magnitude (0 to 30) to each training sample"},
+    {"rand-augment-ops", "N", OPTION_COUNT, AT(rand_augment_ops), "2", 1, 16, NULL, true,
+     "number of operations that --rand-augment applies to a sample"},
+    {"erasing", "P", OPTION_REAL, AT(erasing), "0", 0, 1, NULL, true,
+     "probability that a rectangle of a training sample is filled with noise"},
+    {"mixup", "ALPHA", OPTION_REAL, AT(mixup), "0", 0, 1000, NULL, true,
+     "mix pairs of training samples and their labels (MixUp), with shares of the distribution Beta(ALPHA, "
+     "ALPHA); 0: do not"},
+    {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
+     "replace a rectangle of each training sample by that of another one (CutMix), with an area of the "
+     "distribution Beta(ALPHA, ALPHA); 0: do not. With --mixup as well, each step draws one of the two"},
+    {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
+     "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples with the training set's mean and standard deviation"},
+    {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
+     "normalise samples with this mean and with --std instead of the training set's; bytes count as 0 to 1"},
+    {"std", "S", OPTION_REAL, AT(std), NULL, 1e-6, 1e6, NULL, true,
+     "normalise samples with this standard deviation and with --mean"},
+    {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), NULL, 0, 0, NULL, true,
+     "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
@@ -139,40 +198,47 @@ static const struct option_spec options[] = {
      "number of steps that --verify compares with the reference before the first epoch"},
 };
 
+/* The published pre-training (docs/pretrain.md). The warm-up is 5000 steps of 256 samples. */
+static const char *const paper[] = {
+    /* the samples; left out with other data than synth */
+    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
+    "res", "512",
+    /* the training */
+    "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
+    "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
+    "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",
+    "2", "erasing", "0.25", "mixup", "0.8", "cutmix", "1", NULL};
+#define PAPER_SAMPLES 12 /* entries of `paper` that describe the samples */
+
+static const char *const *train_defaults(int argc, char *const argv[])
+{
+    const char *recipe = options_peek(options, COUNT_OF(options), argc, argv, "recipe");
+    const char *data = options_peek(options, COUNT_OF(options), argc, argv, "data");
+    if (!recipe || strcmp(recipe, "paper") != 0)
+        return NULL;
+    return !data || strcmp(data, "synth") == 0 ? paper : paper + PAPER_SAMPLES;
+}
+
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},
-    {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},
-    {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},
-    {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},
-    {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},
-    {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},
-    {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},
-    {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM},
-    {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},
-    {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},
-    {"batch_probes", COMBINE_SAME},
-    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},  {"batch_probes", COMBINE_SAME},
+    {"gradient_norm", COMBINE_SAME},   {"ema_test_loss", COMBINE_SAME},
+    {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -216,23 +282,42 @@ static bool is_one_of(const char *name, const char *const *names)
 static const char *lacking(const struct parameters *parameters, const char *option)
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
-    static const char *const of_step[] = {"lr-step", "lr-gamma", NULL};
+    static const char *const of_end[] = {"lr-min", "lr-cycles", NULL};
     static const char *const of_pipeline[] = {"stages", "microbatches", "schedule", NULL};
+    static const char *const of_data_parallel[] = {"sync", "balance", "clip-norm", "accumulate", "ema", NULL};
+    static const char *const of_transformers[] = {"layer-decay", "drop-path", NULL};
     bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     bool sgd = parameters->optimizer == OPTIMIZER_SGD;
+    bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     if (strcmp(option, "momentum") == 0 && !sgd)
         return "--optimizer sgd";
     if (is_one_of(option, of_adam) && sgd)
         return "--optimizer adam or adamw";
-    if (is_one_of(option, of_step) && parameters->schedule != SCHEDULE_STEP)
+    if (strcmp(option, "lr-step") == 0 && parameters->schedule != SCHEDULE_STEP)
         return "--lr-schedule step";
+    if (strcmp(option, "lr-gamma") == 0 && parameters->schedule != SCHEDULE_STEP &&
+        parameters->schedule != SCHEDULE_MULTISTEP)
+        return "--lr-schedule step or multistep";
+    if (strcmp(option, "lr-milestones") == 0 && parameters->schedule != SCHEDULE_MULTISTEP)
+        return "--lr-schedule multistep";
+    if (strcmp(option, "lr-power") == 0 && parameters->schedule != SCHEDULE_POLYNOMIAL)
+        return "--lr-schedule polynomial";
+    if (is_one_of(option, of_end) && !schedule_has_end((enum schedule_kind)parameters->schedule))
+        return "--lr-schedule cosine or polynomial";
+    if (strcmp(option, "mean") == 0 && !(parameters->std > 0)) /* NaN without --std */
+        return "--std S";
+    if (strcmp(option, "std") == 0 && parameters->raw)
+        return "samples that are normalised; drop --raw";
     if (is_one_of(option, of_pipeline) && !pipeline)
         return "--parallel pipeline";
-    if ((strcmp(option, "sync") == 0 || strcmp(option, "balance") == 0) && pipeline)
+    if (is_one_of(option, of_data_parallel) && pipeline)
         return "--parallel data";
+    if (is_one_of(option, of_transformers) && !transformer)
+        return "a transformer, such as --model vit-tiny";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
-    if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
+    if ((strcmp(option, "fresh") == 0 || strcmp(option, "generator") == 0) &&
+        parameters->job.feed != DATA_LIVE)
         return strcmp(parameters->job.data, "synth") == 0 ? "--feed live" : "--data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
@@ -280,6 +365,10 @@ static enum status check_pipeline(const struct parameters *all, const struct par
 {
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
+    if (all->mixup > 0 || all->cutmix > 0)
+        return status_set(STATUS_USAGE,
+                          "--parallel pipeline cannot mix samples; use --parallel data, or drop "
+                          "--mixup and --cutmix");
     if (all->stages && all->stages != partition->ranks)
         return status_set(STATUS_USAGE,
                           "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
@@ -311,6 +400,23 @@ static enum status check_stages(const struct parameters *all, const struct parti
                             model->name, most, most);
 }
 
+/* Returns true if the generator's images differ in some bits from those of the reference, and from run to
+ * run: lines of different orbits are painted in any order. */
+static bool draws_other_bits(const struct parameters *parameters)
+{
+    return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
+}
+
+/* Rejects mixed samples in parts of a step, because the partner of a sample may belong to another part. */
+static enum status check_mixing(const struct parameters *parameters)
+{
+    return parameters->accumulate <= 1 || (parameters->mixup == 0 && parameters->cutmix == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--accumulate cannot divide steps of mixed samples; drop it, or drop "
+                            "--mixup and --cutmix");
+}
+
 /* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -320,8 +426,14 @@ static enum status check(const struct options *given, const struct parameters *p
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
+    TRY(check_mixing(parameters));
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
+    if (options_given(given, "verify") && draws_other_bits(parameters))
+        return status_set(STATUS_USAGE,
+                          "--verify: images of --generator %s differ from those of the reference; use "
+                          "--generator fused or omp, or drop --verify",
+                          generators[parameters->generator]);
     if (parameters->largest && parameters->data_path)
         return status_set(STATUS_USAGE, "--export-data writes its file before --batch max is known; give "
                                         "--batch a number");
@@ -336,6 +448,8 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "generator") == 0)
+        return !draws_other_bits(parameters);
     if (strcmp(option, "sync") == 0)
         return !exchange_rounds(parameters->sync);
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
@@ -345,7 +459,9 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
                                          "microbatches", "schedule",   NULL};
     if (is_one_of(option, others))
         return true;
-    return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
+    if (strcmp(option, "checkpoint-activations") == 0 || strcmp(option, "accumulate") == 0)
+        return true;
+    return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
 
 /* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
@@ -398,6 +514,12 @@ static void fill_shares(struct opened *opened)
     job->train.share_max = train_room(&job->train, any);
 }
 
+/* Returns the value of an option that may be missing. */
+static double or_zero(double value)
+{
+    return isnan(value) ? 0 : value;
+}
+
 /* `parameters` has the batch of all ranks. */
 static void fill_job(const struct parameters *parameters, const struct partition *partition,
                      struct opened *opened)
@@ -416,9 +538,18 @@ static void fill_job(const struct parameters *parameters, const struct partition
                                           .beta1 = parameters->beta1,
                                           .beta2 = parameters->beta2,
                                           .epsilon = parameters->epsilon,
-                                          .weight_decay = parameters->weight_decay},
+                                          .weight_decay = parameters->weight_decay,
+                                          .clip_norm = or_zero(parameters->clip_norm),
+                                          .average = or_zero(parameters->ema),
+                                          .layer_decay = parameters->layer_decay},
+                            .loss = (enum loss_kind)parameters->loss,
                             .smoothing = (float)parameters->label_smoothing,
-                            .checkpoint_activations = parameters->checkpoint_activations};
+                            .mixing = {parameters->mixup, parameters->cutmix},
+                            .accumulate = (uint32_t)parameters->accumulate,
+                            .checkpoint_activations = parameters->checkpoint_activations,
+                            .cudnn_benchmark = parameters->cudnn_benchmark};
+    if (parameters->generator != GENERATOR_AUTO)
+        train->generator = generators[parameters->generator];
     uint64_t steps = train_steps(train);
     train->schedule =
         (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
@@ -426,7 +557,10 @@ static void fill_job(const struct parameters *parameters, const struct partition
                           .warmup_steps = (uint64_t)llround(parameters->lr_warmup * (double)steps),
                           .total_steps = parameters->epochs * steps,
                           .decay_steps = parameters->lr_step * steps,
-                          .gamma = parameters->lr_gamma};
+                          .gamma = parameters->lr_gamma,
+                          .least = parameters->lr_min,
+                          .power = parameters->lr_power,
+                          .cycles = (uint32_t)parameters->lr_cycles};
     opened->job.initial = opened->initial;
     opened->job.epochs = (uint32_t)parameters->epochs;
     opened->job.verify_steps = (uint32_t)parameters->verify_steps;
@@ -492,12 +626,60 @@ static enum status check_batch(const struct parameters *all, const struct partit
                           "--batch %" PRIu64 " has too few samples for %" PRIu64
                           " ranks; raise --batch, or start fewer ranks",
                           all->job.batch, partition->ranks);
+    if (all->accumulate > all->job.batch / partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--accumulate %" PRIu64 " is more than the %" PRIu64
+                          " samples of a rank's step; lower --accumulate, or raise --batch",
+                          all->accumulate, all->job.batch / partition->ranks);
     if (partition->ranks > 1 && all->job.batch > count)
         return status_set(STATUS_USAGE,
                           "the batches of %" PRIu64 " ranks have %" PRIu64 " samples, more than the %" PRIu32
                           " samples to train on; lower --batch, or start fewer ranks",
                           partition->ranks, all->job.batch, count);
     return job_check_batch(&all->job, DATA_TRAIN, data);
+}
+
+/* Reads --lr-milestones: ascending epochs, joined by ':'. */
+static enum status read_milestones(const struct parameters *all, uint64_t steps, struct schedule *schedule)
+{
+    const char *text = all->lr_milestones;
+    if (all->schedule != SCHEDULE_MULTISTEP)
+        return STATUS_OK;
+    if (!text)
+        return status_set(STATUS_USAGE, "--lr-schedule multistep needs --lr-milestones E1:E2:...");
+    for (uint64_t last = 0; schedule->milestone_count < SCHEDULE_MILESTONES_MAX;) {
+        char *end;
+        errno = 0;
+        const uint64_t epoch = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+        if (errno || epoch <= last || epoch > UINT32_MAX || (*end && *end != ':'))
+            break;
+        schedule->milestones[schedule->milestone_count++] = epoch * steps;
+        if (!*end)
+            return STATUS_OK;
+        last = epoch;
+        text = end + 1;
+    }
+    return status_set(
+        STATUS_USAGE,
+        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
+        "30:60:80",
+        all->lr_milestones, SCHEDULE_MILESTONES_MAX);
+}
+
+/* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
+static enum status check_schedule(const struct parameters *all, const struct schedule *schedule)
+{
+    if (!schedule_has_end(schedule->kind))
+        return STATUS_OK;
+    if (schedule->warmup_steps >= schedule->total_steps)
+        return status_set(STATUS_USAGE,
+                          "--lr-warmup %g leaves none of the %" PRIu64
+                          " epochs for the decay; lower --lr-warmup",
+                          all->lr_warmup, all->epochs);
+    if (schedule->least > schedule->rate)
+        return status_set(STATUS_USAGE, "--lr-min %g is more than the learning rate %g; lower --lr-min",
+                          schedule->least, schedule->rate);
+    return STATUS_OK;
 }
 
 /* Sets opened->job. */
@@ -509,15 +691,15 @@ static enum status plan(const struct parameters *all, const struct partition *pa
     TRY(identify(all, opened));
     fill_job(all, partition, opened);
     fill_shares(opened);
-    return STATUS_OK;
+    return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
 }
 
-/* Returns the smallest value of --batch: every rank and every micro-batch needs a sample. */
+/* Returns the smallest value of --batch: every part of a rank's step and every micro-batch needs a sample. */
 static uint64_t smallest_batch(const struct parameters *parameters, const struct partition *partition)
 {
-    uint64_t ranks = partition->ranks;
+    uint64_t ranks = partition->ranks, parts = ranks * parameters->accumulate;
     uint64_t total =
-        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : ranks;
+        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : parts;
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
@@ -533,16 +715,15 @@ static enum status open_all(const struct parameters *all, const struct partition
     TRY(check_pipeline(all, partition));
     TRY(check_shift(all, &opened->data.shape));
     data_normalise(&opened->data, !all->raw);
+    if (all->std > 0 && !all->raw)
+        data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
+    if (!isnan(all->drop_path))
+        TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     TRY(plan(all, partition, opened));
-    if (all->schedule == SCHEDULE_COSINE &&
-        opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
-        return status_set(STATUS_USAGE,
-                          "--lr-warmup %g leaves none of the %" PRIu64
-                          " epochs for the decay; lower --lr-warmup",
-                          all->lr_warmup, all->epochs);
+    TRY(check_schedule(all, &opened->job.train.schedule));
     return all->data_path && partition->rank == 0
                ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
                : STATUS_OK;
@@ -635,6 +816,18 @@ static const char *train_folder(const void *input)
     return ((const struct opened *)input)->job.checkpoints;
 }
 
+/* Rejects generators for GPUs in engines that run on a CPU. */
+static enum status check_generator(const struct train *train, const struct variant *variant)
+{
+    const bool for_cpu = !train->generator || strcmp(train->generator, "omp") == 0;
+    return for_cpu || strcmp(variant->platform, "cuda") == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "it runs on a CPU, and --generator %s generates images on a GPU; use "
+                            "--generator omp or auto",
+                            train->generator);
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
@@ -643,10 +836,14 @@ static enum status train_accepts(const void *input, const struct variant *varian
         TRY(engine->accepts(&opened->job.train));
     if (opened->job.train.checkpoint_activations && !engine->recomputes)
         return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+    TRY(check_generator(&opened->job.train, variant));
+    if (opened->job.train.cudnn_benchmark && !engine->benchmarks)
+        return status_set(STATUS_USAGE,
+                          "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (opened->job.train.ranks > 1)
-        TRY(exchange_probe(opened->job.sync, engine));
+        TRY(exchange_probe(opened->job.sync, engine, &opened->job.train.optimizer));
     if (opened->job.train.ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
         engine->gradients_in == GRADIENTS_IN_GRAPH)
         return status_set(STATUS_USAGE,
@@ -688,6 +885,9 @@ static enum status train_measure(const void *input, const struct variant *varian
     measures_real(measures, "train_acc", epoch.train_accuracy, 6);
     measures_real(measures, "test_loss", epoch.test_loss, 9);
     measures_real(measures, "test_acc", epoch.test_accuracy, 6);
+    measures_real(measures, "gradient_norm", epoch.gradient_norm, 6);
+    measures_real(measures, "ema_test_loss", epoch.ema_loss, 9);
+    measures_real(measures, "ema_test_acc", epoch.ema_accuracy, 6);
     measures_real(measures, "last_lr", epoch.rate, 9);
     measures_real(measures, "trained_s", epoch.history.trained_s, 9);
     measures_real(measures, "to_98_s", epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);
@@ -719,12 +919,13 @@ static enum status train_measure(const void *input, const struct variant *varian
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/8",
+    .schema = "train/9",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
+    .defaults = train_defaults,
     .single = single,
     .measures = columns,
     .shown = shown,

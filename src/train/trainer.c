@@ -172,10 +172,12 @@ static enum status take_beginning(struct trainer *trainer)
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
-    if (!train_state_new(model->arena_values, &now->state) || !now->identity || !now->data || !now->row ||
+    if (!train_state_for(&job->train, &now->state) || !now->identity || !now->data || !now->row ||
         !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
+    if (now->state.ema)
+        memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
     return take_folder(trainer);
 }
 
@@ -332,14 +334,23 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
     *accuracy = (double)right / count;
 }
 
-static enum status test(struct trainer *trainer, struct train_epoch *epoch)
+static enum status test(struct trainer *trainer, double *loss, double *accuracy)
 {
     const struct train *train = &trainer->train;
     const struct data_set *set = &train->data->sets[DATA_TEST];
     TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
-    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, &epoch->test_loss,
-                 &epoch->test_accuracy);
+    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, loss, accuracy);
     return STATUS_OK;
+}
+
+/* Tests the averaged parameters. The engine gets them as its parameters, and then its own state again. */
+static enum status test_average(struct trainer *trainer, struct train_epoch *epoch)
+{
+    struct train_state averaged = trainer->now.state;
+    averaged.parameters = averaged.ema;
+    TRY(trainer->engine->set(trainer->state, &averaged));
+    TRY(test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
+    return trainer->engine->set(trainer->state, &trainer->now.state);
 }
 
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy)
@@ -365,6 +376,9 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     *epoch = (struct train_epoch){.steps = steps,
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
+                                  .gradient_norm = totals->norms / (double)totals->normed,
+                                  .ema_loss = NAN,
+                                  .ema_accuracy = NAN,
                                   .rate = schedule_rate(&job->train.schedule, last),
                                   .scales_loss = trainer->engine->scales_loss,
                                   .skipped = totals->skipped,
@@ -375,8 +389,10 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->epoch_s;
-    TRY(comm_agree(test(trainer, epoch)));
+    TRY(comm_agree(test(trainer, &epoch->test_loss, &epoch->test_accuracy)));
     TRY(trainer_get(trainer, &trainer->now.state));
+    if (trainer->now.state.ema)
+        TRY(comm_agree(test_average(trainer, epoch)));
     TRY(trainer_check_parameters(trainer));
     TRY(trainer_rebalance(trainer));
     TRY(trainer_report_stage(trainer, epoch));
@@ -414,7 +430,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path && comm_rank() == 0)
-        TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
+        TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
+                              job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
         status_say("the checkpoint already has %u epochs, --epochs is %u%s%s", trainer->now.history.epochs,
                    job->epochs, job->export_path ? ": exported to " : ": nothing to do",

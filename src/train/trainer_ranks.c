@@ -24,6 +24,10 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
                ? status_set(STATUS_USAGE,
                             "CPUs cannot train together with a variant that scales the loss; use train-cuda, "
                             "train-tf32 or train-bf16")
+           : *mixed && trainer->train.optimizer.clip_norm > 0
+               ? status_set(STATUS_USAGE,
+                            "--clip-norm: CPUs and GPUs add up the norm in different orders, so "
+                            "their parameters would differ; drop --clip-norm or --rank-device")
                : STATUS_OK;
 }
 
@@ -110,7 +114,8 @@ enum status trainer_share_state(struct trainer *trainer)
     TRY(spread(&now->state.scale, sizeof now->state.scale));
     TRY(spread(now->state.parameters, bytes));
     TRY(spread(now->state.m, bytes));
-    return spread(now->state.v, bytes);
+    TRY(spread(now->state.v, bytes));
+    return now->state.ema ? spread(now->state.ema, bytes) : STATUS_OK;
 }
 
 /* Handles a failure after an exchange. An exchange in host memory returns the same status on all ranks. In an

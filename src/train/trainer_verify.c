@@ -13,6 +13,8 @@
 #define STRETCH 5
 /* Attempts at a step that overflows. This is more than enough: the loss scale reaches its minimum sooner. */
 #define VERIFY_TRIES 32
+/* Error of a moving average after STRETCH steps, relative to its norm: a few roundings of a float. */
+#define AVERAGE_ROUNDING 2e-7
 
 static uint32_t count_astray(const struct found *found)
 {
@@ -44,6 +46,20 @@ static bool went_astray(const struct model_tensor *tensor, double most, bool ski
     return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
 }
 
+/* Returns whether the moving average of a tensor differs from the oracle's. In a few steps, an average
+ * changes so little that the rounding of the average itself counts as well. */
+static bool average_went_astray(const struct model_tensor *tensor, double most, bool skips,
+                                const float *begin, const float *mine, const float *theirs)
+{
+    double off = 0, norm = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
+        norm += (double)theirs[i] * theirs[i];
+    }
+    return went_astray(tensor, most, skips, begin, mine, theirs) &&
+           !(sqrt(off) <= AVERAGE_ROUNDING * sqrt(norm));
+}
+
 /* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. Adam and AdamW
  * move idle values by whole steps in a direction that only rounding determines. */
 static void note_astray(struct trainer *trainer, const struct train_state *begin,
@@ -54,6 +70,9 @@ static void note_astray(struct trainer *trainer, const struct train_state *begin
     for (uint32_t t = 0; t < train->model->tensor_count; t++)
         trainer->found.astray[t] |= went_astray(&train->model->tensors[t], trainer->bounds.drift, skips,
                                                 begin->parameters, mine->parameters, theirs->parameters);
+    for (uint32_t t = 0; mine->ema && t < train->model->tensor_count; t++)
+        trainer->found.astray[t] |= average_went_astray(&train->model->tensors[t], trainer->bounds.drift,
+                                                        skips, begin->ema, mine->ema, theirs->ema);
 }
 
 static void compare_losses(struct trainer *trainer, const struct train_totals *mine,
@@ -189,7 +208,9 @@ static void note_different(struct trainer *trainer, const struct train_state *on
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         const struct model_tensor *tensor = &model->tensors[t];
         trainer->found.astray[t] |= memcmp(one->parameters + tensor->first, other->parameters + tensor->first,
-                                           tensor->values * sizeof *one->parameters) != 0;
+                                           tensor->values * sizeof *one->parameters) != 0 ||
+                                    (one->ema && memcmp(one->ema + tensor->first, other->ema + tensor->first,
+                                                        tensor->values * sizeof *one->ema) != 0);
     }
 }
 
@@ -231,7 +252,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     alone.exchange = NULL;
     enum status status = engine_oracle.open(&alone, &one, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)
-        room &= train_state_new(train->model->arena_values, &states[i]);
+        room &= train_state_for(train, &states[i]);
     if (status == STATUS_OK && !room)
         status = status_set(STATUS_FAILED, "out of memory to verify");
     status = comm_agree(status);

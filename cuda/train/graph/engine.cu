@@ -84,12 +84,29 @@ static const char *other_variant(const struct train *train)
     return train->forward_only ? "infer-cuda" : "train-cuda";
 }
 
+/* The kernels compute gradients and update the parameters at once. */
+static enum status accepts_recipe(const struct train *train)
+{
+    const char *option = train->optimizer.clip_norm > 0 ? "--clip-norm"
+                         : train->optimizer.average > 0 ? "--ema"
+                         : train_parts(train) > 1       ? "--accumulate"
+                                                        : NULL;
+    return option ? status_set(STATUS_USAGE,
+                               "it updates the parameters while it computes the gradients, so it "
+                               "does not support %s; use train-bf16, or drop %s",
+                               option, option)
+                  : STATUS_OK;
+}
+
 static enum status graph_accepts(const struct train *train)
 {
     const struct model *model = train->model;
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
+    if (train_mixes(train) || train->loss != LOSS_CROSS_ENTROPY)
+        return status_set(STATUS_USAGE, "its kernels have neither --mixup nor --cutmix nor --loss bce; drop "
+                                        "these options, or use train-bf16");
     if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
-        return STATUS_OK;
+        return accepts_recipe(train);
     return status_set(
         STATUS_USAGE,
         "supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "

@@ -1,7 +1,7 @@
 /* The engine of `train-vit` and `infer-vit`. One buffer holds all activations; arrange() divides it. A step
  * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
- * the backward pass, and updates the parameters. The graphs are captured anew when the number of samples
- * changes, for example for the short last batch of an epoch. */
+ * the backward pass, and updates the parameters. There are graphs for each number of samples, for example for
+ * the short last batch of an epoch. */
 #include "train/vit/engine.cuh"
 
 #include <stdlib.h>
@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/clip.cuh"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
 #include "train/shared_update.cuh"
@@ -18,6 +19,7 @@
 
 #define BLOCK_LAYERS 12 /* layers of a block in the model's table */
 #define BLOCKS_MAX   ((MODEL_LAYERS_MAX - 5) / BLOCK_LAYERS)
+#define GRAPHS       4     /* a step of several parts has two numbers of samples, and so has the last step */
 #define SAMPLES_MAX  32767 /* of a batch: two blocks per sample along an axis of the grid */
 #define PIECE_BYTES  256   /* alignment in the buffer of activations */
 
@@ -44,8 +46,8 @@ struct graphs {
 
 struct vit {
     const struct train *train;
-    int device;
-    uint32_t capacity; /* maximum number of samples of a batch */
+    int device, threads; /* threads: of the host, for live samples that the host draws */
+    uint32_t capacity;   /* maximum number of samples of a batch */
     cudaStream_t stream;
     struct allocations allocations;
     struct vit_multiplier *multiplier;
@@ -57,8 +59,10 @@ struct vit {
 
     struct train_state state; /* device memory */
     bf16 *parameters;         /* rounded */
-    float *gradients, *partial;
-    uint8_t *decays;
+    /* `added`: what the backward pass writes. It is `gradients` unless a step has several parts. */
+    float *gradients, *added, *partial;
+    struct tensor_update *groups;  /* how to update VIT_GROUP_VALUES parameters each */
+    struct device_clip *clip;      /* NULL: gradients are not clipped */
     struct exchange_update shared; /* for an exchange that updates the parameters */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
@@ -79,7 +83,7 @@ struct vit {
     struct device_feed feed;
     struct device_losses losses;
     struct device_progress progress;
-    struct graphs graphs[2];              /* of full batches, and of the latest other number of samples */
+    struct graphs graphs[GRAPHS];
     cudaEvent_t gather_begin, gather_end; /* around the gather of the middle step of a call of steps() */
     uint64_t steps;                       /* since the last totals() */
 };
@@ -137,8 +141,10 @@ static enum status vit_accepts(const struct train *train)
             "it supports only widths up to %d and heads of 16, 32 or 64 values, with patches of "
             "a multiple of 8 values; use train-omp",
             VIT_WIDTH_MAX);
-    if (train_share_max(train) > SAMPLES_MAX)
-        return status_set(STATUS_USAGE, "it supports at most %d samples per GPU and step; lower --batch",
+    if (train_part_max(train) > SAMPLES_MAX)
+        return status_set(STATUS_USAGE,
+                          "it supports at most %d samples per GPU at a time; lower --batch, or raise "
+                          "--accumulate",
                           SAMPLES_MAX);
     return STATUS_OK;
 }
@@ -293,25 +299,25 @@ static enum status open_paths(struct vit *vit)
                                                 vit->path_count * sizeof *paths, vit->stream);
 }
 
-/* Writes which parameters decay: an entry per VIT_DECAY_VALUES values, because tensors begin at multiples of
- * this number. */
-static enum status open_decays(struct vit *vit)
+/* Writes how to update the parameters: an entry per VIT_GROUP_VALUES values, because tensors begin at
+ * multiples of this number. */
+static enum status open_groups(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    const size_t entries = model->arena_values / VIT_DECAY_VALUES;
-    uint8_t *decays = static_cast<uint8_t *>(calloc(entries, sizeof *decays));
-    if (!decays)
+    const size_t entries = model->arena_values / VIT_GROUP_VALUES, bytes = entries * sizeof *vit->groups;
+    struct tensor_update *groups = static_cast<struct tensor_update *>(calloc(1, bytes));
+    if (!groups)
         return status_set(STATUS_FAILED, "vit: out of memory");
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
-        const size_t end = (tensor->first + tensor->values + VIT_DECAY_VALUES - 1) / VIT_DECAY_VALUES;
-        for (size_t entry = tensor->first / VIT_DECAY_VALUES; entry < end; entry++)
-            decays[entry] = tensor->decays;
+        const size_t end = (tensor->first + tensor->values + VIT_GROUP_VALUES - 1) / VIT_GROUP_VALUES;
+        for (size_t entry = tensor->first / VIT_GROUP_VALUES; entry < end; entry++)
+            groups[entry] = train_update_of(vit->train, tensor);
     }
-    enum status status = allocate_copy(&vit->allocations, &vit->decays, decays, entries, vit->stream);
+    enum status status = allocate_copy(&vit->allocations, &vit->groups, groups, bytes, vit->stream);
     if (status == STATUS_OK)
         status = cuda_status(cudaStreamSynchronize(vit->stream), "cudaStreamSynchronize", __FILE__, __LINE__);
-    free(decays);
+    free(groups);
     return status;
 }
 
@@ -331,17 +337,23 @@ static enum status open_learning(struct vit *vit)
     const struct model *model = vit->train->model;
     TRY(moments_open(vit->train, &vit->state, &vit->allocations, vit->stream));
     TRY(allocate_zeros(&vit->allocations, &vit->gradients, model->arena_values, vit->stream));
+    vit->added = vit->gradients;
+    if (train_parts(vit->train) > 1)
+        TRY(allocate_zeros(&vit->allocations, &vit->added, model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->partial, partial_values(vit)));
     TRY(allocate(&vit->allocations, &vit->losses.losses, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.right, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.totals, 1));
-    TRY(open_decays(vit));
+    TRY(open_groups(vit));
+    if (train_averages(vit->train))
+        TRY(allocate(&vit->allocations, &vit->state.ema, model->arena_values));
+    TRY(clip_open(vit->train, &vit->allocations, &vit->clip));
     vit->shared = {.gradients = vit->gradients,
                    .parameters = vit->state.parameters,
                    .m = vit->state.m,
                    .v = vit->state.v,
                    .rounded = vit->parameters,
-                   .decays = vit->decays};
+                   .groups = vit->groups};
     TRY(shared_update_open(vit->train, &vit->allocations, &vit->shared));
     TRY(device_progress_open(&vit->progress));
     return totals_clear(vit->losses.totals, vit->stream);
@@ -362,11 +374,10 @@ static enum status open_all(struct vit *vit)
     TRY(open_activations(vit));
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->parameters, train->model->arena_values));
-    TRY(allocate(&vit->allocations, &vit->batch.numbers, vit->capacity));
-    TRY(allocate(&vit->allocations, &vit->batch.labels, vit->capacity));
-    TRY(allocate(&vit->allocations, &vit->batch.moves, vit->capacity));
+    TRY(device_batch_allocate(train, vit->capacity, &vit->batch, &vit->allocations));
     TRY(device_sets_open(train, vit->sets, &vit->allocations, vit->stream));
-    TRY(device_feed_open(&vit->feed, train, vit->device, &vit->allocations));
+    const struct resources resources = {.threads = vit->threads, .device = vit->device};
+    TRY(device_feed_open(&vit->feed, train, &resources, &vit->allocations));
     if (!train->forward_only)
         TRY(open_learning(vit));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
@@ -410,7 +421,8 @@ static enum status vit_open(const struct train *train, const struct resources *r
         return status_set(STATUS_FAILED, "vit: out of memory");
     vit->train = train;
     vit->device = resources->device;
-    vit->capacity = train_share_max(train);
+    vit->threads = resources->threads;
+    vit->capacity = train_part_max(train);
     return open_all(vit);
 }
 
@@ -466,7 +478,7 @@ static enum status linear_backward(struct vit *vit, const struct layer *layer, u
     struct vit_linear linear = linear_of(layer, rows);
     if (layer == vit->head)
         linear.apart = vit->logit_apart;
-    TRY(vit_linear_weights(vit->multiplier, &linear, deltas, inputs, vit->gradients + layer->weight,
+    TRY(vit_linear_weights(vit->multiplier, &linear, deltas, inputs, vit->added + layer->weight,
                            vit->stream));
     return in_deltas ? vit_linear_inputs(vit->multiplier, &linear, deltas, vit->parameters + layer->weight,
                                          in_deltas, vit->stream)
@@ -568,9 +580,9 @@ static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, c
                                            .later = norm->first_tokens ? nullptr : vit->deltas,
                                            .sums = vit->deltas,
                                            .branch = norm->factors ? vit->branch_deltas : nullptr,
-                                           .weight = vit->gradients + layer->weight,
-                                           .bias = vit->gradients + layer->bias,
-                                           .branch_bias = before ? vit->gradients + before->bias : nullptr};
+                                           .weight = vit->added + layer->weight,
+                                           .bias = vit->added + layer->bias,
+                                           .branch_bias = before ? vit->added + before->bias : nullptr};
     return vit_add_norm_backward(norm, &deltas, vit->partial, vit->stream);
 }
 
@@ -581,7 +593,7 @@ static enum status hidden_backward(struct vit *vit, const struct block *block, u
     TRY(linear_backward(vit, block->fc2, rows, saved->active, branch_deltas(vit, block->factors2),
                         vit->wide_deltas));
     TRY(vit_gelu_backward(saved->hidden, rows, hidden_width(vit), vit->wide_deltas,
-                          vit->gradients + block->fc1->bias, vit->partial, vit->stream));
+                          vit->added + block->fc1->bias, vit->partial, vit->stream));
     return linear_backward(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
 }
 
@@ -594,8 +606,8 @@ static enum status attention_backward(struct vit *vit, const struct block *block
                         vit->in_deltas));
     TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
                                vit->wide_deltas, vit->stream));
-    TRY(vit_column_sums(vit->wide_deltas, rows, 3 * shape.width, vit->gradients + block->qkv->bias,
-                        vit->partial, vit->stream));
+    TRY(vit_column_sums(vit->wide_deltas, rows, 3 * shape.width, vit->added + block->qkv->bias, vit->partial,
+                        vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
@@ -620,7 +632,7 @@ static enum status head_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_norm norm = last_norm_of(vit, count, true);
     TRY(vit_logits_backward(vit->logit_deltas, count, vit->train->model->classes, vit->logit_apart,
-                            vit->logit_rounded, vit->gradients + vit->head->bias, vit->partial, vit->stream));
+                            vit->logit_rounded, vit->added + vit->head->bias, vit->partial, vit->stream));
     TRY(linear_backward(vit, vit->head, count, vit->class_norms, vit->logit_rounded, vit->class_deltas));
     return norm_backward(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2);
 }
@@ -630,11 +642,10 @@ static enum status patches_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_rows shape = rows_of(vit, count);
     const uint32_t rows = count * (shape.tokens - 1);
-    TRY(vit_tokens_backward(&shape, vit->deltas, vit->gradients + vit->token_layer->weight,
-                            vit->gradients + vit->token_layer->bias, vit->in_deltas, vit->partial,
-                            vit->stream));
-    TRY(vit_column_sums(vit->in_deltas, rows, shape.width, vit->gradients + vit->patch_layer->bias,
-                        vit->partial, vit->stream));
+    TRY(vit_tokens_backward(&shape, vit->deltas, vit->added + vit->token_layer->weight,
+                            vit->added + vit->token_layer->bias, vit->in_deltas, vit->partial, vit->stream));
+    TRY(vit_column_sums(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, vit->partial,
+                        vit->stream));
     return linear_backward(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
 }
 
@@ -654,11 +665,17 @@ static enum status exchange_layers(struct vit *vit, uint32_t first, uint32_t end
     return STATUS_OK;
 }
 
-/* Computes and exchanges the gradients. A rank without samples in this step has gradients of zero. */
-static enum status backward(struct vit *vit, uint32_t count)
+static enum status exchange_end(struct vit *vit)
+{
+    struct exchange *exchange = vit->train->exchange;
+    return exchange ? exchange->method->end(exchange, vit->stream) : STATUS_OK;
+}
+
+/* Computes and exchanges the gradients of a step of one part. A rank without samples in this step has
+ * gradients of zero. */
+static enum status backward_exchange(struct vit *vit, uint32_t count)
 {
     const struct model *model = vit->train->model;
-    struct exchange *exchange = vit->train->exchange;
     size_t end = model->arena_values;
     uint32_t layer = model->layer_count;
     if (count == 0)
@@ -675,7 +692,21 @@ static enum status backward(struct vit *vit, uint32_t count)
     if (count > 0)
         TRY(patches_backward(vit, count));
     TRY(exchange_layers(vit, 0, layer, &end));
-    return exchange ? exchange->method->end(exchange, vit->stream) : STATUS_OK;
+    return exchange_end(vit);
+}
+
+/* Computes the gradients of one of several parts of a step. The kernels overwrite vit->added. */
+static enum status backward_part(struct vit *vit, uint32_t count)
+{
+    TRY(head_backward(vit, count));
+    for (uint32_t i = vit->block_count; i-- > 0;)
+        TRY(block_backward(vit, i, count));
+    return patches_backward(vit, count);
+}
+
+static enum status backward(struct vit *vit, uint32_t count)
+{
+    return train_parts(vit->train) == 1 ? backward_exchange(vit, count) : backward_part(vit, count);
 }
 
 /* ---- Graphs ---- */
@@ -697,10 +728,13 @@ static enum status record(struct vit *vit, uint32_t count, bool back, cudaGraphE
     return status;
 }
 
-/* Returns the graphs for `count` samples, after capturing them if necessary. */
+/* Returns the graphs for `count` samples, after capturing them if necessary. If all places are taken,
+ * replaces the graphs in the last one. */
 static enum status graphs_for(struct vit *vit, uint32_t count, struct graphs **into)
 {
-    struct graphs *graphs = &vit->graphs[count != train_share(vit->train, 0).count];
+    struct graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
+    while (graphs < last && graphs->backward && graphs->count != count)
+        graphs++;
     *into = graphs;
     if (graphs->backward && graphs->count == count)
         return STATUS_OK;
@@ -721,18 +755,17 @@ static enum status launch(struct vit *vit, cudaGraphExec_t graph)
 
 /* ---- Steps ---- */
 
-static enum status gather_step(struct vit *vit, uint32_t epoch, uint32_t step, uint32_t count)
+/* Makes a part of a step the current batch. `set` has the samples of the whole step, or all samples.
+ * `skipped`: samples of this rank before this part. */
+static enum status gather_part(struct vit *vit, const struct device_set *set, uint32_t epoch, uint32_t step,
+                               const struct share *part, size_t skipped)
 {
     const struct train *train = vit->train;
-    struct device_set set = vit->sets[DATA_TRAIN];
-    bool live = device_feed_is_live(&vit->feed);
+    const struct device_set after = device_set_after(set, train->data, skipped);
+    const uint32_t count = (uint32_t)part->count;
     RANGE(GATHER);
-    TRY(batch_draw(train, &set, &vit->batch, epoch, step, count, vit->stream));
-    if (live)
-        TRY(device_feed_take(&vit->feed, epoch, step, vit->stream, &set));
-    TRY(vit_patches(train->data, &set, &vit->batch, count, vit->patch, vit->patches, vit->stream));
-    if (live)
-        TRY(device_feed_release(&vit->feed, vit->stream));
+    TRY(batch_draw(train, set, &vit->batch, epoch, step, part, vit->stream));
+    TRY(vit_patches(train->data, &after, &vit->batch, count, vit->patch, vit->patches, vit->stream));
     return vit->path_count == 0
                ? STATUS_OK
                : vit_factors(vit->paths, vit->path_count, train->seed, epoch, vit->batch.numbers, count,
@@ -742,30 +775,87 @@ static enum status gather_step(struct vit *vit, uint32_t epoch, uint32_t step, u
 static enum status update(struct vit *vit, const struct update *update)
 {
     const struct train *train = vit->train;
+    const size_t values = train->model->arena_values;
     RANGE(UPDATE);
-    return vit_update(update, train->model->arena_values, vit->decays, vit->gradients, &vit->state,
-                      vit->parameters, vit->stream);
+    TRY(clip_find(&train->optimizer, values, vit->gradients, NULL, vit->clip, vit->losses.totals,
+                  vit->stream));
+    return vit_update(update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
+                      vit->stream);
 }
 
-static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, const struct share *share)
+/* Computes the gradients of a part of a step; see backward(). */
+static enum status learn_part(struct vit *vit, uint64_t number, const struct share *part)
 {
-    const struct train *train = vit->train;
-    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    const struct update at = optimizer_at(&train->optimizer, &train->schedule, number);
-    const bool shared = exchange_updates(train->exchange);
     struct pass pass = {};
     struct graphs *graphs;
     pass.stream = vit->stream;
-    pass.count = (uint32_t)share->count;
-    pass.total = (uint32_t)share->total;
+    pass.count = (uint32_t)part->count;
+    pass.total = (uint32_t)part->total;
     TRY(graphs_for(vit, pass.count, &graphs));
     if (pass.count > 0) {
         TRY(launch(vit, graphs->forward));
-        TRY(loss_take(train, vit->logits, vit->batch.labels, &pass, number, vit->logit_deltas, &vit->losses));
+        TRY(loss_take(vit->train, vit->logits, &vit->batch, &pass, number, vit->logit_deltas, &vit->losses));
     }
+    return launch(vit, graphs->backward);
+}
+
+/* Computes the gradients of one of several parts of a step, and adds them to those of the parts before it. */
+static enum status add_part(struct vit *vit, uint64_t number, const struct share *part, bool first)
+{
+    const size_t values = vit->train->model->arena_values, bytes = values * sizeof *vit->gradients;
+    if (part->count == 0) {
+        if (first)
+            CUDA_TRY(cudaMemsetAsync(vit->gradients, 0, bytes, vit->stream));
+        return STATUS_OK;
+    }
+    TRY(learn_part(vit, number, part));
+    if (first)
+        return arena_copy(vit->train, vit->gradients, vit->added, vit->stream);
+    return values_add(vit->added, values, vit->gradients, vit->stream);
+}
+
+/* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
+ * the first part. Live samples are released after the last gather. */
+static enum status learn_parts(struct vit *vit, uint32_t epoch, uint32_t step, const struct share *share,
+                               bool timed)
+{
+    const struct train *train = vit->train;
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const bool live = device_feed_is_live(&vit->feed) && share->count > 0;
+    const uint32_t parts = train_parts(train);
+    struct device_set set = vit->sets[DATA_TRAIN];
+    if (timed)
+        CUDA_TRY(cudaEventRecord(vit->gather_begin, vit->stream));
+    if (live)
+        TRY(device_feed_take(&vit->feed, epoch, step, vit->stream, &set));
+    for (uint32_t i = 0; i < parts; i++) {
+        const struct share part = train_part(train, share, i);
+        if (part.count > 0)
+            TRY(gather_part(vit, &set, epoch, step, &part, part.first - share->first));
+        if (live && i == parts - 1)
+            TRY(device_feed_release(&vit->feed, vit->stream));
+        if (timed && i == 0)
+            CUDA_TRY(cudaEventRecord(vit->gather_end, vit->stream));
+        TRY(parts == 1 ? learn_part(vit, number, &part) : add_part(vit, number, &part, i == 0));
+    }
+    return STATUS_OK;
+}
+
+static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, bool timed)
+{
+    const struct train *train = vit->train;
+    const struct share share = train_share(train, step);
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct update at = optimizer_at(&train->optimizer, &train->schedule, number);
+    const bool shared = exchange_updates(train->exchange);
+    size_t end = train->model->arena_values;
     if (shared)
         TRY(shared_update_begin(&vit->shared, &at, vit->stream));
-    TRY(launch(vit, graphs->backward));
+    TRY(learn_parts(vit, epoch, step, &share, timed));
+    if (train_parts(train) > 1) {
+        TRY(exchange_layers(vit, 0, train->model->layer_count, &end));
+        TRY(exchange_end(vit));
+    }
     return shared ? STATUS_OK : update(vit, &at);
 }
 
@@ -776,14 +866,7 @@ static enum status vit_steps(void *state, uint32_t epoch, uint32_t first, uint32
     CUDA_TRY(cudaSetDevice(vit->device));
     device_feed_plan_timings(&vit->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
-        const struct share share = train_share(vit->train, step);
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(vit->gather_begin, vit->stream));
-        if (share.count > 0)
-            TRY(gather_step(vit, epoch, step, (uint32_t)share.count));
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(vit->gather_end, vit->stream));
-        TRY(learn(vit, epoch, step, &share));
+        TRY(learn(vit, epoch, step, step == timed));
         TRY(device_progress_step(&vit->progress, vit->losses.totals, 1, vit->stream));
     }
     vit->steps += count;
@@ -791,7 +874,7 @@ static enum status vit_steps(void *state, uint32_t epoch, uint32_t first, uint32
 }
 
 /* `data_s` is the gather time of one step times the number of steps, because events around every step would
- * slow the steps down. */
+ * slow the steps down. It is not known for steps in parts. */
 static enum status vit_totals(void *state, struct train_totals *totals)
 {
     struct vit *vit = static_cast<struct vit *>(state);
@@ -806,6 +889,8 @@ static enum status vit_totals(void *state, struct train_totals *totals)
     totals->data_s = 1e-3 * gather_ms * (double)vit->steps;
     if (device_feed_is_live(&vit->feed))
         TRY(device_feed_totals(&vit->feed, vit->steps, totals));
+    if (train_parts(vit->train) > 1)
+        totals->data_s = -1;
     device_progress_clear(&vit->progress);
     vit->steps = 0;
     return totals_clear(vit->losses.totals, vit->stream);

@@ -152,13 +152,13 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
 
 /* ---- Parameters (update.cu) ---- */
 
-#define VIT_DECAY_VALUES MODEL_ALIGNMENT /* values per entry of `decays` */
+#define VIT_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of `groups` */
 
-/* Runs optimizer_step() on all parameters, and rounds them to bf16. decays[i] says whether weight decay
- * applies to the parameters VIT_DECAY_VALUES * i and after. */
-enum status vit_update(const struct update *update, size_t values, const uint8_t *decays,
-                       const float *gradients, const struct train_state *state, bf16 *rounded,
-                       cudaStream_t stream);
+/* Runs optimizer_step() on all parameters, updates their moving average, if there is one, and rounds the
+ * parameters to bf16. groups[i] is for the parameters VIT_GROUP_VALUES * i and after. `clip` may be NULL. */
+enum status vit_update(const struct update *update, size_t values, const struct tensor_update *groups,
+                       const struct device_clip *clip, const float *gradients,
+                       const struct train_state *state, bf16 *rounded, cudaStream_t stream);
 /* Rounds `count` values, a multiple of 2, to bf16. */
 enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
 

@@ -10,29 +10,55 @@ struct patch_plan {
     enum dtype type;
     struct shape shape;
     uint32_t count;           /* groups of TAPS values in the batch */
+    uint32_t samples;         /* samples in the batch */
     struct divider sample;    /* groups per sample */
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
     size_t sample_bytes;
-    bool batch_alone; /* see struct device_set */
+    bool batch_alone, partners; /* see struct device_set */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
-/* The normalised value of one tap of a patch. A tap is (channel, y, x) in the patch. */
-static __device__ __forceinline__ float tap_at(const struct patch_plan &plan, const uint8_t *sample,
-                                               const struct draw_move *move, uint32_t patch, uint32_t tap)
+/* An entry of the batch: its stored values and its move. */
+struct patch_source {
+    const uint8_t *sample;
+    struct draw_move move;
+};
+
+static __device__ __forceinline__ struct patch_source
+source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
+{
+    const uint32_t at = stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j);
+    return {stored + at * plan.sample_bytes, batch.moves[j]};
+}
+
+/* The normalised value of an entry at row y and column x of a channel. */
+static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
+                                                 const struct patch_source &source, uint32_t channel,
+                                                 uint32_t y, uint32_t x)
+{
+    int32_t from = draw_moved(&source.move, plan.shape.height, plan.shape.width, y, x);
+    size_t first = (size_t)channel * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, source.sample, first + (size_t)from);
+    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+}
+
+/* The value of one tap of a patch. A tap is (channel, y, x) in the patch. */
+template <bool MIXES>
+static __device__ __forceinline__ float
+tap_at(const struct patch_plan &plan, const struct mix &mix, const struct patch_source &own,
+       const struct patch_source &partner, uint32_t patch, uint32_t tap)
 {
     uint32_t channel = plan.row.quotient(tap), pixel = tap - channel * plan.row.by;
     uint32_t line = plan.size.quotient(pixel), down = plan.across.quotient(patch);
     uint32_t y = down * plan.size.by + line;
     uint32_t x = (patch - down * plan.across.by) * plan.size.by + pixel - line * plan.size.by;
-    int32_t from = draw_moved(move, plan.shape.height, plan.shape.width, y, x);
-    size_t first = (size_t)channel * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+    float value = value_at(plan, own, channel, y, x);
+    return MIXES ? mix_value(&mix, y, x, value, value_at(plan, partner, channel, y, x)) : value;
 }
 
+template <bool MIXES>
 static __global__ void patches_kernel(const struct patch_plan plan, const uint8_t *stored,
                                       const struct device_batch batch, uint4 *patches)
 {
@@ -41,13 +67,13 @@ static __global__ void patches_kernel(const struct patch_plan plan, const uint8_
         return;
     uint32_t j = plan.sample.quotient(i), group = i - j * plan.sample.by;
     uint32_t patch = plan.patch.quotient(group), tap = (group - patch * plan.patch.by) * TAPS;
-    const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
-    const struct draw_move move = batch.moves[j];
+    const struct patch_source own = source_of(plan, stored, batch, j);
+    const struct patch_source partner = MIXES ? source_of(plan, stored, batch, plan.samples + j) : own;
     __nv_bfloat162 pair[TAPS / 2];
 #pragma unroll
     for (int t = 0; t < TAPS; t += 2)
-        pair[t / 2] = __floats2bfloat162_rn(tap_at(plan, sample, &move, patch, tap + t),
-                                            tap_at(plan, sample, &move, patch, tap + t + 1));
+        pair[t / 2] = __floats2bfloat162_rn(tap_at<MIXES>(plan, batch.mix, own, partner, patch, tap + t),
+                                            tap_at<MIXES>(plan, batch.mix, own, partner, patch, tap + t + 1));
     patches[i] = *reinterpret_cast<const uint4 *>(pair);
 }
 
@@ -59,6 +85,7 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
     struct patch_plan plan = {.type = data->type,
                               .shape = data->shape,
                               .count = count * groups,
+                              .samples = count,
                               .sample = divider_of(groups),
                               .patch = divider_of(data->shape.channels * pixels / TAPS),
                               .across = divider_of(data->shape.width / patch),
@@ -66,14 +93,16 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                               .row = divider_of(pixels),
                               .sample_bytes = data->sample_bytes,
                               .batch_alone = set->batch_alone,
+                              .partners = set->partners,
                               .scale = {},
                               .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
     }
-    patches_kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(
-        plan, static_cast<const uint8_t *>(set->values), *batch, reinterpret_cast<uint4 *>(patches));
+    auto *kernel = batch->mix.share < 1 ? patches_kernel<true> : patches_kernel<false>;
+    kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
+                                                         *batch, reinterpret_cast<uint4 *>(patches));
     CUDA_TRY_LAUNCH("patches_kernel");
     return STATUS_OK;
 }

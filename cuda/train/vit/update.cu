@@ -1,19 +1,23 @@
 /* The optimizer, and the parameters in bf16. */
 #include "common/check.cuh"
+#include "train/clip.cuh"
 #include "train/vit/kernels.cuh"
 
 #define VALUES 4 /* per thread: 16 bytes of fp32 */
 
 static __global__ void __launch_bounds__(BLOCK)
-    update_kernel(const struct update all, size_t groups, const uint8_t *decays, const float4 *gradients,
-                  float4 *parameters, float4 *m, float4 *v, uint2 *rounded)
+    update_kernel(struct update all, size_t count, const struct tensor_update *groups,
+                  const struct device_clip *clip, const float4 *gradients, float4 *parameters, float4 *m,
+                  float4 *v, float4 *averages, uint2 *rounded)
 {
     const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i >= groups)
+    if (i >= count)
         return;
+    if (clip)
+        all.clip = clip->factor;
     const float4 gradient = gradients[i];
     float4 parameter = parameters[i], first = m[i], second = v[i];
-    const struct update update = optimizer_of(&all, decays[i * VALUES / VIT_DECAY_VALUES]);
+    const struct update update = optimizer_of(&all, groups[i * VALUES / VIT_GROUP_VALUES]);
     optimizer_step(&update, gradient.x, &parameter.x, &first.x, &second.x);
     optimizer_step(&update, gradient.y, &parameter.y, &first.y, &second.y);
     optimizer_step(&update, gradient.z, &parameter.z, &first.z, &second.z);
@@ -21,20 +25,29 @@ static __global__ void __launch_bounds__(BLOCK)
     parameters[i] = parameter;
     m[i] = first;
     v[i] = second;
+    if (averages) {
+        float4 average = averages[i];
+        average.x = optimizer_average(&update, average.x, parameter.x);
+        average.y = optimizer_average(&update, average.y, parameter.y);
+        average.z = optimizer_average(&update, average.z, parameter.z);
+        average.w = optimizer_average(&update, average.w, parameter.w);
+        averages[i] = average;
+    }
     const __nv_bfloat162 low = __floats2bfloat162_rn(parameter.x, parameter.y);
     const __nv_bfloat162 high = __floats2bfloat162_rn(parameter.z, parameter.w);
     rounded[i] = {*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high)};
 }
 
-enum status vit_update(const struct update *update, size_t values, const uint8_t *decays,
-                       const float *gradients, const struct train_state *state, bf16 *rounded,
-                       cudaStream_t stream)
+enum status vit_update(const struct update *update, size_t values, const struct tensor_update *groups,
+                       const struct device_clip *clip, const float *gradients,
+                       const struct train_state *state, bf16 *rounded, cudaStream_t stream)
 {
-    const size_t groups = values / VALUES; /* no rest: an arena is a multiple of VIT_DECAY_VALUES values */
-    update_kernel<<<blocks_for(groups), BLOCK, 0, stream>>>(
-        *update, groups, decays, reinterpret_cast<const float4 *>(gradients),
+    const size_t count = values / VALUES; /* no rest: an arena is a multiple of VIT_GROUP_VALUES values */
+    update_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
+        *update, count, groups, clip, reinterpret_cast<const float4 *>(gradients),
         reinterpret_cast<float4 *>(state->parameters), reinterpret_cast<float4 *>(state->m),
-        reinterpret_cast<float4 *>(state->v), reinterpret_cast<uint2 *>(rounded));
+        reinterpret_cast<float4 *>(state->v), reinterpret_cast<float4 *>(state->ema),
+        reinterpret_cast<uint2 *>(rounded));
     CUDA_TRY_LAUNCH("update_kernel");
     return STATUS_OK;
 }
