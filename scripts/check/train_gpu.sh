@@ -153,16 +153,16 @@ cudnn() {
     fi
     # Checks odd filter and image sizes, a partial last batch and 3-D convolutions. Then checks that two runs give
     # bit-identical results.
-    while read -r model data batch size extra; do
+    while read -r net data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
-        check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
-            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
+        check "cuDNN: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
     # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size.
-    while read -r model data batch size extra; do
+    while read -r net data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
-        check "cuDNN, measured: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
-            --cudnn-benchmark --verify --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
+        check "cuDNN, measured: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
+            --cudnn-benchmark --verify --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
             --epochs 2 $extra
     done <<<$'lenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\ncnn-fdsl synth 33 100 --res 32'
     check '--cudnn-benchmark is refused without cuDNN' fails_with 2 'works only with train-cudnn' \
