@@ -29,7 +29,7 @@ struct contender {
 };
 static const struct contender contenders[] = {
     {&engine_cuda, 1e-4, 1e-4, 1e-4}, {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
-    {&engine_bf16, 5e-2, 0.4, 8e-2},  {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_bf16, 5e-2, 0.4, 4e-2},   {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
 #ifdef HAVE_CUBLAS
     {&engine_vit, 5e-2, 5e-2, 4e-2},
 #endif
@@ -248,7 +248,7 @@ static const struct trial trials[] = {
 /* Clipping, the moving average, layer decay and steps in parts. The last step of an epoch is short. */
 static const struct trial recipes[] = {
     {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
-    {"lenet", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {}, {}, 7},
+    {"lenet", picture, 10, 65, 100, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {}, {}, 7},
     {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
     {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, {}, {}, 5},
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},

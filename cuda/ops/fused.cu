@@ -29,7 +29,8 @@ struct fused_plan {
     bool fits;                    /* output tiles fit */
     bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
     uint32_t tile_rows, groups, outputs;
-    uint32_t arrivals;                 /* lanes of a consumer that arrive at the barrier of an output tile */
+    uint32_t arrivals; /* lanes of a consumer that arrive at the barrier of an output tile: all lanes if the
+                          writer reads the tile with plain loads */
     uint32_t value_bytes, scale_bytes; /* per output row in shared memory */
     uint32_t buffers_at, shared_bytes; /* shared memory: output tiles, then a buffer per consumer */
 };
@@ -334,9 +335,8 @@ static __device__ __forceinline__ void write_tiles(const struct fused_job &fused
         }
         if (count > 0)
             bulk_store_wait();
-        __syncwarp();
-        if (lane < count)
-            barrier_arrive(&pipeline.empty[place.slot]);
+        for (uint32_t k = 0; k < count; k++) /* all lanes have read the tiles, so each of them arrives */
+            barrier_arrive(&pipeline.empty[__shfl_sync(ALL_LANES, place.slot, k)]);
         advance(next, count, plan.outputs);
         scan_move(scan, tile_of_turn(turn + count));
     }
@@ -356,7 +356,7 @@ static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
         barrier_init(&pipeline.loaded[threadIdx.x], 1);
     if (threadIdx.x < OUTPUTS_MAX) {
         barrier_init(&pipeline.full[threadIdx.x], plan.tile_rows * plan.arrivals);
-        barrier_init(&pipeline.empty[threadIdx.x], 1);
+        barrier_init(&pipeline.empty[threadIdx.x], WARP_LANES);
         hash_keys_begin(pipeline.keys);
     }
     for (uint32_t entry = threadIdx.x; entry < REPORTS; entry += blockDim.x)
@@ -385,7 +385,7 @@ static struct fused_plan plan_for(const struct gpu_ops *gpu, uint32_t tile_rows,
     plan.loads_bulk = gpu->bulk && row_kind_of(row_bytes, gpu->ops->format.columns) != ROW_ANY &&
                       gpu->ops->format.columns <= ROW_VALUES_MAX;
     plan.stores_bulk = gpu->bulk && value_bytes % 16 == 0;
-    plan.arrivals = plan.stores_bulk ? 1 : WARP_LANES;
+    plan.arrivals = plan.stores_bulk && !ops_array_bytes(gpu->ops, OPS_SCALES) ? 1 : WARP_LANES;
     plan.outputs = OUTPUTS_MAX;
     plan.fits = true;
     if (plan.loads_bulk)

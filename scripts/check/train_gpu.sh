@@ -129,14 +129,14 @@ cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9'
 [[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
-vit-micro digits 64 200 --checkpoint-activations
+vit-micro digits 64 200 --checkpoint-activations --optimizer sgd --lr 0.01
 vit-micro digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
 vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
 vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
-vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9
+vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9 --optimizer sgd --lr 0.01
 vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1'
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
