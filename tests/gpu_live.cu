@@ -322,7 +322,7 @@ static void learn(const struct set *set, const struct model_table *table, enum d
     train.seed = 5;
     train.batch = set->batch;
     train.generator = set->generator;
-    train.augment = {2, true};
+    train.augment = {.shift = 2, .flip = true};
     train.optimizer = {OPTIMIZER_ADAM, 0.9, 0.9, 0.999, 1e-8, 0};
     train.schedule = {SCHEDULE_CONSTANT, 0.001, 0, 1, 1, 1};
     if (!train_state_new(model.arena_values, into) || !train_state_new(model.arena_values, &begin))

@@ -486,7 +486,7 @@ Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
     for (size_t e = 0; e < COUNT_OF(engines); e++) {
         struct net net;
         net_open(&net, engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
-        net.train.augment = (struct augment){2, true};
+        net.train.augment = (struct augment){.shift = 2, .flip = true};
         expect_equal_training(engines[e], &net, 3, NULL, 2);
         net_close(&net);
     }
