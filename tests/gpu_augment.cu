@@ -1,6 +1,7 @@
 /* Compares the augmentation of training samples on the device with that on the host, bit for bit: every
- * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies and
- * erasing. Then measures the time per image. make check-gpu runs this program.
+ * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies,
+ * erasing and mixing, on one rank and on several. Then measures the time per image. make check-gpu runs this
+ * program.
  *
  *     gpu_augment [--short]   --short: small images and no times; for compute-sanitizer
  *
@@ -91,26 +92,37 @@ struct trial {
     struct shape canvas, shape;
     struct augment augment;
     uint32_t batch, count; /* samples of a step, and of the training set */
+    struct mixing mixing;
+    uint32_t rank, ranks; /* 0 ranks mean 1 */
 };
 
-static void open_trial(const struct trial *trial, struct data *data, struct train *train)
+/* `model` has only a shape. */
+static void open_trial(const struct trial *trial, struct data *data, struct model *model, struct train *train)
 {
     const size_t canvas = shape_values(&trial->canvas);
+    *model = {};
+    model->input = trial->shape;
     *data = {};
     data->shape = trial->shape;
     data->type = DTYPE_U8;
-    data->classes = 2;
+    data->classes = trial->count;
     data->sample_values = data->sample_bytes = shape_values(&trial->shape);
     data->canvas = trial->canvas;
     data->canvas_bytes = canvas;
     struct data_set *set = &data->sets[DATA_TRAIN];
     set->count = trial->count;
     set->values = host<uint8_t>(trial->count * canvas);
-    set->labels = static_cast<uint32_t *>(must_have(calloc(trial->count, sizeof(uint32_t))));
+    set->labels = host<uint32_t>(trial->count);
+    for (uint32_t i = 0; i < trial->count; i++)
+        set->labels[i] = i;
     fill(static_cast<uint8_t *>(set->values), trial->count * canvas);
     data_normalise(data, true);
     *train = {};
+    train->model = model;
     train->data = data;
+    train->mixing = trial->mixing;
+    train->rank = trial->rank;
+    train->ranks = trial->ranks;
     train->seed = 11;
     train->batch = trial->batch;
     train->augment = trial->augment;
@@ -138,59 +150,97 @@ static void open_device(const struct train *train, struct on_device *device)
                        nullptr));
     must(allocate_copy(allocations, &device->set.labels, set->labels, set->count * sizeof *set->labels,
                        nullptr));
-    must(allocate(allocations, &device->batch.numbers, train->batch));
-    must(allocate(allocations, &device->batch.labels, train->batch));
-    must(allocate(allocations, &device->batch.moves, train->batch));
+    must(device_batch_allocate(train, train->batch, &device->batch, allocations));
     must(allocate(allocations, &device->values, train->batch * data->sample_values));
 }
 
 /* Runs a step on the device: its images, and the values that the network gets. */
-static void run_step(const struct train *train, const struct on_device *device, uint32_t epoch, uint32_t step,
-                     uint32_t count, struct device_set *set)
+static void run_step(const struct train *train, struct on_device *device, uint32_t epoch, uint32_t step,
+                     struct device_set *set)
 {
+    const struct share share = train_share(train, step);
+    const auto count = (uint32_t)share.count;
     *set = device->set;
-    must(batch_draw(train, set, &device->batch, epoch, step, count, nullptr));
-    must(device_augment_run(&device->augment, epoch, device->batch.numbers, count, set, nullptr));
+    must(batch_draw(train, set, &device->batch, epoch, step, &share, nullptr));
+    must(device_augment_run(&device->augment, epoch, device->batch.numbers, train_generated(train, count),
+                            set, nullptr));
     must(batch_gather(train->data, set, &device->batch, count, device->values, nullptr));
 }
 
-static bool same_step(const struct train *train, struct feed *feed, const struct on_device *device,
-                      uint32_t epoch, uint32_t step)
+/* Compares the images of a step, also those of partners that are computed separately. */
+static bool same_images(const struct feed *feed, const uint32_t *numbers, uint32_t count,
+                        const struct device_set *set)
 {
-    const struct data *data = train->data;
-    const struct draw_order order = draw_order(train->seed, epoch, data->sets[DATA_TRAIN].count);
-    uint32_t *numbers = host<uint32_t>(train->batch);
-    const uint32_t count = train_batch(train, &order, step, numbers);
-    uint8_t *image = host<uint8_t>(count * data->sample_bytes);
-    float *right = host<float>(data->sample_values), *mine = host<float>(count * data->sample_values);
-    struct device_set set;
+    const size_t bytes = feed->train->data->sample_bytes;
+    const uint32_t images = train_generated(feed->train, count);
+    uint8_t *mine = host<uint8_t>(images * bytes);
+    bool same = set->partners == (images > count);
+    must(cudaMemcpy(mine, set->values, images * bytes, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < images; j++)
+        same &= memcmp(feed_sample(feed, numbers[j], j), mine + j * bytes, bytes) == 0;
+    free(mine);
+    return same;
+}
+
+/* Compares the values that the network gets. */
+static bool same_values(const struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                        uint32_t count, const float *values)
+{
+    const size_t length = feed->train->data->sample_values;
+    const struct mix mix = train_mix(feed->train, epoch, step);
+    float *right = host<float>(2 * length), *mine = host<float>(count * length);
     bool same = true;
-    must(feed_step(feed, epoch, numbers, count));
-    run_step(train, device, epoch, step, count, &set);
-    must(cudaMemcpy(image, set.values, count * data->sample_bytes, cudaMemcpyDeviceToHost));
-    must(
-        cudaMemcpy(mine, device->values, count * data->sample_values * sizeof *mine, cudaMemcpyDeviceToHost));
+    must(cudaMemcpy(mine, values, count * length * sizeof *mine, cudaMemcpyDeviceToHost));
     for (uint32_t j = 0; j < count; j++) {
-        const void *sample = feed_sample(feed, numbers[j], j);
-        data_gather(data, sample, box_move(&train->augment, train->seed, epoch, numbers[j]), right);
-        same &= memcmp(sample, image + j * data->sample_bytes, data->sample_bytes) == 0 &&
-                memcmp(right, mine + j * data->sample_values, data->sample_values * sizeof *right) == 0;
+        feed_gather(feed, &mix, epoch, numbers, count, j, right + length, right);
+        same &= memcmp(right, mine + j * length, length * sizeof *right) == 0;
     }
-    free(numbers);
-    free(image);
     free(right);
     free(mine);
+    return same;
+}
+
+static bool same_labels(const struct train *train, const uint32_t *numbers, uint32_t count,
+                        const uint32_t *labels)
+{
+    const uint32_t entries = train_entries(train, count);
+    uint32_t *mine = host<uint32_t>(entries);
+    bool same = true;
+    must(cudaMemcpy(mine, labels, entries * sizeof *mine, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < entries; j++)
+        same &= mine[j] == train->data->sets[DATA_TRAIN].labels[train_original(train->data, numbers[j])];
+    free(mine);
+    return same;
+}
+
+static bool same_step(const struct train *train, struct feed *feed, struct on_device *device, uint32_t epoch,
+                      uint32_t step)
+{
+    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    uint32_t *numbers = host<uint32_t>(2 * train->batch);
+    const uint32_t count = train_batch(train, &order, step, numbers);
+    struct device_set set;
+    bool same = true;
+    if (count > 0) { /* in a short last step, a rank may have no samples */
+        must(feed_step(feed, epoch, numbers, count));
+        run_step(train, device, epoch, step, &set);
+        same = same_images(feed, numbers, count, &set) &&
+               same_values(feed, epoch, step, numbers, count, device->values) &&
+               same_labels(train, numbers, count, device->batch.labels);
+    }
+    free(numbers);
     return same;
 }
 
 static void compare_batches(const struct trial *trial)
 {
     struct data data;
+    struct model model;
     struct train train;
     struct on_device device;
     struct feed feed;
     const struct resources resources = {.threads = 8, .device = 0};
-    open_trial(trial, &data, &train);
+    open_trial(trial, &data, &model, &train);
     open_device(&train, &device);
     must(feed_open(&train, &resources, &feed));
     bool same = true;
@@ -201,11 +251,12 @@ static void compare_batches(const struct trial *trial)
     snprintf(
         text, sizeof text,
         "batches of %u from %ux%ux%u to %ux%ux%u: crop %d, bicubic %d, flip %d, shift %u, operations %u, "
-        "copies %u, erasing %g",
+        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u",
         trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
         trial->shape.channels, trial->shape.height, trial->shape.width, trial->augment.crop,
         trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
-        trial->augment.repeats, (double)trial->augment.erasing);
+        trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup, trial->mixing.cutmix,
+        trial->rank, trial->ranks ? trial->ranks : 1);
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);
@@ -218,12 +269,13 @@ static void compare_batches(const struct trial *trial)
 static void measure(const char *what, const struct trial *trial)
 {
     struct data data;
+    struct model model;
     struct train train;
     struct on_device device;
     cudaEvent_t begin, end;
     float ms;
     const int runs = 20;
-    open_trial(trial, &data, &train);
+    open_trial(trial, &data, &model, &train);
     open_device(&train, &device);
     must(cudaEventCreate(&begin));
     must(cudaEventCreate(&end));
@@ -231,7 +283,8 @@ static void measure(const char *what, const struct trial *trial)
         struct device_set set = device.set;
         if (i == 0)
             must(cudaEventRecord(begin));
-        must(batch_draw(&train, &set, &device.batch, (uint32_t)(i + 3), 0, trial->batch, nullptr));
+        const struct share share = train_share(&train, 0);
+        must(batch_draw(&train, &set, &device.batch, (uint32_t)(i + 3), 0, &share, nullptr));
         must(device_augment_run(&device.augment, (uint32_t)(i + 3), device.batch.numbers, trial->batch, &set,
                                 nullptr));
     }
@@ -252,7 +305,10 @@ static void measure_all(void)
                               .shape = {3, 1, 224, 224},
                               .augment = {},
                               .batch = batch,
-                              .count = 1024};
+                              .count = 1024,
+                              .mixing = {},
+                              .rank = 0,
+                              .ranks = 1};
         trial.augment.crop = trial.augment.flip = true;
         measure("crop and resize, bilinear, 512x512x1 to 224x224x3", &trial);
         trial.augment.operations = 2;
@@ -263,6 +319,74 @@ static void measure_all(void)
     }
 }
 
+/* ---- Running all tests ---- */
+
+static struct trial small_trial(uint32_t i)
+{
+    struct trial trial = {.canvas = {i & 1 ? 3u : 1u, 1, 50, 41},
+                          .shape = {3, 1, 17, 20},
+                          .augment = {},
+                          .batch = 6,
+                          .count = 20,
+                          .mixing = {},
+                          .rank = 0,
+                          .ranks = 1};
+    trial.augment = {.shift = i & 2, .flip = true, .crop = true, .bicubic = (i & 1) != 0};
+    trial.augment.operations = i & 4 ? 3 : 2;
+    trial.augment.magnitude = 28;
+    trial.augment.repeats = i & 8 ? 3 : 1;
+    trial.augment.erasing = 0.5f;
+    return trial;
+}
+
+static void compare_small(uint32_t i)
+{
+    struct trial trial = small_trial(i);
+    compare_batches(&trial);
+    trial.shape = {trial.canvas.channels, 1, 61, 33}; /* larger than the canvas along one axis */
+    trial.augment.operations = 0;
+    compare_batches(&trial);
+    trial.shape = trial.canvas; /* no crop: the whole sample */
+    trial.augment.crop = false;
+    trial.augment.operations = 1;
+    compare_batches(&trial);
+}
+
+/* The partner of a sample is in the same batch on one rank, and is augmented separately on several ranks. The
+ * last step has 2 samples, so one of 3 ranks has none. */
+static void compare_mixed(void)
+{
+    static const struct mixing mixings[] = {{0.8, 0}, {0, 1}, {0.8, 1}};
+    for (uint32_t i = 0; i < COUNT_OF(mixings); i++)
+        for (uint32_t ranks = 1; ranks <= (brief ? 2u : 3u); ranks++)
+            for (uint32_t rank = 0; rank < ranks; rank++) {
+                struct trial trial = small_trial(8 + i);
+                trial.mixing = mixings[i];
+                trial.rank = rank;
+                trial.ranks = ranks;
+                compare_batches(&trial);
+            }
+}
+
+static void compare_big(void)
+{
+    struct trial big = {.canvas = {1, 1, 512, 512},
+                        .shape = {3, 1, 224, 224},
+                        .augment = {},
+                        .batch = 40,
+                        .count = 80,
+                        .mixing = {},
+                        .rank = 0,
+                        .ranks = 1};
+    big.augment.crop = big.augment.flip = true;
+    big.augment.operations = 2;
+    big.augment.magnitude = 28;
+    compare_batches(&big);
+    big.augment.bicubic = true;
+    big.canvas = {3, 1, 1000, 900};
+    compare_batches(&big);
+}
+
 int main(int argc, char **argv)
 {
     brief = argc == 2 && strcmp(argv[1], "--short") == 0;
@@ -271,36 +395,11 @@ int main(int argc, char **argv)
     if (device_probe(0) != STATUS_OK)
         return fprintf(stderr, "gpu_augment: %s\n", status_text()), 4;
     compare_operations();
-    for (uint32_t i = 0; i < (brief ? 4u : 16u); i++) {
-        struct trial trial = {.canvas = {i & 1 ? 3u : 1u, 1, 50, 41},
-                              .shape = {3, 1, 17, 20},
-                              .augment = {},
-                              .batch = 6,
-                              .count = 20};
-        trial.augment = {.shift = i & 2, .flip = true, .crop = true, .bicubic = (i & 1) != 0};
-        trial.augment.operations = i & 4 ? 3 : 2;
-        trial.augment.magnitude = 28;
-        trial.augment.repeats = i & 8 ? 3 : 1;
-        trial.augment.erasing = 0.5f;
-        compare_batches(&trial);
-        trial.shape = {trial.canvas.channels, 1, 61, 33}; /* larger than the canvas along one axis */
-        trial.augment.operations = 0;
-        compare_batches(&trial);
-        trial.shape = trial.canvas; /* no crop: the whole sample */
-        trial.augment.crop = false;
-        trial.augment.operations = 1;
-        compare_batches(&trial);
-    }
+    for (uint32_t i = 0; i < (brief ? 4u : 16u); i++)
+        compare_small(i);
+    compare_mixed();
     if (!brief) {
-        struct trial big = {
-            .canvas = {1, 1, 512, 512}, .shape = {3, 1, 224, 224}, .augment = {}, .batch = 40, .count = 80};
-        big.augment.crop = big.augment.flip = true;
-        big.augment.operations = 2;
-        big.augment.magnitude = 28;
-        compare_batches(&big);
-        big.augment.bicubic = true;
-        big.canvas = {3, 1, 1000, 900};
-        compare_batches(&big);
+        compare_big();
         measure_all();
     }
     return failures ? 3 : 0;
