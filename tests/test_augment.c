@@ -483,46 +483,38 @@ static const struct augment all = {.shift = 1,
                                    .height = 9,
                                    .width = 7};
 
-/* Replaces the training samples by canvases of 12 x 10 pixels. */
-static void add_canvases(struct data *data)
-{
-    struct data_set *set = &data->sets[DATA_TRAIN];
-    data->canvas = (struct shape){1, 1, 12, 10};
-    data->canvas_bytes = 120;
-    free(set->values);
-    set->values = malloc(set->count * 120);
-    fill(set->values, set->count * 120, 8);
-    data_normalise(data, true);
-}
+/* The mixings of the tests below: none, MixUp and CutMix. */
+static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
 
-static void open_augmented(struct net *net, const struct engine *engine)
+static void open_augmented(struct net *net, const struct engine *engine, struct mixing mixing)
 {
     net_open(net, engine, &classifier, (struct shape){3, 1, 9, 7}, 4, 20, 6, 0);
-    add_canvases(&net->data);
+    data_add_canvases(&net->data, 12, 10);
     net->train.augment = all;
+    net->train.mixing = mixing;
     net_reopen(net, engine);
 }
 
 static void gather_step(const struct train *train, int threads, uint32_t epoch, uint32_t step, float *values)
 {
     struct feed feed = {0};
-    uint32_t numbers[8];
+    uint32_t numbers[12];
+    float partner[189];
+    const struct mix mix = train_mix(train, epoch, step);
     const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     const uint32_t count = train_batch(train, &order, step, numbers);
     must(feed_open(train, &(struct resources){.threads = threads}, &feed));
     must(feed_step(&feed, epoch, numbers, count));
     for (uint32_t j = 0; j < count; j++)
-        data_gather(train->data, feed_sample(&feed, numbers[j], j),
-                    box_move(&train->augment, train->seed, epoch, numbers[j]),
-                    values + j * train->data->sample_values);
+        feed_gather(&feed, &mix, epoch, numbers, count, j, partner, values + j * train->data->sample_values);
     feed_close(&feed);
 }
 
-Test(augment, batches_depend_neither_on_threads_nor_on_ranks)
+static void compare_threads_and_ranks(struct mixing mixing)
 {
     struct net net;
     float one[6 * 189], four[6 * 189], ranks[6 * 189];
-    open_augmented(&net, &engine_naive);
+    open_augmented(&net, &engine_naive, mixing);
     gather_step(&net.train, 1, 1, 2, one);
     gather_step(&net.train, 4, 1, 2, four);
     cr_expect_eq(memcmp(one, four, sizeof one), 0);
@@ -536,12 +528,39 @@ Test(augment, batches_depend_neither_on_threads_nor_on_ranks)
     net_close(&net);
 }
 
+Test(augment, batches_depend_neither_on_threads_nor_on_ranks)
+{
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        compare_threads_and_ranks(mixings[i]);
+}
+
+/* A mixed batch is computed here from the batch without mixing. The step has 2 samples with 3 copies each. */
+Test(augment, partners_are_the_augmented_samples_at_the_mirrored_index)
+{
+    for (size_t i = 1; i < COUNT_OF(mixings); i++) {
+        struct net net;
+        float alone[6 * 189], mixed[6 * 189];
+        open_augmented(&net, &engine_naive, mixings[i]);
+        gather_step(&net.train, 2, 1, 2, mixed);
+        const struct mix mix = train_mix(&net.train, 1, 2);
+        net.train.mixing = mixings[0];
+        gather_step(&net.train, 2, 1, 2, alone);
+        for (uint32_t n = 0; n < 6 * 189; n++) {
+            const uint32_t at = n % 189, y = at / 7 % 9, x = at % 7;
+            const float wanted = mix_value(&mix, y, x, alone[n], alone[(5 - n / 189) * 189 + at]);
+            cr_assert_float_eq(mixed[n], wanted, 1e-6, "%u: %g, not %g", n, (double)mixed[n], (double)wanted);
+        }
+        cr_expect(mix.share < 1 && memcmp(alone, mixed, sizeof alone) != 0);
+        net_close(&net);
+    }
+}
+
 /* Three ranks have one copy of each sample. The last step has two samples, so both are different. */
 Test(augment, a_step_has_copies_of_its_samples)
 {
     struct net net;
     uint32_t numbers[6], count = 20;
-    open_augmented(&net, &engine_naive);
+    open_augmented(&net, &engine_naive, mixings[0]);
     struct draw_order order = draw_order(net.train.seed, 1, count);
     cr_expect_eq(train_steps(&net.train), 4);
     for (uint32_t step = 0; step < 4; step++) {
@@ -555,12 +574,12 @@ Test(augment, a_step_has_copies_of_its_samples)
     net_close(&net);
 }
 
-Test(augment, engines_train_on_the_same_samples)
+static void compare_with_oracle(struct mixing mixing)
 {
     struct net net, oracle;
-    open_augmented(&net, &engine_naive);
-    open_augmented(&oracle, &engine_oracle);
     struct train_totals mine, right;
+    open_augmented(&net, &engine_naive, mixing);
+    open_augmented(&oracle, &engine_oracle, mixing);
     must(net.engine->steps(net.state, 1, 0, 4));
     must(oracle.engine->steps(oracle.state, 1, 0, 4));
     must(net.engine->totals(net.state, &mine));
@@ -569,6 +588,12 @@ Test(augment, engines_train_on_the_same_samples)
     cr_expect_eq(mine.samples, 20);
     net_close(&net);
     net_close(&oracle);
+}
+
+Test(augment, engines_train_on_the_same_samples)
+{
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        compare_with_oracle(mixings[i]);
 }
 
 Test(augment, samples_that_are_no_images_of_bytes_are_refused)

@@ -18,14 +18,19 @@ static void expect_refusal(int wanted, const char *options, const char *words)
 
 Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 {
-    EXPECT(0, "$P --variant train-naive,train-omp " SYNTH "--interpolation bicubic --epochs 2 --verify "
-              "--verify-steps 3 --format csv 2>/dev/null");
-    cr_expect_eq(count_of(out, "\n"), 5, "%s", out);
-    for (size_t row = 1; row <= 4; row++) {
-        cr_expect_str_eq(value(out, row, "wrong"), "0");
-        cr_expect_eq(number(out, row, "items"), 40);
-        cr_expect_str_eq(value(out, row, "interpolation"), "bicubic");
-        cr_expect_str_eq(value(out, row, "rand_augment_ops"), "2");
+    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3"};
+    for (size_t i = 0; i < COUNT_OF(extra); i++) {
+        EXPECT(0,
+               "$P --variant train-naive,train-omp " SYNTH "--interpolation bicubic --epochs 2 --verify "
+               "--verify-steps 3 --format csv %s 2>/dev/null",
+               extra[i]);
+        cr_expect_eq(count_of(out, "\n"), 5, "%s", out);
+        for (size_t row = 1; row <= 4; row++) {
+            cr_expect_str_eq(value(out, row, "wrong"), "0");
+            cr_expect_eq(number(out, row, "items"), 40);
+            cr_expect_str_eq(value(out, row, "interpolation"), "bicubic");
+            cr_expect_str_eq(value(out, row, "rand_augment_ops"), "2");
+        }
     }
 }
 
@@ -49,6 +54,8 @@ Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 {
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --save-batch 8:images --dry-run");
     EXPECT(0, "test $(ls images | wc -l) -eq 8");
+    EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --cutmix 1 --save-batch 8:mixed --dry-run");
+    EXPECT(1, "diff -q images mixed");
     EXPECT(0, "$P --prepare set --from digits --samples 40 --store files --encode png");
     EXPECT(0,
            "$P --variant train-naive --model logreg --data set --batch 4 --save-batch 4:samples --dry-run");
