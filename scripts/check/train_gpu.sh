@@ -61,6 +61,7 @@ trap 'rm -rf "$work"' EXIT
 source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 share_processors
 
+augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
         for net in $sanitized recipe; do
@@ -76,6 +77,10 @@ if ((sanitize)); then
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --model "$model" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
+        # shellcheck disable=SC2086  # several words on purpose
+        check "$tool: an epoch of augmented and mixed samples" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
+            "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
+            --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -110,7 +115,6 @@ check 'compared with the reference: clipping, averages, layer decay, steps in pa
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
 # network must not memorise the samples, because the remaining loss would be rounding error.
-augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 grid="logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
