@@ -785,7 +785,7 @@ static enum status open_all(const struct parameters *all, const struct partition
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
-    if (!isnan(all->drop_path))
+    if (!isnan(all->drop_path) && opened->model.transformer) /* other networks ignore that of --recipe */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     TRY(plan(all, partition, opened));
