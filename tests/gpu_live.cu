@@ -35,7 +35,10 @@ struct set {
     uint32_t classes, res, count, batch;
     bool fresh;
     const char *generator; /* NULL: the default */
+    bool augmented;        /* training crops, changes, erases, repeats and mixes the samples */
 };
+
+#define COPIES 3 /* of a sample in a step, if augmented */
 
 static void open_data(const struct set *set, enum data_feed feed, struct data *data)
 {
@@ -48,6 +51,12 @@ static void open_data(const struct set *set, enum data_feed feed, struct data *d
     request.batch = set->batch;
     request.feed = feed;
     request.fresh = set->fresh;
+    if (set->augmented)
+        request.fit = {.how = FIT_RANDOM_RESIZED_CROP,
+                       .res = set->res * 2 / 3,
+                       .channels = 3,
+                       .seed = 0,
+                       .unscaled = false};
     request.resources = {.threads = THREADS, .device = 0};
     must(data_open(&request, data));
     data_normalise(data, true);
@@ -303,6 +312,18 @@ static void provoke(const struct set *set, enum order_fault fault)
 
 /* ---- Training ---- */
 
+static void augment_all(const struct shape *shape, struct train *train)
+{
+    train->augment.crop = true;
+    train->augment.operations = 2;
+    train->augment.magnitude = 28;
+    train->augment.repeats = COPIES;
+    train->augment.erasing = 0.25f;
+    train->augment.height = shape->height;
+    train->augment.width = shape->width;
+    train->mixing = {0.8, 1};
+}
+
 /* Trains two epochs and sets `into` to the final parameters and moments. Each epoch is one call of the
  * engine. With `broken`, the engine runs one step, restarts from the initial state and runs the first epoch
  * with one call per step. Another engine then runs the second epoch. */
@@ -322,7 +343,9 @@ static void learn(const struct set *set, const struct model_table *table, enum d
     train.seed = 5;
     train.batch = set->batch;
     train.generator = set->generator;
-    train.augment = {2, true};
+    train.augment = {.shift = 2, .flip = true};
+    if (set->augmented)
+        augment_all(&data.shape, &train);
     train.optimizer = {OPTIMIZER_ADAM, 0.9, 0.9, 0.999, 1e-8, 0};
     train.schedule = {SCHEDULE_CONSTANT, 0.001, 0, 1, 1, 1};
     if (!train_state_new(model.arena_values, into) || !train_state_new(model.arena_values, &begin))
@@ -360,11 +383,11 @@ static void compare_training(const struct set *set, const struct model_table *ta
         learn(set, table, DATA_STORED, false, &stored, &values, &stored_bytes);
     learn(set, table, DATA_LIVE, false, &live, &values, &live_bytes);
     learn(set, table, DATA_LIVE, true, &broken, &values, &live_bytes);
-    char text[160];
+    char text[192];
     snprintf(text, sizeof text,
-             "%s%s%s: %u^2, batch %u of %u%s: same parameters %s (live %.1f MB, stored %.1f MB)", table->name,
-             set->generator ? " by " : "", set->generator ? set->generator : "", set->res, set->batch,
-             set->count, set->fresh ? ", fresh" : "",
+             "%s%s%s: %u^2, batch %u of %u%s%s: same parameters %s (live %.1f MB, stored %.1f MB)",
+             table->name, set->generator ? " by " : "", set->generator ? set->generator : "", set->res,
+             set->batch, set->count, set->fresh ? ", fresh" : "", set->augmented ? ", augmented, mixed" : "",
              set->fresh ? "epoch by epoch and step by step" : "live, stored and step by step",
              1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
     tell((set->fresh || same_arenas(&stored, &live, values)) && same_arenas(&live, &broken, values), text);
@@ -375,23 +398,26 @@ static void compare_training(const struct set *set, const struct model_table *ta
 
 /* ---- Running all tests ---- */
 
-static const struct set generated[] = {{1, 24, 7, 1, false, nullptr},
-                                       {7, 33, 23, 7, false, nullptr},
-                                       {1000, 64, 600, 257, false, nullptr},
-                                       {1000, 224, 300, 256, false, nullptr}};
+static const struct set generated[] = {{1, 24, 7, 1, false, nullptr, false},
+                                       {7, 33, 23, 7, false, nullptr, false},
+                                       {1000, 64, 600, 257, false, nullptr, false},
+                                       {1000, 224, 300, 256, false, nullptr, false}};
 /* The first of these sets also run with --short. Drawn by the host, a batch takes longer than a step. */
 static const struct set ordered[] = {
-    {10, 64, 37, 1, false, nullptr},        {10, 64, 61, 7, true, "omp"},
-    {1000, 224, 1000, 256, false, nullptr}, {1000, 64, 2000, 257, true, nullptr},
-    {10, 64, 61, 7, true, nullptr},         {1000, 64, 2000, 257, false, "omp"}};
-static const struct set learnt[] = {{7, 32, 37, 1, false, nullptr},       {10, 33, 61, 7, false, "omp"},
-                                    {1000, 64, 600, 257, false, nullptr}, {10, 64, 300, 64, true, nullptr},
-                                    {10, 33, 61, 7, false, nullptr},      {1000, 64, 600, 257, true, "omp"}};
+    {10, 64, 37, 1, false, nullptr, false},        {10, 64, 61, 7, true, "omp", false},
+    {1000, 224, 1000, 256, false, nullptr, false}, {1000, 64, 2000, 257, true, nullptr, false},
+    {10, 64, 61, 7, true, nullptr, false},         {1000, 64, 2000, 257, false, "omp", false}};
+static const struct set learnt[] = {
+    {7, 32, 37, 1, false, nullptr, false},    {10, 33, 61, 7, false, "omp", false},
+    {10, 48, 61, 21, false, nullptr, true},   {1000, 64, 600, 257, false, nullptr, false},
+    {10, 64, 300, 64, true, nullptr, false},  {10, 33, 61, 7, false, nullptr, false},
+    {1000, 64, 600, 257, true, "omp", false}, {10, 49, 61, 21, false, "omp", true},
+    {1000, 64, 600, 255, true, nullptr, true}};
 /* Lists of numbers for generators that paint lines in any order. */
-static const struct set listed[] = {{7, 64, 23, 7, false, "gbase"},
-                                    {7, 64, 23, 7, false, "bat"},
-                                    {1000, 128, 300, 256, false, "gbase"},
-                                    {1000, 128, 300, 256, false, "bat"}};
+static const struct set listed[] = {{7, 64, 23, 7, false, "gbase", false},
+                                    {7, 64, 23, 7, false, "bat", false},
+                                    {1000, 128, 300, 256, false, "gbase", false},
+                                    {1000, 128, 300, 256, false, "bat", false}};
 
 int main(int argc, char **argv)
 {
@@ -411,7 +437,7 @@ int main(int argc, char **argv)
         provoke(&ordered[i], NO_FAULT);
     for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
         provoke(&ordered[2], (enum order_fault)fault);
-    for (size_t i = 0; i < (brief ? 2 : COUNT_OF(learnt)); i++)
+    for (size_t i = 0; i < (brief ? 3 : COUNT_OF(learnt)); i++)
         compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
     return failures ? 3 : 0;
 }

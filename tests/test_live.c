@@ -217,7 +217,7 @@ static void learn(const struct engine *engine, int feed, bool fresh, uint32_t ba
                                 .data = &data,
                                 .seed = 3,
                                 .batch = batch,
-                                .augment = {1, true},
+                                .augment = {.shift = 1, .flip = true},
                                 .mixing = mixing,
                                 .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
                                 .schedule = {.rate = 0.01}};

@@ -143,7 +143,8 @@ Test(load, augmentation_matches_definition)
     float values[2 * 4 * 5];
     struct image image = {
         .channels = 2, .depth = 1, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
-    struct augmentation augment = {.move = {3, true}, .mean = {0.5f}, .scale = {2}, .seed = 1};
+    struct augmentation augment = {
+        .move = {.shift = 3, .flip = true}, .mean = {0.5f}, .scale = {2}, .seed = 1};
     int flips = 0, moves = 0, below = 0, right_of = 0, flips_below = 0, flips_right_of = 0;
     for (uint32_t i = 0; i < sizeof pixels; i++)
         pixels[i] = (uint8_t)(i + 1);

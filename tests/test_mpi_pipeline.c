@@ -159,7 +159,7 @@ static int expect_same_training(const struct engine *engine, int model, struct s
     struct outcome wanted;
     double bound = engine == &engine_naive ? 0 : 1e-5, off;
     net_open(&net, engine, &model_tables[model], input, 4, 11, batch, 0.1f);
-    net.train.augment = (struct augment){1, true};
+    net.train.augment = (struct augment){.shift = 1, .flip = true};
     outcome_new(&net, &wanted);
     off = train_with(engine, &net, &wanted) == STATUS_OK ? train_piped(engine, &net, micros, &wanted)
                                                          : INFINITY;

@@ -234,14 +234,18 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
 }
 
 /* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
- * its samples. */
+ * its samples, and augments them. */
 Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 {
 #define MIX                                                                              \
     "--variant " TRAINED                                                                 \
     " --model lenet --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
     "--scaling strong --batch 24 --mixup 0.8 --cutmix 1 --shift 1 --flip "
-    static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live"};
+#define CANVASES                                                                                            \
+    "--data synth --res 24 --out-res 16 --classes 5 --fit random-resized-crop --rand-augment 28 --erasing " \
+    "0.5 --repeats 3 "
+    static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live",
+                                       CANVASES "--feed live", CANVASES "--feed stored --loss bce"};
     for (size_t i = 0; i < COUNT_OF(data); i++) {
         double one = 0;
         for (int ranks = 1; ranks <= 3; ranks++) {

@@ -68,7 +68,7 @@ Test(train, dropout_keeps_the_expected_fraction)
 
 Test(train, shifts_stay_in_range)
 {
-    const struct augment augment = {2, true};
+    const struct augment augment = {.shift = 2, .flip = true};
     uint32_t seen[5][5] = {{0}}, flipped[5][5] = {{0}}, flips = 0;
     for (uint32_t sample = 0; sample < 5000; sample++) {
         struct draw_move move = draw_move(&augment, 1, 0, sample);
@@ -84,7 +84,7 @@ Test(train, shifts_stay_in_range)
                   "not half of the samples with this shift are flipped: %u of %u", mirrored, count);
     }
     cr_expect(flips > 2300 && flips < 2700);
-    const struct draw_move move = {1, -1, true};
+    const struct draw_move move = {.down = 1, .right = -1, .flip = true};
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* row 1, column 2 (the second to last) */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);

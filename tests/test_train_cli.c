@@ -534,7 +534,8 @@ Test(train_cli, a_recipe_replaces_defaults)
 {
 #define PAPER "$P --variant train-naive --model logreg --recipe paper --dry-run "
     EXPECT(0, PAPER "--data digits --flip=no --lr 0.5");
-    cr_expect_not_null(strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
+    cr_expect_not_null(
+        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
     cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
     cr_expect_str_eq(out, "");

@@ -218,8 +218,8 @@ Test(train_data, images_of_data_sets_are_resized)
     cr_expect(number(out, 1, "out_res") == 20 && number(out, 1, "channels") == 1);
     expect_refusal(2, "--data j --fit crop", "--fit needs --out-res PIXELS");
     expect_refusal(2, "--data j --out-res 20 --channels 2", "'2' is neither 1 nor 3");
-    expect_refusal(2, "--data synth --out-res 20 --fit random-resized-crop",
-                   "--data synth supports resize and crop");
+    expect_refusal(2, "--data j --out-res 20 --fit random-resized-crop --export-data x",
+                   "--export-data cannot write the samples of --fit random-resized-crop");
     expect_refusal(1, "--data j --out-res 40 --fit crop",
                    "28 x 28 pixels is too small for a crop of 40 x 40");
 }

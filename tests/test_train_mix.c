@@ -244,7 +244,7 @@ static void compare_steps(const struct engine *engine, struct mixing mixing, enu
     net_open(&net, &engine_oracle, &only, (struct shape){3, 1, 7, 5}, 4, 10, batch, 0.1f);
     net.train.mixing = mixing;
     net.train.loss = loss;
-    net.train.augment = (struct augment){1, true};
+    net.train.augment = (struct augment){.shift = 1, .flip = true};
     for (uint32_t step = 0; step < train_steps(&net.train); step++) {
         struct train_totals totals;
         net_reopen(&net, engine);

@@ -42,7 +42,7 @@ struct sizes {
 static void vary(struct net *net)
 {
     data_to_halves(&net->data);
-    net->train.augment = (struct augment){2, true};
+    net->train.augment = (struct augment){.shift = 2, .flip = true};
     net->train.optimizer = (struct optimizer){
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 0.01, .weight_decay = 0.1};
     net->train.schedule =

@@ -430,11 +430,64 @@ Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
     for (size_t e = 0; e < COUNT_OF(engines); e++) {
         struct net net;
         net_open(&net, engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
-        net.train.augment = (struct augment){2, true};
+        net.train.augment = (struct augment){.shift = 2, .flip = true};
         expect_equal_training(engines[e], &net, 3, NULL, 2);
         net_close(&net);
     }
 }
+
+static const struct augment all = {.shift = 1,
+                                   .flip = true,
+                                   .crop = true,
+                                   .operations = 2,
+                                   .magnitude = 28,
+                                   .repeats = 3,
+                                   .erasing = 0.5f,
+                                   .height = 16,
+                                   .width = 16};
+
+/* Opens LeNet with 23 canvases; a step has 6 samples with 3 copies each. */
+static void open_canvases(struct net *net, const struct engine *engine, struct mixing mixing)
+{
+    net_open(net, engine, &model_tables[1], (struct shape){3, 1, 16, 16}, 4, 46, 18, 0.1f);
+    data_add_canvases(&net->data, 25, 21);
+    net->train.augment = all;
+    net->train.mixing = mixing;
+}
+
+/* The partner of a sample is augmented on the rank of the sample, also if it belongs to another rank. The
+ * last step has 10 samples. */
+Test(train_ranks, augmented_and_mixed_samples_are_those_of_one_rank)
+{
+    static const struct mixing mixings[] = {{0, 0}, {0, 1}, {0.8, 0}};
+    static const uint32_t shares[2][3] = {{11, 7, 0}, {2, 9, 7}};
+    for (size_t e = 0; e < COUNT_OF(engines); e++)
+        for (size_t m = 0; m < COUNT_OF(mixings); m++) {
+            struct net net;
+            open_canvases(&net, engines[e], mixings[m]);
+            expect_equal_training(engines[e], &net, 2, NULL, 2);
+            expect_equal_training(engines[e], &net, 3, shares[0], 2);
+            net_close(&net);
+        }
+}
+
+#ifdef _OPENMP
+Test(train_ranks, engines_augment_and_mix_the_same_samples)
+{
+    struct net net;
+    struct member of_naive, of_omp;
+    open_canvases(&net, &engine_naive, (struct mixing){0.8, 1});
+    train_on(&engine_naive, &net, 1, 2, &of_naive);
+    train_on(&engine_omp, &net, 1, 2, &of_omp);
+    const double off = distance(of_omp.end.parameters, of_naive.end.parameters, net.model.arena_values);
+    cr_expect(off < 1e-5, "%g", off);
+    cr_expect_float_eq(of_omp.totals.loss, of_naive.totals.loss, 1e-5 * of_naive.totals.loss);
+    cr_expect_eq(of_omp.totals.samples, 2 * 46);
+    member_free(&of_naive);
+    member_free(&of_omp);
+    net_close(&net);
+}
+#endif
 
 /* Opens a net with generated training samples and this feed: stored or live. */
 static void open_synth(struct net *net, const struct engine *engine, int feed)

@@ -73,6 +73,19 @@ static inline void data_random(struct data *data, struct shape shape, uint32_t c
     data_normalise(data, true);
 }
 
+/* Replaces the training samples by random gray canvases, from which the samples are cropped. */
+static inline void data_add_canvases(struct data *data, uint32_t height, uint32_t width)
+{
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    data->canvas = (struct shape){1, 1, height, width};
+    data->canvas_bytes = shape_values(&data->canvas);
+    free(set->values);
+    set->values = malloc(set->count * data->canvas_bytes);
+    for (size_t i = 0; i < set->count * data->canvas_bytes; i++)
+        ((uint8_t *)set->values)[i] = (uint8_t)philox(philox_key(8), (uint32_t)i, 0, 0, 1).word[0];
+    data_normalise(data, true);
+}
+
 /* Opens an engine with the model's initial parameters and `count` random samples. */
 static inline void net_open(struct net *net, const struct engine *engine, const struct model_table *table,
                             struct shape input, uint32_t classes, uint32_t count, uint32_t batch,

@@ -504,8 +504,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
-    /* Live samples are generated between two steps, by the same threads. */
-    uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
+    /* Samples are generated and augmented between two steps, by the same threads. */
+    uint32_t at_once = feed_computes(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
         uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);
         enum status status = feed_step(&net->feed, epoch, net->step_numbers, own);
@@ -586,13 +586,13 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                            \
-    {                                                                                                   \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .gradients_in = GRADIENTS_IN_HOST, \
-        .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set,       \
-        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,             \
-        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes,         \
-        .stages = &net_stages                                                                           \
+#define ENGINE(name_, open_)                                                                          \
+    {                                                                                                 \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                \
+        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_,      \
+        .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, \
+        .progress = omp_progress, .gradients = omp_gradients, .evaluate = omp_evaluate,               \
+        .memory_bytes = omp_memory_bytes, .stages = &net_stages                                       \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

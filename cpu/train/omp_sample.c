@@ -151,26 +151,6 @@ static void mean_forward(const struct net *net, const struct block *block, const
         out[c] /= (float)positions;
 }
 
-/* Augments and normalises training sample `sample`. */
-static void gather_to_learn(const struct net *net, uint32_t epoch, uint32_t sample, const void *stored,
-                            float *values)
-{
-    const struct train *train = net->train;
-    data_gather(train->data, stored, draw_move(&train->augment, train->seed, epoch, sample), values);
-}
-
-/* Gathers the training sample at index `j` of the current samples, and mixes its partner into it. */
-static void take_to_learn(const struct net *net, struct worker *worker, uint32_t epoch, uint32_t j)
-{
-    const uint32_t sample = net->numbers[j];
-    gather_to_learn(net, epoch, sample, feed_sample(&net->feed, sample, j + net->fed), worker->sample);
-    if (net->mix.share < 1) {
-        const uint32_t partner = net->numbers[net->count + j];
-        gather_to_learn(net, epoch, partner, feed_partner(&net->feed, partner, j), worker->partner);
-        mix_samples(&net->mix, &net->train->data->shape, worker->partner, worker->sample);
-    }
-}
-
 /* Gathers the sample in C order. */
 static const float *gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
@@ -178,7 +158,8 @@ static const float *gather(const struct net *net, struct worker *worker, const s
     RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
-        take_to_learn(net, worker, passing->epoch, passing->index - net->begin);
+        feed_gather(&net->feed, &net->mix, passing->epoch, net->step_numbers, net->count,
+                    net->fed + passing->index - net->begin, worker->partner, worker->sample);
     else
         data_gather(data, data_sample(data, passing->part, passing->sample), (struct draw_move){0},
                     worker->sample);

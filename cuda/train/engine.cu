@@ -171,6 +171,7 @@ static enum status open_layer(struct network *network, uint32_t i)
 static enum status open_data(struct network *network)
 {
     TRY(device_sets_open(network->train, network->sets, &network->allocations, network->stream));
+    TRY(device_augment_open(network->train, &network->allocations, &network->augment));
     const struct resources resources = {.threads = network->threads, .device = network->device};
     return device_feed_open(&network->feed, network->train, &resources, &network->allocations);
 }
@@ -475,10 +476,12 @@ static enum status gather_part(struct network *network, const struct device_set 
                                uint32_t step, const struct share *part, size_t skipped)
 {
     const struct train *train = network->train;
-    const struct device_set after = device_set_after(set, train->data, skipped);
+    struct device_set after = device_set_after(set, train->data, skipped);
     struct device_batch *batch = &network->slot->batch;
     RANGE(GATHER);
     TRY(batch_draw(train, set, batch, epoch, step, part, network->stream));
+    TRY(device_augment_run(&network->augment, epoch, batch->numbers,
+                           train_generated(train, (uint32_t)part->count), &after, network->stream));
     return batch_gather(train->data, &after, batch, (uint32_t)part->count, network->slot->inputs,
                         network->stream);
 }
@@ -682,6 +685,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
             .benchmarks = CONV != OWN_CONV,
+            .augments = true,
             .gradients_in = GRADIENTS_IN_DEVICE,
             .shares_update = PRECISION != PRECISION_FP16,
             .unit = UNIT,

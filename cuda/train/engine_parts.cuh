@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 
+#include "train/augment.cuh"
 #include "train/clip.cuh"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
@@ -34,6 +35,7 @@ struct network {
     struct exchange_update shared; /* for an exchange that updates the parameters */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
+    struct device_augment augment;
     struct device_losses losses;
     struct device_clip *clip; /* NULL: gradients are not clipped */
     struct device_progress progress;

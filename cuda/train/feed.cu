@@ -15,7 +15,7 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
 {
     buffer->step = FEED_EMPTY;
     const uint32_t samples = train_generated(train, train_share_max(train));
-    TRY(allocate(allocations, &buffer->samples, samples * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
     TRY(allocate(allocations, &buffer->numbers, samples));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
@@ -44,7 +44,7 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
             return status_set(STATUS_FAILED, "cuda: out of memory");
     }
     if (!on_device)
-        CUDA_TRY(cudaMallocHost(&feed->staging, batch * train->data->sample_bytes));
+        CUDA_TRY(cudaMallocHost(&feed->staging, batch * data_stored_bytes(train->data, DATA_TRAIN)));
     const struct generator_request request = {
         .on_device = on_device, .resources = *resources, .batch = (uint32_t)batch, .variant = name};
     return data_generator(train->data, &request, &feed->generator);
@@ -97,21 +97,27 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 
 /* ---- Generating ---- */
 
-/* The step begins at index `first` of the order. */
-static __global__ void number_kernel(const struct draw_order order, uint32_t first, const struct share share,
-                                     uint32_t count, uint64_t fresh, uint32_t epoch, uint64_t *numbers)
+/* The number of the sample that is generated for entry `j` of the list of a rank's samples. Copies of a
+ * sample have the same number. */
+FDSL_HD uint64_t generated_number(const struct train_pick *pick, const struct share *share, uint64_t fresh,
+                                  uint32_t epoch, uint32_t j)
+{
+    return data_number(fresh, epoch, train_picked(pick, train_entry(share, j)) % pick->order.count);
+}
+
+static __global__ void number_kernel(const struct train_pick pick, const struct share share, uint32_t count,
+                                     uint64_t fresh, uint32_t epoch, uint64_t *numbers)
 {
     uint32_t j = own_element();
     if (j < count)
-        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + train_entry(&share, j)));
+        numbers[j] = generated_number(&pick, &share, fresh, epoch, j);
 }
 
-/* The samples of a rank's share of a step, and their partners if they are generated: `count` in all. The step
- * begins at index `first` of the epoch's order. */
+/* The samples of a rank's share of a step, and their partners if they are generated: `count` in all. */
 struct drawn_batch {
     struct device_feed *feed;
-    struct draw_order order;
-    uint32_t epoch, first, count;
+    struct train_pick pick;
+    uint32_t epoch, count;
     struct share share;
 };
 
@@ -119,8 +125,7 @@ static void list_on_host(const struct drawn_batch *batch)
 {
     const uint64_t fresh = batch->feed->train->data->fresh;
     for (uint32_t j = 0; j < batch->count; j++)
-        batch->feed->host_numbers[j] = data_number(
-            fresh, batch->epoch, draw_order_at(&batch->order, batch->first + train_entry(&batch->share, j)));
+        batch->feed->host_numbers[j] = generated_number(&batch->pick, &batch->share, fresh, batch->epoch, j);
 }
 
 /* Draws a batch into feed->staging, and frees the argument. CUDA calls it on a thread of its own, in the
@@ -159,8 +164,9 @@ static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *s
     if (error != cudaSuccess)
         free(argument);
     CUDA_TRY(error);
-    CUDA_TRY(cudaMemcpyAsync(samples, feed->staging, batch->count * feed->train->data->sample_bytes,
-                             cudaMemcpyHostToDevice, feed->stream));
+    const size_t bytes = data_stored_bytes(feed->train->data, DATA_TRAIN);
+    CUDA_TRY(
+        cudaMemcpyAsync(samples, feed->staging, batch->count * bytes, cudaMemcpyHostToDevice, feed->stream));
     return STATUS_OK;
 }
 
@@ -170,8 +176,7 @@ static enum status enqueue_draw(const struct drawn_batch *batch, const struct fe
     if (feed->staging)
         return enqueue_host_draw(batch, buffer->samples);
     number_kernel<<<blocks_for(batch->count), BLOCK, 0, feed->stream>>>(
-        batch->order, batch->first, batch->share, batch->count, feed->train->data->fresh, batch->epoch,
-        buffer->numbers);
+        batch->pick, batch->share, batch->count, feed->train->data->fresh, batch->epoch, buffer->numbers);
     CUDA_TRY_LAUNCH("number_kernel");
     if (feed->host_numbers)
         list_on_host(batch);
@@ -197,12 +202,9 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    const struct drawn_batch batch = {feed,
-                                      draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count),
-                                      epoch,
-                                      step * train->batch,
-                                      train_generated(train, (uint32_t)share.count),
-                                      share};
+    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
+                                      train_generated(train, (uint32_t)share.count), share};
     TRY(check_drawn(feed));
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));

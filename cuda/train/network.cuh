@@ -174,8 +174,8 @@ struct device_set {
 enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
                              struct allocations *allocations, cudaStream_t stream);
 
-/* The samples of a batch in device memory: sample numbers, labels, and moves (shift and flip). If the samples
- * are mixed, entry count + j is the partner of sample j (train_entries()). */
+/* The samples of a batch in device memory: sample numbers, labels, and moves (shift, flip, erasing). If the
+ * samples are mixed, entry count + j is the partner of sample j (train_entries()). */
 struct device_batch {
     uint32_t *numbers, *labels;
     struct draw_move *moves;
@@ -200,7 +200,7 @@ static __device__ __forceinline__ uint32_t stored_at(bool batch_alone, bool part
 }
 
 /* Chooses the samples of a part of a step, their partners, their moves, and how they are mixed. The results
- * are the same as those of train_batch(), draw_move() and train_mix() on the host. `part` comes from
+ * are the same as those of train_batch(), box_move() and train_mix() on the host. `part` comes from
  * train_part(), and has at least one sample. */
 enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
                        uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream);
@@ -211,8 +211,8 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Writes the moved, normalised and mixed values of a batch to `values`. The result is the same as that of
- * data_gather() and mix_samples() on the host. */
+/* Writes the moved, normalised, erased and mixed values of a batch to `values`. The result is the same as
+ * that of data_gather() and mix_samples() on the host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
                          cudaStream_t stream);

@@ -12,7 +12,9 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
         const struct data_set *set = &data->sets[part];
         if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
             TRY(allocate_copy(allocations, &sets[part].values, set->values,
-                              data_held(data, (enum data_part)part) * data->sample_bytes, stream));
+                              (size_t)data_held(data, (enum data_part)part) *
+                                  data_stored_bytes(data, (enum data_part)part),
+                              stream));
         TRY(allocate_copy(allocations, &sets[part].labels, set->labels, set->count * sizeof *set->labels,
                           stream));
     }
@@ -23,7 +25,8 @@ struct device_set device_set_after(const struct device_set *set, const struct da
 {
     struct device_set after = *set;
     if (set->batch_alone)
-        after.values = static_cast<const uint8_t *>(set->values) + skipped * data->sample_bytes;
+        after.values =
+            static_cast<const uint8_t *>(set->values) + skipped * data_stored_bytes(data, DATA_TRAIN);
     return after;
 }
 
@@ -36,19 +39,17 @@ enum status device_batch_allocate(const struct train *train, uint32_t capacity, 
     return allocate(allocations, &batch->moves, entries);
 }
 
-/* The step begins at index `first` of the order. */
-static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
-                                   const struct share share, uint32_t entries, const struct augment augment,
-                                   uint64_t seed, uint32_t epoch, const uint32_t *labels,
-                                   const struct device_batch batch)
+static __global__ void draw_kernel(const struct train_pick pick, const struct share share, uint32_t entries,
+                                   const struct augment augment, uint64_t seed, uint32_t epoch,
+                                   const uint32_t *labels, const struct device_batch batch)
 {
     uint32_t j = own_element();
     if (j >= entries)
         return;
-    uint32_t number = train_sample_at(feed, &order, first, train_entry(&share, j));
+    uint32_t number = train_picked(&pick, train_entry(&share, j));
     batch.numbers[j] = number;
-    batch.labels[j] = labels[number];
-    batch.moves[j] = draw_move(&augment, seed, epoch, number);
+    batch.labels[j] = labels[number % pick.order.count];
+    batch.moves[j] = box_move(&augment, seed, epoch, number);
 }
 
 enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
@@ -57,9 +58,9 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     uint32_t entries = train_entries(train, (uint32_t)part->count);
     batch->mix = train_mix(train, epoch, step);
-    draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train->data->feed, order, step * train->batch,
-                                                           *part, entries, train->augment, train->seed, epoch,
-                                                           set->labels, *batch);
+    draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
+                                                           train->augment, train->seed, epoch, set->labels,
+                                                           *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }
@@ -74,7 +75,7 @@ static __global__ void pick_kernel(uint32_t count, const struct augment augment,
     if (j >= count)
         return;
     batch.labels[j] = labels[batch.numbers[j]];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
     if (training)
         batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
 }
@@ -97,7 +98,7 @@ static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_
         return;
     batch.numbers[j] = first + j;
     batch.labels[j] = labels[first + j];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
 }
 
 enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
@@ -122,7 +123,7 @@ struct gather_plan {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
-/* The moved and normalised value at row y and column x of a plane of entry `j` of the batch. */
+/* The moved, normalised and erased value at row y and column x of a plane of entry `j` of the batch. */
 static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *stored,
                                                  const struct device_batch &batch, uint32_t j, uint32_t plane,
                                                  uint32_t y, uint32_t x)
@@ -131,9 +132,10 @@ static __device__ __forceinline__ float gathered(const struct gather_plan &plan,
     int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
     const uint8_t *sample =
         stored + stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j) * plan.sample_bytes;
-    size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
+    uint32_t first = plane * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&batch.moves[j].erase, y, x, first + y * plan.shape.width + x, value);
 }
 
 template <bool MIXES>

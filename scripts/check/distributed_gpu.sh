@@ -147,6 +147,8 @@ assert abs(saved - wanted) < 0.02 * wanted + 4096, (saved, wanted)
 END
 }
 
+augmented=(--data synth --classes 5 --res 40 --out-res 32 --train-size 90 --fit random-resized-crop --flip
+    --rand-augment 28 --erasing 0.25 --repeats 2 --mixup 0.8 --cutmix 1)
 for method in $methods; do
     layers=$all_layers stopped_s=45 # peer waits for 20 s, possibly once more in blocks that start later
     [[ $method != nccl ]] || stopped_s=15
@@ -167,6 +169,11 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
+    # The partner of a sample may belong to another rank, which augments it as well.
+    for feed in live stored; do
+        check "$method: augmented and mixed samples, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" \
+            --verify --feed $feed --model lenet --batch 8 "${augmented[@]}"
+    done
     # With measured shares, live samples are generated before it is known how many samples a rank needs.
     check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \
         --data synth --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --balance measured
@@ -180,6 +187,8 @@ for method in $methods; do
     ((ranks == 1)) || [[ $method == mpi ]] || check "$method: a stopped rank" lost_rank STOP "$stopped_s" train-cuda "$method"
     [[ $method == mpi || ! $vit ]] || check "$method: train-vit compared with the reference" on_ranks "$ranks" --data digits --epochs 1 \
         --variant train-vit --model vit-micro --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --optimizer adamw
+    [[ $method == mpi || ! $vit ]] || check "$method: train-vit, augmented and mixed samples" on_ranks "$ranks" --epochs 1 \
+        --variant train-vit --model vit-micro --sync "$method" --verify --batch 8 --optimizer adamw "${augmented[@]}"
 done
 for variant in train-cuda train-bf16; do
     check "peer-fused: $variant has the bits of peer" same_as_peer "$variant"
@@ -218,6 +227,8 @@ if ((ranks > 1)); then
         --verify --model cnn --train-size 2000 --batch 64 --balance measured --threads 2
     check 'a CPU rank: live samples' on_ranks "$ranks" --epochs 1 --variant "$mixed" --rank-device "$cpu" --verify --data synth \
         --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --threads 2
+    check 'a CPU rank: augmented and mixed samples' on_ranks "$ranks" --epochs 1 --variant "$mixed" --rank-device "$cpu" --verify \
+        --model lenet --batch 8 --threads 2 "${augmented[@]}"
     check 'a CPU rank refuses peer' fails_with 4 'use --sync mpi' \
         mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --rank-device "$cpu" --sync peer --data digits --batch 8 --train-size 100
     check 'a CPU rank refuses train-amp' fails_with 2 'scales the loss' \

@@ -3,8 +3,8 @@
 # with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
 # stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel
 # under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. With the
-# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples, cuDNN and train-graph
-# are checked only with train-cuda.
+# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples and augmentation, cuDNN
+# and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
 #
@@ -21,6 +21,7 @@ products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
 engine=cuda
 live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
 graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
+augment_kernels=${FDSL_GPU_AUGMENT:-build/tests/gpu_augment}
 sanitize=0
 while (($#)); do
     case $1 in
@@ -60,6 +61,7 @@ trap 'rm -rf "$work"' EXIT
 source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 share_processors
 
+augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
         for net in $sanitized recipe; do
@@ -68,12 +70,17 @@ if ((sanitize)); then
         done
         if [[ $engine == cuda ]]; then
             check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
+            check "$tool: augmentation" compute-sanitizer --tool "$tool" --error-exitcode 9 "$augment_kernels" --short
         elif [[ $engine != vit ]]; then
             check "$tool: gemms" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
         fi
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --model "$model" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
+        # shellcheck disable=SC2086  # several words on purpose
+        check "$tool: an epoch of augmented and mixed samples" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
+            "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
+            --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -104,10 +111,11 @@ done
 
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
+[[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
 # network must not memorise the samples, because the remaining loss would be rounding error.
-grid='logreg digits 1 60
+grid="logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
@@ -125,8 +133,12 @@ cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
 lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --accumulate 4 --clip-norm 1
-cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9'
-[[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9
+lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --interpolation bicubic --repeats 3
+lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored $augmented --accumulate 3 --clip-norm 1
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented"
+[[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
 vit-micro digits 64 200 --checkpoint-activations --optimizer sgd --lr 0.01
@@ -137,7 +149,11 @@ vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
 vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
 vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9 --optimizer sgd --lr 0.01
-vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1'
+vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1
+vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --interpolation bicubic --repeats 3
+vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored $augmented --accumulate 3 --clip-norm 1
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
@@ -216,16 +232,27 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" "$small" 300 5
 synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # compares a live run, a stored run, and a stored run that continues live
-    "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
-        "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
-        "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
-        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed" &&
-        "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
+same_images() { # name, options: compares a live run, a stored run, and a stored run that continues live
+    local name=$work/$1
+    shift
+    "${synth[@]}" 2 "$@" --export "$name-live" && "${synth[@]}" 2 "$@" --feed stored --export "$name-stored" &&
+        "${synth[@]}" 1 "$@" --feed stored --checkpoint "$name" &&
+        "${synth[@]}" 2 "$@" --checkpoint "$name" --resume --export "$name-resumed" &&
+        cmp "$name-live" "$name-stored" && cmp "$name-live" "$name-resumed"
+}
+check 'live and stored samples give the same weights' same_images plain
+# shellcheck disable=SC2086  # several words on purpose
+check 'augmented live and stored samples give the same weights' same_images augmented --out-res 32 $augmented --repeats 2
+check 'mixed live and stored samples give the same weights' same_images mixes --mixup 0.8 --cutmix 1
+# shellcheck disable=SC2086  # several words on purpose
+check 'augmented and mixed live and stored samples give the same weights' \
+    same_images both --out-res 32 $augmented --repeats 2 --mixup 0.8 --cutmix 1
+same_in_parts() { # compares a live run and a stored run with several parts per step
+    "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
         "${synth[@]}" 2 --accumulate 5 --feed stored --export "$work/stored-parts" &&
         cmp "$work/live-parts" "$work/stored-parts"
 }
-check 'live and stored samples give the same weights' same_images
+check 'live and stored samples in several parts per step give the same weights' same_in_parts
 same_generators() { # compares images drawn on the host with images drawn on the GPU
     "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
         "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
@@ -242,15 +269,6 @@ other_generators() { # bat and gbase train, and their checkpoints are their own
     done
 }
 check '--generator bat and gbase' other_generators
-
-same_mixed_images() { # compares a live and a stored run whose samples are mixed, and a run that resumes
-    "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --export "$work/mixed-live" &&
-        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --feed stored --export "$work/mixed-stored" &&
-        "${synth[@]}" 1 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" &&
-        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" --resume --export "$work/mixed-resumed" &&
-        cmp "$work/mixed-live" "$work/mixed-stored" && cmp "$work/mixed-live" "$work/mixed-resumed"
-}
-check 'mixed samples: live, stored and resumed runs give the same weights' same_mixed_images
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0

@@ -26,6 +26,9 @@
 #define DRAW_HOLD    0x54570000u
 #define DRAW_FIT     0x54590000u
 #define DRAW_PATH    0x545A0000u
+#define DRAW_CHANGE  0x545B0000u
+#define DRAW_ERASE   0x545C0000u
+#define DRAW_NOISE   0x545D0000u
 #define DRAW_MIX     0x545E0000u /* src/train/mix.h */
 
 /* ---- Initial parameters ---- */
@@ -141,6 +144,32 @@ struct augment {
     uint32_t shift; /* largest shift in pixels, vertically and horizontally; equivalent to padding each
                        side with `shift` zeros before normalisation, and then cropping at random */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
+
+    /* New images are computed from the stored samples in every epoch (train/augment.h). */
+    bool crop, bicubic;     /* random-resized-crop, and its filter */
+    uint32_t operations;    /* RandAugment: operations per sample */
+    double magnitude;       /* of these operations, 0 to 30 */
+    uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
+    float erasing;          /* probability of random erasing */
+    uint32_t height, width; /* of the images that are erased */
+};
+
+/* Returns whether the network's images are computed from the stored samples before they are gathered. */
+FDSL_HD bool augment_computes(const struct augment *augment)
+{
+    return augment->crop || augment->operations > 0 || augment->repeats > 1;
+}
+
+/* A rectangle of pixels of an upright image. */
+struct image_box {
+    uint32_t left, top, width, height;
+};
+
+/* Random erasing of one sample: the rectangle is filled with noise, which depends on the other members. */
+struct draw_erase {
+    struct image_box box; /* height 0: nothing is erased */
+    uint32_t sample, epoch;
+    uint64_t seed;
 };
 
 /* The augmentation of one sample. The output at (y, x) is the input at (y + down, x' + right). Without a
@@ -148,19 +177,27 @@ struct augment {
 struct draw_move {
     int32_t down, right;
     bool flip;
+    struct draw_erase erase; /* set by box_move() (data/boxes.h) */
 };
 
+/* Whether a sample is mirrored, without the condition that augment->flip is set. */
+FDSL_HD bool draw_flip(uint64_t seed, uint32_t epoch, uint32_t sample)
+{
+    return philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT).word[2] >> 31;
+}
+
+/* Where augment_computes(), the sample is mirrored there, and not by its move. */
 FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                    uint32_t sample)
 {
-    struct draw_move move = {0, 0, false};
+    struct draw_move move = {0, 0, false, {{0, 0, 0, 0}, 0, 0, 0}};
     if (augment->shift == 0 && !augment->flip)
         return move;
     struct philox_block block = philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT);
     uint32_t span = 2 * augment->shift + 1;
     move.down = (int32_t)philox_below(block.word[0], span) - (int32_t)augment->shift;
     move.right = (int32_t)philox_below(block.word[1], span) - (int32_t)augment->shift;
-    move.flip = augment->flip && block.word[2] >> 31;
+    move.flip = augment->flip && !augment_computes(augment) && block.word[2] >> 31;
     return move;
 }
 

@@ -1,61 +1,23 @@
 #include "data/image_fit.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/draws.h"
+#include "data/boxes.h"
 #include "data/image_parts.h"
 
-#define PIXEL    RESAMPLE_PIXEL_BYTES
-#define ROWS     16 /* rows that are decoded at a time */
-#define ATTEMPTS 10
-#define AREA_MIN 0.08
+#define PIXEL RESAMPLE_PIXEL_BYTES
+#define ROWS  16 /* rows that are decoded at a time */
 
 const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
 
 /* ---- The part of the image ---- */
 
-static double draw_between(uint32_t word, double low, double high)
-{
-    return low + (high - low) * (word * 0x1p-32);
-}
-
-/* Returns the largest rectangle at the centre whose sides have a ratio between 3/4 and 4/3. */
-static struct image_box central(uint32_t width, uint32_t height)
-{
-    struct image_box box = {0, 0, width, height};
-    if (3 * (uint64_t)width > 4 * (uint64_t)height)
-        box.width = (uint32_t)lround(height * 4.0 / 3);
-    else if (4 * (uint64_t)width < 3 * (uint64_t)height)
-        box.height = (uint32_t)lround(width * 4.0 / 3);
-    box.left = (width - box.width) / 2;
-    box.top = (height - box.height) / 2;
-    return box;
-}
-
-static struct image_box random_resized(const struct image_fit *fit, uint32_t width, uint32_t height,
-                                       uint32_t epoch, uint32_t sample)
-{
-    double area = (double)width * height, bound = log(4.0 / 3);
-    for (uint32_t attempt = 0; attempt < ATTEMPTS; attempt++) {
-        struct philox_block block = philox(philox_key(fit->seed), attempt, sample, epoch, DRAW_FIT);
-        double part = area * draw_between(block.word[0], AREA_MIN, 1);
-        double ratio = exp(draw_between(block.word[1], -bound, bound));
-        double w = rint(sqrt(part * ratio)), h = rint(sqrt(part / ratio));
-        if (w >= 1 && h >= 1 && w <= width && h <= height)
-            return (struct image_box){philox_below(block.word[2], width - (uint32_t)w + 1),
-                                      philox_below(block.word[3], height - (uint32_t)h + 1), (uint32_t)w,
-                                      (uint32_t)h};
-    }
-    return central(width, height);
-}
-
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample)
 {
     if (fit->how == FIT_RANDOM_RESIZED_CROP)
-        return random_resized(fit, width, height, epoch, sample);
+        return box_random_resized(fit->seed, width, height, epoch, sample);
     if (fit->how == FIT_RESIZE)
         return (struct image_box){0, 0, width, height};
     struct philox_block block = philox(philox_key(fit->seed), 0, sample, epoch, DRAW_FIT);

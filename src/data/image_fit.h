@@ -7,6 +7,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/draws.h"
 #include "data/image.h"
 #include "data/orientation.h"
 
@@ -27,11 +28,6 @@ struct image_fit {
 };
 
 #define FIT_RES_MAX 16384
-
-/* A rectangle of pixels of the upright image. */
-struct image_box {
-    uint32_t left, top, width, height;
-};
 
 FDSL_C_BEGIN
 

@@ -1,12 +1,15 @@
-/* Resizes 8-bit images with a bilinear filter that also averages when it shrinks ("antialiased"), as Pillow
- * and torchvision do. All arithmetic on pixels is in integers, so all implementations give the same bits.
+/* Resizes 8-bit images with a bilinear or bicubic filter that also averages when it shrinks ("antialiased"),
+ * as Pillow and torchvision do. All arithmetic on pixels is in integers, so all implementations give the same
+ * bits.
  *
  * Along one axis, output i is a weighted mean of the inputs around (i + 1/2) * in / out. The weights are a
- * triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1). The triangle is cut off
- * at the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
+ * triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1). Those of the bicubic
+ * filter (Keys, 1981, with a = -1/2) reach 2 * scale inputs. The filter is cut off at the ends of the input.
+ * Rows are resized first and rounded to 8 bits, then columns. */
 #ifndef FDSL_DATA_RESAMPLE_H
 #define FDSL_DATA_RESAMPLE_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,29 +21,44 @@
  * flat image stays flat. */
 struct resample_axis {
     uint32_t in, out;
-    double scale, inverse; /* the reach of the triangle in inputs, and 1 / scale */
+    double scale, inverse; /* inputs per unit of the filter, and 1 / scale */
     uint32_t bits;
     uint32_t taps; /* maximum number of inputs per output */
+    bool bicubic;
 };
 
-/* Creates the axis from `in` to `out` values. Both must be at least 1. */
-FDSL_HD struct resample_axis resample_axis(uint32_t in, uint32_t out)
+/* How many units the filter reaches to each side. */
+FDSL_HD double resample_reach(bool bicubic)
 {
-    struct resample_axis axis = {in, out, in > out ? (double)in / out : 1, 1, 14, 0};
+    return bicubic ? 2 : 1;
+}
+
+/* Creates the axis from `in` to `out` values. Both must be at least 1. */
+FDSL_HD struct resample_axis resample_axis_with(uint32_t in, uint32_t out, bool bicubic)
+{
+    struct resample_axis axis = {in, out, in > out ? (double)in / out : 1, 1, 14, 0, bicubic};
     axis.inverse = 1 / axis.scale;
     for (double scale = axis.scale; scale >= 2 && axis.bits < 20; scale /= 2)
-        axis.bits++; /* no weight exceeds 2 / scale, nor 1, so every weight is below 2^15 */
-    axis.taps = (uint32_t)(2 * axis.scale) + 1;
+        axis.bits++; /* no weight exceeds 2 / scale, nor 1.2, so every weight is below 2^15 */
+    axis.taps = (uint32_t)(2 * axis.scale * resample_reach(bicubic)) + 1;
     if (axis.taps > in)
         axis.taps = in;
     return axis;
 }
 
-/* The triangle at input `x`, for an output at `centre`. */
-FDSL_HD double resample_triangle(const struct resample_axis *axis, uint32_t x, double centre)
+FDSL_HD struct resample_axis resample_axis(uint32_t in, uint32_t out)
 {
-    double distance = (x + 0.5 - centre) * axis->inverse;
-    return 1 - (distance < 0 ? -distance : distance);
+    return resample_axis_with(in, out, false);
+}
+
+/* The filter at input `x`, for an output at `centre`. */
+FDSL_HD double resample_filter(const struct resample_axis *axis, uint32_t x, double centre)
+{
+    double d = (x + 0.5 - centre) * axis->inverse;
+    d = d < 0 ? -d : d;
+    if (!axis->bicubic)
+        return 1 - d;
+    return d < 1 ? (1.5 * d - 2.5) * d * d + 1 : d < 2 ? ((2.5 - 0.5 * d) * d - 4) * d + 2 : 0;
 }
 
 /* Computes the weights of output `i`, and returns their number, at most axis->taps. Weight t belongs to input
@@ -49,15 +67,16 @@ FDSL_HD uint32_t resample_weights(const struct resample_axis *axis, uint32_t i, 
                                   int16_t *weights)
 {
     double centre = (i + 0.5) * axis->in / axis->out, total = 0, sum = 0;
-    double low = centre - axis->scale + 0.5, high = centre + axis->scale + 0.5;
+    double reach = axis->scale * resample_reach(axis->bicubic);
+    double low = centre - reach + 0.5, high = centre + reach + 0.5;
     uint32_t begin = low > 0 ? (uint32_t)low : 0, end = high < axis->in ? (uint32_t)high : axis->in;
     int32_t done = 0;
     for (uint32_t x = begin; x < end; x++)
-        total += resample_triangle(axis, x, centre);
+        total += resample_filter(axis, x, centre);
     double unit = (1 << axis->bits) / total;
     for (uint32_t x = begin; x < end; x++) {
-        sum += resample_triangle(axis, x, centre);
-        int32_t next = x + 1 < end ? (int32_t)(sum * unit + 0.5) : 1 << axis->bits;
+        sum += resample_filter(axis, x, centre);
+        int32_t next = x + 1 < end ? (int32_t)floor(sum * unit + 0.5) : 1 << axis->bits;
         weights[x - begin] = (int16_t)(next - done);
         done = next;
     }

@@ -14,6 +14,7 @@
 #include "core/options.h"
 #include "core/timer.h"
 #include "core/words.h"
+#include "data/boxes.h"
 #include "data/remote.h"
 
 #define CIFAR_BATCHES 5
@@ -47,14 +48,17 @@ void data_close(struct data *data)
 
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample)
 {
-    return (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
+    return (const uint8_t *)data->sets[part].values + (size_t)sample * data_stored_bytes(data, part);
 }
 
-/* Computes mean and variance of a channel over the first data_measured() training samples. The sums are in
- * double, which is exact for bytes. */
+/* Computes mean and variance of a channel over the first data_measured() stored training samples. The sums
+ * are in double, which is exact for bytes. A canvas of one channel counts for all channels. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
-    size_t plane = data->sample_values / data->shape.channels;
+    const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
+    size_t plane = shape_values(stored) / stored->channels;
+    if (channel >= stored->channels)
+        channel = 0;
     uint32_t samples = data_measured(data, DATA_TRAIN);
     double sum = 0, squares = 0, count = (double)plane * samples;
     for (uint32_t n = 0; n < samples; n++) {
@@ -102,7 +106,9 @@ void data_gather(const struct data *data, const void *stored, struct draw_move m
                 for (uint32_t x = 0; x < shape->width; x++) {
                     int32_t from = draw_moved(&move, shape->height, shape->width, y, x);
                     float value = from < 0 ? 0 : data_value(data->type, stored, first + (size_t)from);
-                    *values++ = fmaf(value, data->scale[c], data->offset[c]);
+                    value = fmaf(value, data->scale[c], data->offset[c]);
+                    *values++ = box_erased(&move.erase, y, x,
+                                           (uint32_t)(first + (size_t)y * shape->width + x), value);
                 }
         }
 }
@@ -188,16 +194,15 @@ static enum status open_synth(const struct data_request *request, struct data *d
                            classes,
                            "res",
                            res,
-                           fit->res ? "out-res" : NULL,
+                           fit->res && fit->how != FIT_RANDOM_RESIZED_CROP ? "out-res" : NULL,
                            out_res,
                            "fit",
                            fit_names[fit->how],
                            "channels",
                            fit->channels == 1 ? "1" : "3",
                            NULL};
-    if (fit->res && fit->how == FIT_RANDOM_RESIZED_CROP)
-        return status_set(STATUS_USAGE, "--fit random-resized-crop: --data synth supports resize and crop");
-    data->fit = (struct image_fit){0}; /* the source delivers images of this size */
+    if (fit->how != FIT_RANDOM_RESIZED_CROP)
+        data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status =
@@ -406,8 +411,8 @@ static void identify(struct data *data)
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        uint64_t values =
-            XXH3_64bits(set->values, data_measured(data, (enum data_part)part) * data->sample_bytes);
+        uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
+                                                       data_stored_bytes(data, (enum data_part)part));
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else

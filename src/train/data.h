@@ -38,10 +38,14 @@ struct data_set {
 };
 
 struct data {
-    struct shape shape;
+    struct shape shape; /* of the samples of the network */
     enum dtype type;
     uint32_t classes;
-    struct image_fit fit;   /* the size of the images; fit.res is 0 if they keep theirs */
+    struct image_fit fit;   /* the size of the images; fit.res is 0 if they keep theirs. With
+                               FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped anew in
+                               every epoch (train/augment.h); test samples are resized */
+    struct shape canvas;    /* of stored training samples, if they differ from `shape` */
+    size_t canvas_bytes;    /* of a stored training sample; 0 if it is stored as the network sees it */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
@@ -67,6 +71,12 @@ struct data {
 static inline uint32_t data_held(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
+}
+
+/* Returns the bytes of a stored sample. */
+static inline size_t data_stored_bytes(const struct data *data, enum data_part part)
+{
+    return part == DATA_TRAIN && data->canvas_bytes ? data->canvas_bytes : data->sample_bytes;
 }
 
 /* Returns the number of samples from which the hash of a set is computed. Scale and offset are computed
@@ -97,7 +107,7 @@ FDSL_HD float data_half(uint16_t bits)
     return value;
 }
 
-/* Returns element `i` of a stored sample as a float. */
+/* Returns element `i` of a sample as a float. */
 FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
     return type == DTYPE_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
@@ -141,12 +151,13 @@ void data_normalise(struct data *data, bool on);
  */
 void data_normalise_by(struct data *data, double mean, double deviation);
 
-/* Returns the address of a sample that is in memory. */
+/* Returns the address of a sample that is in memory, as it is stored. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
 
-/* Writes one sample as the network sees it, shifted, flipped and normalised, to `values` (data->sample_values
- * floats). `stored` is the stored sample of data->sample_bytes bytes. Pass (struct draw_move){0} for test
- * samples, which are not augmented. Pure and thread-safe. */
+/* Writes one sample as the network sees it, shifted, flipped, normalised and erased, to `values`
+ * (data->sample_values floats). `stored` has data->sample_bytes bytes: the stored sample, or the image that
+ * augment_image() computed from it. Pass (struct draw_move){0} for test samples, which are not augmented.
+ * Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
 /* Creates a generator of the training samples. data->feed must be DATA_LIVE. `data` must outlive the

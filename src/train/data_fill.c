@@ -38,17 +38,28 @@ static enum status find_member(const struct source_sample *sample, const struct 
     return STATUS_OK;
 }
 
+/* Whether the training set has canvases, from which training cuts its images. */
+static bool has_canvases(const struct data *data)
+{
+    return data->fit.res && data->fit.how == FIT_RANDOM_RESIZED_CROP;
+}
+
 /* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged.
  */
-static enum status decode(const struct data *data, const struct source_sample *sample, uint64_t number,
-                          struct image_scratch *scratch, struct image *image)
+static enum status decode(const struct data *data, enum data_part part, const struct source_sample *sample,
+                          uint64_t number, struct image_scratch *scratch, struct image *image)
 {
     const struct source_member *member;
     const struct member_rule *rule;
+    struct image_fit fit = data->fit;
     bool is_image;
+    if (has_canvases(data)) {
+        fit.how = FIT_RESIZE;
+        fit.res = part == DATA_TRAIN ? 0 : fit.res;
+    }
     TRY(find_member(sample, &data->members.image, "image", &member, &rule));
-    TRY(image_fit(&data->fit, members_format(member->extension), member->bytes, member->size, 0,
-                  (uint32_t)number, scratch, image, &is_image));
+    TRY(image_fit(&fit, members_format(member->extension), member->bytes, member->size, 0, (uint32_t)number,
+                  scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
     return status_set(
@@ -88,10 +99,32 @@ static enum status check_finite(const struct image *image)
     return STATUS_OK;
 }
 
-/* Sets the shape and type from the first sample; checks that all others have the same. */
-static enum status fit(struct data *data, const struct image *image)
+/* Sets the shape of the canvases and of the samples of the network from the first canvas. */
+static enum status fit_canvas(struct data *data, const struct image *image)
 {
-    const struct shape is = {image->channels, image->depth, image->height, image->width}, *was = &data->shape;
+    const struct image_fit *fit = &data->fit;
+    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+        return status_set(STATUS_FAILED, "--fit random-resized-crop needs images of bytes with one or three "
+                                         "channels; use --fit resize, or other --data");
+    if (image->channels > fit->channels)
+        return status_set(STATUS_USAGE, "--fit random-resized-crop makes no gray images of colour; use "
+                                        "--channels 3, or --fit resize");
+    data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
+    data->type = image->type;
+    data->sample_values = data->sample_bytes = shape_values(&data->shape);
+    data->canvas = (struct shape){image->channels, 1, image->height, image->width};
+    data->canvas_bytes = image_values(image);
+    return STATUS_OK;
+}
+
+/* Sets the shape and type from the first sample; checks that all others of the set have the same. */
+static enum status fit(struct data *data, enum data_part part, const struct image *image)
+{
+    const struct shape is = {image->channels, image->depth, image->height, image->width};
+    const bool canvas = part == DATA_TRAIN && has_canvases(data);
+    const struct shape *was = canvas ? &data->canvas : &data->shape;
+    if (canvas && data->sample_values == 0)
+        TRY(fit_canvas(data, image));
     if (data->sample_values == 0) {
         data->shape = is;
         data->type = image->type;
@@ -102,9 +135,10 @@ static enum status fit(struct data *data, const struct image *image)
         return status_set(
             STATUS_FAILED,
             "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first sample is %s "
-            "of %ux%ux%ux%u",
+            "of %ux%ux%ux%u%s",
             dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
-            was->channels, was->depth, was->height, was->width);
+            was->channels, was->depth, was->height, was->width,
+            canvas ? "; --fit random-resized-crop needs images of one size" : "");
     return is.channels <= DATA_CHANNELS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
@@ -128,14 +162,16 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
 
 /* Makes room for at least one more sample. If `known` is true, room->most is the exact number of samples, so
  * all memory is allocated at once. */
-static enum status make_room(const struct data *data, struct data_set *set, bool known, struct room *room)
+static enum status make_room(const struct data *data, enum data_part part, struct data_set *set, bool known,
+                             struct room *room)
 {
+    const size_t bytes = data_stored_bytes(data, part);
     if (set->count < room->now)
         return STATUS_OK;
     uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
     wanted = wanted < room->most ? wanted : room->most;
-    TRY(data_check_memory(wanted - room->now, data->sample_bytes + sizeof *set->labels, room->option));
-    void *values = realloc(set->values, wanted * data->sample_bytes);
+    TRY(data_check_memory(wanted - room->now, bytes + sizeof *set->labels, room->option));
+    void *values = realloc(set->values, wanted * bytes);
     if (values)
         set->values = values;
     uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
@@ -148,35 +184,38 @@ static enum status make_room(const struct data *data, struct data_set *set, bool
 }
 
 /* Appends an image in channel-first order. */
-static void append(const struct data *data, struct data_set *set, const struct image *image, int32_t label)
+static void append(const struct data *data, enum data_part part, struct data_set *set,
+                   const struct image *image, int32_t label)
 {
-    uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
-    size_t channels = image->channels, plane = data->sample_values / channels;
+    const size_t bytes = data_stored_bytes(data, part), values = image_values(image);
+    uint8_t *to = (uint8_t *)set->values + set->count * bytes;
+    size_t channels = image->channels, plane = values / channels;
     if (image->interleaved) /* from a PNG, so values are bytes */
-        for (size_t i = 0; i < data->sample_values; i++)
+        for (size_t i = 0; i < values; i++)
             to[i % channels * plane + i / channels] = image->pixels[i];
     else
-        memcpy(to, image->pixels, data->sample_bytes);
+        memcpy(to, image->pixels, bytes);
     set->labels[set->count++] = (uint32_t)label;
 }
 
-static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
+static enum status add_sample(struct data *data, enum data_part part, bool known, struct room *room,
                               uint64_t number, const struct source_sample *sample)
 {
+    struct data_set *set = &data->sets[part];
     struct image image;
     struct image_scratch scratch = {0};
     int32_t label = 0;
-    enum status status = decode(data, sample, number, &scratch, &image);
+    enum status status = decode(data, part, sample, number, &scratch, &image);
     if (status == STATUS_OK)
-        status = fit(data, &image);
+        status = fit(data, part, &image);
     if (status == STATUS_OK)
         status = check_finite(&image);
     if (status == STATUS_OK)
         status = read_label(data, sample, &label);
     if (status == STATUS_OK)
-        status = make_room(data, set, known, room);
+        status = make_room(data, part, set, known, room);
     if (status == STATUS_OK)
-        append(data, set, &image, label);
+        append(data, part, set, &image, label);
     image_scratch_close(&scratch);
     return status;
 }
@@ -235,7 +274,7 @@ static enum status fill(struct source_reader *reader, struct data_range range, u
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, set, range.held < 0, &room, range.first + at + i, &samples[i]);
+                status = add_sample(data, part, range.held < 0, &room, range.first + at + i, &samples[i]);
                 if (status != STATUS_OK)
                     name_sample(status, range.first + at + i, samples[i].key);
             }

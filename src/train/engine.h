@@ -3,13 +3,13 @@
  *
  * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
  * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
- * (drop_last). Samples come from any source (enum data_feed). Each sample is shifted and flipped (draw_move),
- * normalised (data.h), mixed with another one (mix.h), and passed forward with dropout (draw_dropout). The
- * loss is softmax cross-entropy: -sum t log p for probabilities p and the target t (loss.h); or the mean over
- * the classes of loss_binary(). Gradients are those of the mean loss of the batch. optimizer_step() updates
- * every parameter with step number e * steps + i, after optimizer_clip() has scaled the gradients down if
- * their norm is too large. optimizer_average() then updates the moving average of the parameters, if there is
- * one.
+ * (drop_last). Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted
+ * and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another one (mix.h), and
+ * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log p for
+ * probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients are
+ * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
+ * e * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
+ * optimizer_average() then updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
@@ -28,6 +28,7 @@
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/boxes.h"
 #include "data/draws.h"
 #include "train/data.h"
 #include "train/exchange.h"
@@ -217,6 +218,41 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
+/* The samples of a step. With repeated augmentation, copy c of sample n has the number n + c * (samples of
+ * the training set), so that all its random numbers differ from those of the other copies. */
+struct train_pick {
+    enum data_feed feed;
+    struct draw_order order;
+    uint32_t first;    /* index of the step's first sample in the order */
+    uint32_t distinct; /* different samples of the step */
+};
+
+/* Returns the number of the sample at index `j` of the step, counted over all ranks. The indices of the first
+ * copies come before those of the second copies, so ranks have different copies of a sample where they
+ * divide the copies. */
+FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
+{
+    const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;
+    return train_sample_at(pick->feed, &pick->order, pick->first, index) + copy * pick->order.count;
+}
+
+/* Returns the sample of the training set that has a number of train_picked(). */
+static inline uint32_t train_original(const struct data *data, uint32_t number)
+{
+    return number % data->sets[DATA_TRAIN].count;
+}
+
+/* Returns the samples of a step of an epoch. A step has train->batch / repeats different samples; the last
+ * step of an epoch may have fewer. */
+static inline struct train_pick train_pick(const struct train *train, const struct draw_order *order,
+                                           uint32_t step)
+{
+    const uint32_t repeats = train->augment.repeats ? train->augment.repeats : 1;
+    const uint32_t total = (uint32_t)train_share(train, step).total;
+    return (struct train_pick){train->data->feed, *order, step * (train->batch / repeats),
+                               (total + repeats - 1) / repeats};
+}
+
 static inline bool train_mixes(const struct train *train)
 {
     return train->mixing.mixup > 0 || train->mixing.cutmix > 0;
@@ -237,8 +273,9 @@ static inline uint32_t train_entries(const struct train *train, uint32_t count)
     return train_mixes(train) ? 2 * count : count;
 }
 
-/* Returns the number of samples that DATA_LIVE generates for `count` samples of this rank. A rank that trains
- * alone has the partners among its own samples. Other ranks generate the partners as well. */
+/* Returns the number of samples that are generated (DATA_LIVE) or augmented (augment_computes()) for `count`
+ * samples of this rank. A rank that trains alone has the partners among its own samples. Other ranks compute
+ * the partners as well. */
 static inline uint32_t train_generated(const struct train *train, uint32_t count)
 {
     return train->ranks > 1 ? train_entries(train, count) : count;
@@ -258,9 +295,10 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
                                    uint32_t *numbers)
 {
     const struct share share = train_share(train, step);
+    const struct train_pick pick = train_pick(train, order, step);
     const uint32_t entries = train_entries(train, (uint32_t)share.count);
     for (uint32_t i = 0; i < entries; i++)
-        numbers[i] = train_sample_at(train->data->feed, order, step * train->batch, train_entry(&share, i));
+        numbers[i] = train_picked(&pick, train_entry(&share, i));
     return (uint32_t)share.count;
 }
 
@@ -269,8 +307,10 @@ static inline struct target train_target(const struct train *train, const struct
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {
     const uint32_t *labels = train->data->sets[DATA_TRAIN].labels;
-    const uint32_t label = labels[numbers[j]];
-    const struct target target = {label, mix->share < 1 ? labels[numbers[count + j]] : label, mix->share};
+    const uint32_t label = labels[train_original(train->data, numbers[j])];
+    struct target target = {label, label, mix->share};
+    if (mix->share < 1)
+        target.other = labels[train_original(train->data, numbers[count + j])];
     return target;
 }
 
@@ -385,6 +425,7 @@ struct engine {
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */
     bool benchmarks;  /* supports train->cudnn_benchmark */
+    bool augments;    /* supports all of struct augment; otherwise only shift and flip */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* Supports an exchange that updates the parameters (exchange_method.updates). */

@@ -83,12 +83,6 @@ static void step_free(struct step_parts *parts)
     free(parts);
 }
 
-/* Gathers a sample of step 0 of epoch 0, augmented and normalised. */
-static void step_gather(const struct train *train, uint32_t number, const void *stored, float *values)
-{
-    data_gather(train->data, stored, draw_move(&train->augment, train->seed, 0, number), values);
-}
-
 /* Writes the samples of the step as the network sees them, and their targets. */
 static void step_fill(const struct train *train, struct step_parts *parts)
 {
@@ -96,14 +90,9 @@ static void step_fill(const struct train *train, struct step_parts *parts)
     const struct mix mix = train_mix(train, 0, 0);
     const uint32_t *numbers = parts->numbers;
     for (uint32_t j = 0; j < parts->count; j++) {
-        float *input = parts->inputs + j * data->sample_values;
         const struct target target = train_target(train, &mix, numbers, parts->count, j);
-        step_gather(train, numbers[j], feed_sample(&parts->feed, numbers[j], j), input);
-        if (mix.share < 1) {
-            const uint32_t other = numbers[parts->count + j];
-            step_gather(train, other, feed_partner(&parts->feed, other, j), parts->partner);
-            mix_samples(&mix, &data->shape, parts->partner, input);
-        }
+        feed_gather(&parts->feed, &mix, 0, numbers, parts->count, j, parts->partner,
+                    parts->inputs + j * data->sample_values);
         parts->labels[j] = target.label;
         for (uint32_t k = 0; k < data->classes; k++)
             parts->targets[(size_t)j * data->classes + k] =
@@ -248,6 +237,10 @@ enum status export_data(const struct train *train, const float *initial, const c
     size_t count = 0;
     if (data->feed != DATA_STORED) /* other feeds may keep only part of the training set in memory */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
+    if (data->canvas_bytes) /* the sets have samples of different sizes */
+        return status_set(STATUS_USAGE,
+                          "--export-data cannot write the samples of --fit random-resized-crop; "
+                          "use --fit resize or crop");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};

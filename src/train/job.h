@@ -45,8 +45,8 @@ struct job_parameters {
      "resize the images of other data to this width and height (default: as stored)"},                         \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), "resize", 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
-     "position; random-resized-crop cuts out a random part and resizes it. A part is drawn once per sample. "  \
-     "HOW is one of"},                                                                                         \
+     "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
+     "epoch and resizes it, and only resizes test samples. HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), "3", 1, 3, NULL, true,               \
      "channels of the images with --out-res"}
 /* clang-format on */

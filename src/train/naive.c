@@ -182,24 +182,11 @@ static void take(struct naive *naive, const void *stored, uint32_t j)
     put(naive, j);
 }
 
-/* Augments and normalises training sample `sample`. */
-static void gather(const struct naive *naive, uint32_t epoch, uint32_t sample, const void *stored,
-                   float *values)
-{
-    const struct train *train = naive->train;
-    data_gather(train->data, stored, draw_move(&train->augment, train->seed, epoch, sample), values);
-}
-
 /* Gathers the training sample that has index `fed` in the latest feed_step() into index `j` of the batch. */
 static void take_to_learn(struct naive *naive, uint32_t epoch, const uint32_t *numbers, uint32_t fed,
                           uint32_t j)
 {
-    gather(naive, epoch, numbers[fed], feed_sample(&naive->feed, numbers[fed], fed), naive->sample);
-    if (naive->mix.share < 1) {
-        const uint32_t partner = numbers[naive->count + fed];
-        gather(naive, epoch, partner, feed_partner(&naive->feed, partner, fed), naive->partner);
-        mix_samples(&naive->mix, &naive->train->data->shape, naive->partner, naive->sample);
-    }
+    feed_gather(&naive->feed, &naive->mix, epoch, numbers, naive->count, fed, naive->partner, naive->sample);
     put(naive, j);
 }
 
@@ -601,6 +588,7 @@ const struct engine
         .stages = &stages,
 #endif
         .feeds = true,
+        .augments = true,
         .open = naive_open,
         .close = naive_close,
         .set = naive_set,

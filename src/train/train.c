@@ -7,10 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/fnv.h"
 #include "core/workload.h"
 #include "data/safetensors.h"
+#include "train/augment.h"
 #include "train/export.h"
 #include "train/init.h"
 #include "train/job.h"
@@ -28,7 +30,8 @@ struct parameters {
     double rand_augment, erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
     int loss, interpolation, generator, recipe;
-    const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
+    const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path,
+        *save_batch;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
 
@@ -38,6 +41,7 @@ static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in t
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
+enum interpolation { INTERPOLATION_BILINEAR, INTERPOLATION_BICUBIC };
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL}; /* in enum order */
@@ -125,7 +129,7 @@ static const struct option_spec options[] = {
     {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), "bilinear", 0, 0, interpolations, true,
      "how --fit random-resized-crop resizes training samples. HOW is one of"},
     {"rand-augment", "M", OPTION_REAL, AT(rand_augment), NULL, 0, 30, NULL, true,
-     "apply RandAugment's operations with this magnitude (0 to 30) to each training sample"},
+     "apply operations of RandAugment with this magnitude (0 to 30) to each training sample"},
     {"rand-augment-ops", "N", OPTION_COUNT, AT(rand_augment_ops), "2", 1, 16, NULL, true,
      "number of operations that --rand-augment applies to a sample"},
     {"erasing", "P", OPTION_REAL, AT(erasing), "0", 0, 1, NULL, true,
@@ -147,7 +151,7 @@ static const struct option_spec options[] = {
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), NULL, 0, 0, NULL, true,
      "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the initial parameters, order, dropout, shifts and flips"},
+     "seed of the initial parameters, order, dropout and augmentation"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
      "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
      "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
@@ -192,6 +196,8 @@ static const struct option_spec options[] = {
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
      "write the training set, the test set and the initial parameters as safetensors; add --dry-run to skip "
      "training"},
+    {"save-batch", "N:DIR", OPTION_TEXT, AT(save_batch), NULL, 0, 0, NULL, false,
+     "write the first N samples of the first step as PNG files into this folder, as the network sees them"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
@@ -219,7 +225,7 @@ static const char *const *train_defaults(int argc, char *const argv[])
     return !data || strcmp(data, "synth") == 0 ? paper : paper + PAPER_SAMPLES;
 }
 
-static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
+static const char *const single[] = {"checkpoint", "export", "export-step", "save-batch", NULL};
 
 static const struct measure columns[] = {
     {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
@@ -277,6 +283,11 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
+static bool crops(const struct parameters *parameters)
+{
+    return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
+}
+
 /* If `option` has no effect with these parameters, returns what it needs, such as "--optimizer sgd".
  * Otherwise returns NULL. */
 static const char *lacking(const struct parameters *parameters, const char *option)
@@ -314,6 +325,10 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "--parallel data";
     if (is_one_of(option, of_transformers) && !transformer)
         return "a transformer, such as --model vit-tiny";
+    if (strcmp(option, "interpolation") == 0 && !crops(parameters))
+        return "--fit random-resized-crop";
+    if (strcmp(option, "rand-augment-ops") == 0 && isnan(parameters->rand_augment))
+        return "--rand-augment M";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
     if ((strcmp(option, "fresh") == 0 || strcmp(option, "generator") == 0) &&
@@ -434,6 +449,9 @@ static enum status check(const struct options *given, const struct parameters *p
                           "--verify: images of --generator %s differ from those of the reference; use "
                           "--generator fused or omp, or drop --verify",
                           generators[parameters->generator]);
+    if (parameters->largest && (parameters->repeats > 1 || parameters->save_batch))
+        return status_set(STATUS_USAGE,
+                          "--repeats and --save-batch need a known batch; give --batch a number");
     if (parameters->largest && parameters->data_path)
         return status_set(STATUS_USAGE, "--export-data writes its file before --batch max is known; give "
                                         "--batch a number");
@@ -520,6 +538,21 @@ static double or_zero(double value)
     return isnan(value) ? 0 : value;
 }
 
+static struct augment augment_of(const struct parameters *parameters, const struct shape *shape)
+{
+    const bool changes = !isnan(parameters->rand_augment);
+    return (struct augment){.shift = (uint32_t)parameters->shift,
+                            .flip = parameters->flip,
+                            .crop = crops(parameters),
+                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
+                            .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
+                            .magnitude = changes ? parameters->rand_augment : 0,
+                            .repeats = (uint32_t)parameters->repeats,
+                            .erasing = (float)parameters->erasing,
+                            .height = shape->height,
+                            .width = shape->width};
+}
+
 /* `parameters` has the batch of all ranks. */
 static void fill_job(const struct parameters *parameters, const struct partition *partition,
                      struct opened *opened)
@@ -532,7 +565,7 @@ static void fill_job(const struct parameters *parameters, const struct partition
                             .drop_last = parameters->drop_last,
                             .rank = (uint32_t)partition->rank,
                             .ranks = (uint32_t)partition->ranks,
-                            .augment = {(uint32_t)parameters->shift, parameters->flip},
+                            .augment = augment_of(parameters, &opened->data.shape),
                             .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
                                           .momentum = parameters->momentum,
                                           .beta1 = parameters->beta1,
@@ -639,6 +672,39 @@ static enum status check_batch(const struct parameters *all, const struct partit
     return job_check_batch(&all->job, DATA_TRAIN, data);
 }
 
+/* Rejects augmentation that is impossible with these samples. */
+static enum status check_augment(const struct parameters *all, const struct train *train)
+{
+    struct augment_plan plan;
+    const uint64_t count = train->data->sets[DATA_TRAIN].count;
+    if (all->job.batch % all->repeats != 0)
+        return status_set(STATUS_USAGE,
+                          "--repeats %" PRIu64 " does not divide the %" PRIu64
+                          " samples of a step; give a --batch that is a multiple of it",
+                          all->repeats, all->job.batch);
+    if (count * all->repeats > UINT32_MAX)
+        return status_set(
+            STATUS_USAGE,
+            "--repeats %" PRIu64 ": %" PRIu64
+            " copies of the training samples are more than 2^32; lower --repeats or --train-size",
+            all->repeats, count * all->repeats);
+    return augment_computes(&train->augment) ? augment_plan(train, &plan) : STATUS_OK;
+}
+
+/* Writes the files of --save-batch. */
+static enum status save_batch(const char *text, const struct train *train)
+{
+    char *end;
+    errno = 0;
+    const uint64_t count = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    if (errno || count == 0 || count > UINT32_MAX || *end != ':' || !end[1])
+        return status_set(STATUS_USAGE, "--save-batch %.80s: give a number and a folder, as in 16:samples",
+                          text);
+    if (mkdir(end + 1, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s", end + 1, strerror(errno));
+    return export_batch(train, &(struct resources){.threads = 1}, (uint32_t)count, end + 1);
+}
+
 /* Reads --lr-milestones: ascending epochs, joined by ':'. */
 static enum status read_milestones(const struct parameters *all, uint64_t steps, struct schedule *schedule)
 {
@@ -719,11 +785,14 @@ static enum status open_all(const struct parameters *all, const struct partition
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
-    if (!isnan(all->drop_path))
+    if (!isnan(all->drop_path) && opened->model.transformer) /* other networks ignore that of --recipe */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     TRY(plan(all, partition, opened));
     TRY(check_schedule(all, &opened->job.train.schedule));
+    TRY(check_augment(all, &opened->job.train));
+    if (all->save_batch && partition->rank == 0)
+        TRY(save_batch(all->save_batch, &opened->job.train));
     return all->data_path && partition->rank == 0
                ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
                : STATUS_OK;
@@ -801,7 +870,7 @@ static struct work train_work(const void *input, const struct variant *variant)
     const struct train *train = &opened->job.train;
     const struct engine *engine = variant->traits;
     double samples = (double)train_share_of_epoch(train);
-    double bytes = samples * (double)opened->data.sample_bytes;
+    double bytes = samples * (double)data_stored_bytes(&opened->data, DATA_TRAIN);
     return (struct work){.items = samples,
                          .bytes = bytes,
                          .least = {.flops = samples * model_flops(&opened->model, &engine->savings),
@@ -828,6 +897,20 @@ static enum status check_generator(const struct train *train, const struct varia
                             train->generator);
 }
 
+/* Rejects augmentation that the engine does not support. */
+static enum status check_augments(const struct opened *opened, const struct engine *engine)
+{
+    const struct augment *augment = &opened->job.train.augment;
+    const bool simple = !augment_computes(augment) && augment->erasing <= 0;
+    return simple || (engine->augments && !opened->job.pipeline.stages)
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "it augments samples only by --shift and --flip; drop --fit "
+                     "random-resized-crop, --rand-augment, --erasing and --repeats, or use train-cuda, "
+                     "train-vit, train-omp or train-naive with --parallel data");
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
@@ -840,6 +923,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     if (opened->job.train.cudnn_benchmark && !engine->benchmarks)
         return status_set(STATUS_USAGE,
                           "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
+    TRY(check_augments(opened, engine));
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (opened->job.train.ranks > 1)
@@ -872,8 +956,9 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    measures_put(measures, "timed_stages", "%sgather+forward+%sbackward+%supdate",
+    measures_put(measures, "timed_stages", "%s%sgather+forward+%sbackward+%supdate",
                  opened->data.feed == DATA_LIVE ? "generate+" : "",
+                 augment_computes(&opened->job.train.augment) ? "augment+" : "",
                  opened->job.train.checkpoint_activations ? "recompute+" : "",
                  *epoch.exchange ? "exchange+" : "");
     measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);

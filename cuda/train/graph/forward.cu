@@ -197,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
         return;
     }
     number = TRAINING ? plan.order[first + row] : first + row;
-    struct draw_move move = {0, 0, false};
+    struct draw_move move = {};
     if (TRAINING)
         move = draw_move(&plan.augment, plan.seed, epoch, number);
     const uint8_t *set = plan.values[TRAINING ? DATA_TRAIN : plan.step->part];

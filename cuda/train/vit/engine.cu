@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/augment.cuh"
 #include "train/clip.cuh"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
@@ -81,6 +82,7 @@ struct vit {
     struct device_set sets[DATA_PARTS];
     struct device_batch batch;
     struct device_feed feed;
+    struct device_augment augment;
     struct device_losses losses;
     struct device_progress progress;
     struct graphs graphs[GRAPHS];
@@ -378,6 +380,7 @@ static enum status open_all(struct vit *vit)
     TRY(device_sets_open(train, vit->sets, &vit->allocations, vit->stream));
     const struct resources resources = {.threads = vit->threads, .device = vit->device};
     TRY(device_feed_open(&vit->feed, train, &resources, &vit->allocations));
+    TRY(device_augment_open(train, &vit->allocations, &vit->augment));
     if (!train->forward_only)
         TRY(open_learning(vit));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
@@ -761,10 +764,12 @@ static enum status gather_part(struct vit *vit, const struct device_set *set, ui
                                const struct share *part, size_t skipped)
 {
     const struct train *train = vit->train;
-    const struct device_set after = device_set_after(set, train->data, skipped);
+    struct device_set after = device_set_after(set, train->data, skipped);
     const uint32_t count = (uint32_t)part->count;
     RANGE(GATHER);
     TRY(batch_draw(train, set, &vit->batch, epoch, step, part, vit->stream));
+    TRY(device_augment_run(&vit->augment, epoch, vit->batch.numbers, train_generated(train, count), &after,
+                           vit->stream));
     TRY(vit_patches(train->data, &after, &vit->batch, count, vit->patch, vit->patches, vit->stream));
     return vit->path_count == 0
                ? STATUS_OK
@@ -944,6 +949,7 @@ const struct engine engine_vit = {
     .bounds = {.loss = 2e-2, .floor = 1, .drift = 0.3, .logits = 3e-2},
     .feeds = true,
     .recomputes = true,
+    .augments = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
     .shares_update = true,
     .unit = UNIT_HALF,

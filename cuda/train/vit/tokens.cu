@@ -23,25 +23,26 @@ struct patch_plan {
 /* An entry of the batch: its stored values and its move. */
 struct patch_source {
     const uint8_t *sample;
-    struct draw_move move;
+    const struct draw_move *move;
 };
 
 static __device__ __forceinline__ struct patch_source
 source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
 {
     const uint32_t at = stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j);
-    return {stored + at * plan.sample_bytes, batch.moves[j]};
+    return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
-/* The normalised value of an entry at row y and column x of a channel. */
+/* The normalised and erased value of an entry at row y and column x of a channel. */
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, uint32_t channel,
                                                  uint32_t y, uint32_t x)
 {
-    int32_t from = draw_moved(&source.move, plan.shape.height, plan.shape.width, y, x);
-    size_t first = (size_t)channel * plan.shape.height * plan.shape.width;
+    int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, y, x);
+    uint32_t first = channel * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, source.sample, first + (size_t)from);
-    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&source.move->erase, y, x, first + y * plan.shape.width + x, value);
 }
 
 /* The value of one tap of a patch. A tap is (channel, y, x) in the patch. */

@@ -1,0 +1,46 @@
+/* Augmentation on the device: computes the images of a batch from its stored samples, with the same bits as
+ * augment_image() on the host (train/augment.h). */
+#ifndef FDSL_CUDA_TRAIN_AUGMENT_CUH
+#define FDSL_CUDA_TRAIN_AUGMENT_CUH
+
+#include "train/augment.h"
+#include "train/network.cuh"
+
+/* The part of a stored sample that becomes the image, and whether it is mirrored. */
+struct augment_part {
+    struct image_box box;
+    bool flip;
+};
+
+/* The inputs of one output of a resize. */
+struct augment_entry_inputs {
+    uint32_t first, count;
+};
+
+struct device_augment {
+    struct augment_plan plan;
+    uint8_t *images, *other;             /* images of a batch; NULL: nothing is computed */
+    struct augment_part *parts;          /* per sample */
+    struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
+    int16_t *weights;                    /* per entry of `inputs`, `taps` weights */
+    uint32_t taps;
+    bool partners;       /* a batch also has the partners of its samples (train_generated()) */
+    uint32_t band, rows; /* a block resizes `band` rows of the image, from up to `rows` rows of the canvas */
+};
+
+/* Allocates memory for the parts of steps (train_part_max(), train_generated()), if augment_computes(). */
+enum status device_augment_open(const struct train *train, struct allocations *allocations,
+                                struct device_augment *augment);
+
+/* Computes `count` images, those of the samples of a batch and of their partners (train_generated()), from
+ * set->values. The numbers of the samples are in device memory. Then makes `set` the set of these images,
+ * with batch_alone and partners. Does nothing where nothing is computed. */
+enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
+                               uint32_t count, struct device_set *set, cudaStream_t stream);
+
+/* Applies one operation to `count` images, for tests. The plan's other members do not matter. */
+enum status device_augment_apply(const struct shape *shape, enum augment_operation operation,
+                                 const struct augment_numbers *numbers, uint32_t count, const uint8_t *from,
+                                 uint8_t *to, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,177 @@
+/* Random rectangles of images: the part of random-resized-crop, and the rectangle of random erasing with its
+ * noise. All functions give the same bits on host and device: they use no function of a mathematical library
+ * except square roots and rounding, which IEEE 754 defines exactly. */
+#ifndef FDSL_DATA_BOXES_H
+#define FDSL_DATA_BOXES_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/philox.h"
+#include "core/portable.h"
+#include "data/draws.h"
+
+#define BOX_ATTEMPTS      10
+#define BOX_AREA_MIN      0.08
+#define BOX_RATIO_LOG     0.28768207245178093 /* log(4/3) */
+#define BOX_ERASED_MIN    0.02
+#define BOX_ERASED_MAX    (1.0 / 3)
+#define BOX_ERASED_LOG    1.2039728043259361 /* log(1/0.3) */
+#define BOX_EXP_TERMS     24
+#define BOX_NOISE_SCALE   0x1p-24f
+#define BOX_LOG2          0.693147181f
+#define BOX_SQRT_HALF_INT 0x3f3504f3u /* the bits of sqrt(1/2) as a float */
+
+/* ---- Rectangles ---- */
+
+/* The exponential function for |x| <= 2, by its series. */
+FDSL_HD double box_exp(double x)
+{
+    double sum = 1;
+    for (int n = BOX_EXP_TERMS; n > 0; n--)
+        sum = 1 + sum * x / n;
+    return sum;
+}
+
+FDSL_HD double box_between(uint32_t word, double low, double high)
+{
+    return low + (high - low) * (word * 0x1p-32);
+}
+
+/* Draws a rectangle in an image of width x height pixels. Its area is uniform between `least` and `most` of
+ * the image, and the logarithm of its width / height is uniform between -bound and bound. Returns false if
+ * the rectangle does not fit. */
+FDSL_HD bool box_draw(struct philox_block block, double least, double most, double bound, uint32_t width,
+                      uint32_t height, struct image_box *box)
+{
+    double area = (double)width * height * box_between(block.word[0], least, most);
+    double ratio = box_exp(box_between(block.word[1], -bound, bound));
+    double w = rint(sqrt(area * ratio)), h = rint(sqrt(area / ratio));
+    if (!(w >= 1 && h >= 1 && w <= width && h <= height))
+        return false;
+    box->width = (uint32_t)w;
+    box->height = (uint32_t)h;
+    box->left = philox_below(block.word[2], width - box->width + 1);
+    box->top = philox_below(block.word[3], height - box->height + 1);
+    return true;
+}
+
+/* Returns the largest rectangle at the centre whose sides have a ratio between 3/4 and 4/3. */
+FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
+{
+    struct image_box box = {0, 0, width, height};
+    if (3 * (uint64_t)width > 4 * (uint64_t)height)
+        box.width = (uint32_t)(height * 4.0 / 3 + 0.5);
+    else if (4 * (uint64_t)width < 3 * (uint64_t)height)
+        box.height = (uint32_t)(width * 4.0 / 3 + 0.5);
+    box.left = (width - box.width) / 2;
+    box.top = (height - box.height) / 2;
+    return box;
+}
+
+/* The part of random-resized-crop (data/image_fit.h). Counter of each attempt: attempt, sample, epoch. */
+FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint32_t height, uint32_t epoch,
+                                            uint32_t sample)
+{
+    struct image_box box;
+    for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
+        struct philox_block block = philox(philox_key(seed), attempt, sample, epoch, DRAW_FIT);
+        if (box_draw(block, BOX_AREA_MIN, 1, BOX_RATIO_LOG, width, height, &box))
+            return box;
+    }
+    return box_central(width, height);
+}
+
+/* ---- Random erasing ---- */
+
+/* Draws the rectangle that is erased, as timm does: its area is 2 % to a third of the image, its sides have a
+ * ratio between 0.3 and 1 / 0.3, and it is smaller than the image in both directions. Counters: 0 to 9,
+ * sample, epoch for the attempts; 10, sample, epoch for the probability. */
+FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed, uint32_t epoch,
+                                    uint32_t sample)
+{
+    struct draw_erase erase = {{0, 0, 0, 0}, sample, epoch, seed};
+    if (augment->erasing <= 0)
+        return erase;
+    struct philox_block block = philox(philox_key(seed), BOX_ATTEMPTS, sample, epoch, DRAW_ERASE);
+    if (philox_unit(block.word[0]) >= augment->erasing)
+        return erase;
+    for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
+        struct image_box box;
+        block = philox(philox_key(seed), attempt, sample, epoch, DRAW_ERASE);
+        if (box_draw(block, BOX_ERASED_MIN, BOX_ERASED_MAX, BOX_ERASED_LOG, augment->width, augment->height,
+                     &box) &&
+            box.width < augment->width && box.height < augment->height) {
+            erase.box = box;
+            return erase;
+        }
+    }
+    return erase;
+}
+
+/* The natural logarithm of a positive normal number. */
+FDSL_HD float box_log(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int32_t exponent = (int32_t)(bits - BOX_SQRT_HALF_INT) >> 23;
+    bits -= (uint32_t)exponent << 23; /* between sqrt(1/2) and sqrt(2) */
+    memcpy(&x, &bits, sizeof x);
+    float s = (x - 1) / (x + 1), z = s * s;
+    float series = fmaf(z, fmaf(z, fmaf(z, fmaf(z, 1.0f / 9, 1.0f / 7), 1.0f / 5), 1.0f / 3), 1);
+    return fmaf((float)exponent, BOX_LOG2, 2 * s * series);
+}
+
+/* Converts a random word to a value of the normal distribution with mean 0 and deviation 1: the inverse of
+ * its distribution function, by Giles, "Approximating the erfinv function", 2010. */
+FDSL_HD float box_normal(uint32_t word)
+{
+    float x = (float)((int32_t)(2 * (word >> 8) + 1) - (1 << 24)) * BOX_NOISE_SCALE; /* -1 < x < 1 */
+    float w = -box_log((1 - x) * (1 + x)), p;
+    if (w < 5) {
+        w -= 2.5f;
+        p = fmaf(2.81022636e-08f, w, 3.43273939e-07f);
+        p = fmaf(p, w, -3.5233877e-06f);
+        p = fmaf(p, w, -4.39150654e-06f);
+        p = fmaf(p, w, 0.00021858087f);
+        p = fmaf(p, w, -0.00125372503f);
+        p = fmaf(p, w, -0.00417768164f);
+        p = fmaf(p, w, 0.246640727f);
+        p = fmaf(p, w, 1.50140941f);
+    } else {
+        w = sqrtf(w) - 3;
+        p = fmaf(-0.000200214257f, w, 0.000100950558f);
+        p = fmaf(p, w, 0.00134934322f);
+        p = fmaf(p, w, -0.00367342844f);
+        p = fmaf(p, w, 0.00573950773f);
+        p = fmaf(p, w, -0.0076224613f);
+        p = fmaf(p, w, 0.00943887047f);
+        p = fmaf(p, w, 1.00167406f);
+        p = fmaf(p, w, 2.83297682f);
+    }
+    return 1.41421356f * (p * x);
+}
+
+/* Returns the normalised value of element `i` of a sample, which is at (y, x), after random erasing. Counter
+ * of the noise: i / 4, sample, epoch. */
+FDSL_HD float box_erased(const struct draw_erase *erase, uint32_t y, uint32_t x, uint32_t i, float value)
+{
+    if (y - erase->box.top >= erase->box.height || x - erase->box.left >= erase->box.width)
+        return value;
+    struct philox_block block =
+        philox(philox_key(erase->seed), i / 4, erase->sample, erase->epoch, DRAW_NOISE);
+    return box_normal(philox_word(block, i % 4));
+}
+
+/* Returns a sample's move, with what is erased. */
+FDSL_HD struct draw_move box_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
+                                  uint32_t sample)
+{
+    struct draw_move move = draw_move(augment, seed, epoch, sample);
+    move.erase = box_erase(augment, seed, epoch, sample);
+    return move;
+}
+
+#endif

@@ -1,0 +1,272 @@
+/* Images that are computed anew from the stored samples in every epoch: random-resized-crop, flip, and
+ * RandAugment. All steps work on bytes. Afterwards the samples are gathered: shifted, normalised and erased
+ * (data_gather()).
+ *
+ *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
+ *
+ * An image is a pure function of the seed, the epoch and the number of the sample. Host and device share the
+ * functions below, and their arithmetic is in integers, or in fp32 in a fixed order, so both give the same
+ * bits. */
+#ifndef FDSL_TRAIN_AUGMENT_H
+#define FDSL_TRAIN_AUGMENT_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/philox.h"
+#include "core/portable.h"
+#include "core/status.h"
+#include "data/boxes.h"
+#include "data/resample.h"
+#include "train/model.h"
+
+#define AUGMENT_CHANNELS_MAX   3
+#define AUGMENT_MAGNITUDE_MAX  30
+#define AUGMENT_OPERATIONS_MAX 16 /* per sample */
+#define AUGMENT_LEVELS         256
+
+/* The operations of RandAugment. Each is equally likely. */
+enum augment_operation {
+    AUGMENT_IDENTITY,
+    AUGMENT_SHEAR_X,
+    AUGMENT_SHEAR_Y,
+    AUGMENT_TRANSLATE_X,
+    AUGMENT_TRANSLATE_Y,
+    AUGMENT_ROTATE,
+    AUGMENT_BRIGHTNESS,
+    AUGMENT_COLOR,
+    AUGMENT_CONTRAST,
+    AUGMENT_SHARPNESS,
+    AUGMENT_POSTERIZE,
+    AUGMENT_SOLARIZE,
+    AUGMENT_AUTOCONTRAST,
+    AUGMENT_EQUALIZE,
+    AUGMENT_OPERATIONS
+};
+
+/* The numbers of an operation at the magnitude of a run. */
+struct augment_numbers {
+    float map[6];   /* shear, translate, rotate: output (x, y) is the input at (map[0] x + map[1] y + map[2],
+                       map[3] x + map[4] y + map[5]) */
+    float factor;   /* brightness, color, contrast, sharpness */
+    uint32_t mask;  /* posterize: the bits that stay */
+    float at_least; /* solarize: values from here on are inverted */
+};
+
+struct augment_plan {
+    uint64_t seed;
+    uint32_t samples; /* of the training set; sample numbers beyond it are copies (train_sample_at()) */
+    struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
+    bool crop, bicubic, flip;
+    uint32_t operations;                                   /* per sample */
+    struct augment_numbers numbers[AUGMENT_OPERATIONS][2]; /* per operation and sign */
+};
+
+/* ---- Draws ---- */
+
+/* The part of the canvas that becomes the image. */
+FDSL_HD struct image_box augment_box(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
+{
+    struct image_box whole = {0, 0, plan->canvas.width, plan->canvas.height};
+    return plan->crop ? box_random_resized(plan->seed, whole.width, whole.height, epoch, sample) : whole;
+}
+
+FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
+{
+    return plan->flip && draw_flip(plan->seed, epoch, sample);
+}
+
+/* Draws operation `i` of a sample and its sign. Counter: i, sample, epoch. */
+FDSL_HD enum augment_operation augment_draw(const struct augment_plan *plan, uint32_t epoch, uint32_t sample,
+                                            uint32_t i, const struct augment_numbers **numbers)
+{
+    struct philox_block block = philox(philox_key(plan->seed), i, sample, epoch, DRAW_CHANGE);
+    uint32_t operation = philox_below(block.word[0], AUGMENT_OPERATIONS);
+    *numbers = &plan->numbers[operation][block.word[1] >> 31];
+    return (enum augment_operation)operation;
+}
+
+/* ---- Resizing ---- */
+
+/* Rounds a weighted sum of resample_weights() to a byte. */
+FDSL_HD uint8_t augment_shifted(int32_t sum, uint32_t bits)
+{
+    int32_t value = (sum + (1 << (bits - 1))) >> bits;
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+/* ---- Operations on single values ---- */
+
+FDSL_HD uint8_t augment_rounded(float value)
+{
+    value = rintf(value);
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+/* Moves a value away from `other` (factor > 1) or towards it (factor < 1). */
+FDSL_HD uint8_t augment_blend(float factor, float value, float other)
+{
+    return augment_rounded(fmaf(factor, value - other, other));
+}
+
+FDSL_HD float augment_gray(float red, float green, float blue)
+{
+    return fmaf(0.114f, blue, fmaf(0.587f, green, 0.299f * red));
+}
+
+/* Operations that map each value of a channel by a table, without regard to its place. */
+FDSL_HD bool augment_has_table(enum augment_operation operation)
+{
+    return operation == AUGMENT_BRIGHTNESS || operation == AUGMENT_CONTRAST || operation >= AUGMENT_POSTERIZE;
+}
+
+/* Operations whose table depends on how often each value occurs. */
+FDSL_HD bool augment_counts(enum augment_operation operation)
+{
+    return operation == AUGMENT_CONTRAST || operation >= AUGMENT_AUTOCONTRAST;
+}
+
+/* Operations that move pixels. */
+FDSL_HD bool augment_warps(enum augment_operation operation)
+{
+    return operation >= AUGMENT_SHEAR_X && operation <= AUGMENT_ROTATE;
+}
+
+/* What the table of a channel depends on. */
+struct augment_channel {
+    uint32_t least, most; /* smallest and largest value that occurs */
+    uint32_t step;        /* equalize: pixels per output level, see augment_equalize_step() */
+    float mean;           /* contrast: mean gray of the image */
+};
+
+/* Pixels per output level of equalize, as Pillow has it. `most_count` says how often the largest value
+ * occurs. */
+FDSL_HD uint32_t augment_equalize_step(uint32_t pixels, uint32_t most_count)
+{
+    return (pixels - most_count) / 255;
+}
+
+/* Mean gray of an image. `sums` has the sum of the values of each channel. */
+FDSL_HD float augment_mean(const uint32_t *sums, uint32_t channels, uint32_t pixels)
+{
+    double sum = channels == 1 ? sums[0] : 0.299 * sums[0] + 0.587 * sums[1] + 0.114 * sums[2];
+    return (float)(sum / pixels);
+}
+
+/* Returns entry `value` of the table of a channel. `below`: how many pixels have a smaller value. */
+FDSL_HD uint8_t augment_entry(enum augment_operation operation, const struct augment_numbers *numbers,
+                              const struct augment_channel *channel, uint32_t value, uint32_t below)
+{
+    switch (operation) {
+    case AUGMENT_BRIGHTNESS:
+        return augment_blend(numbers->factor, (float)value, 0);
+    case AUGMENT_CONTRAST:
+        return augment_blend(numbers->factor, (float)value, channel->mean);
+    case AUGMENT_POSTERIZE:
+        return (uint8_t)(value & numbers->mask);
+    case AUGMENT_SOLARIZE:
+        return (uint8_t)((float)value >= numbers->at_least ? 255 - value : value);
+    case AUGMENT_AUTOCONTRAST:
+        if (channel->most <= channel->least || value < channel->least || value > channel->most)
+            return (uint8_t)value;
+        return augment_rounded((float)((value - channel->least) * 255) /
+                               (float)(channel->most - channel->least));
+    case AUGMENT_EQUALIZE:
+        if (channel->step == 0)
+            return (uint8_t)value;
+        value = (below + channel->step / 2) / channel->step;
+        return (uint8_t)(value > 255 ? 255 : value);
+    default:
+        return (uint8_t)value;
+    }
+}
+
+/* ---- Operations on planes: height x width values of one channel ---- */
+
+/* A pixel of color: the value of channel `c` of the pixel at `i`. */
+FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, uint32_t c, uint32_t i,
+                              float factor)
+{
+    uint32_t plane = shape->height * shape->width;
+    float value = image[c * plane + i];
+    if (shape->channels == 1)
+        return (uint8_t)value;
+    return augment_blend(factor, value, augment_gray(image[i], image[plane + i], image[2 * plane + i]));
+}
+
+/* A pixel of sharpness. The image is blended with a smoothed one, whose weights are 1 1 1, 1 5 1, 1 1 1.
+ * Border pixels do not change. */
+FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
+                              float factor)
+{
+    const uint8_t *at = plane + (size_t)y * width + x;
+    if (y == 0 || x == 0 || y + 1 >= height || x + 1 >= width)
+        return *at;
+    const uint8_t *up = at - width, *down = at + width;
+    uint32_t sum =
+        up[-1] + up[0] + up[1] + at[-1] + 5u * at[0] + at[1] + (uint32_t)down[-1] + down[0] + down[1];
+    return augment_blend(factor, *at, (float)sum / 13);
+}
+
+/* The value at (x, y) of a plane; black outside. */
+FDSL_HD float augment_at(const uint8_t *plane, uint32_t height, uint32_t width, int32_t y, int32_t x)
+{
+    return (uint32_t)y < height && (uint32_t)x < width ? plane[(uint32_t)y * width + (uint32_t)x] : 0;
+}
+
+/* A pixel of a shear, a translation or a rotation, with bilinear interpolation. */
+FDSL_HD uint8_t augment_warped(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
+                               const float *map)
+{
+    float from_x = fmaf(map[0], (float)x, fmaf(map[1], (float)y, map[2]));
+    float from_y = fmaf(map[3], (float)x, fmaf(map[4], (float)y, map[5]));
+    float left = floorf(from_x), top = floorf(from_y), right = from_x - left, low = from_y - top;
+    if (left < -1 || top < -1 || left >= (float)width || top >= (float)height)
+        return 0;
+    int32_t column = (int32_t)left, row = (int32_t)top;
+    float a = augment_at(plane, height, width, row, column);
+    float b = augment_at(plane, height, width, row, column + 1);
+    float c = augment_at(plane, height, width, row + 1, column);
+    float d = augment_at(plane, height, width, row + 1, column + 1);
+    float above = fmaf(right, b - a, a), below = fmaf(right, d - c, c);
+    return augment_rounded(fmaf(low, below - above, above));
+}
+
+FDSL_C_BEGIN
+
+struct train;
+
+/* Prepares the augmentation of a training run with augment_computes(). STATUS_USAGE if the samples are not
+ * images of bytes with one or three channels, or if the stored size is not that of the network and there is
+ * no crop. */
+enum status augment_plan(const struct train *train, struct augment_plan *plan);
+
+/* Memory of a thread that computes images. Zero it before the first use. */
+struct augment_scratch {
+    uint8_t *rows, *other; /* resized rows of a channel; the image of the previous operation */
+    int16_t *weights;      /* of one output */
+    uint32_t *first, *count;
+    int16_t *across; /* weights of all outputs along a row */
+};
+
+/* Allocates the scratch for a plan. The caller closes it, also after a failure. */
+enum status augment_scratch_open(const struct augment_plan *plan, struct augment_scratch *scratch);
+void augment_scratch_close(struct augment_scratch *scratch);
+
+/* Computes the image of a sample from its stored values. `image` has room for the values of plan->shape. */
+void augment_image(const struct augment_plan *plan, const uint8_t *stored, uint32_t epoch, uint32_t sample,
+                   struct augment_scratch *scratch, uint8_t *image);
+
+/* Applies one operation to an image of plan->shape. */
+void augment_apply(const struct shape *shape, enum augment_operation operation,
+                   const struct augment_numbers *numbers, const uint8_t *from, uint8_t *to);
+
+/* Computes the numbers of an operation at a magnitude from 0 to AUGMENT_MAGNITUDE_MAX, for images of this
+ * shape. */
+struct augment_numbers augment_numbers(enum augment_operation operation, bool negative, double magnitude,
+                                       const struct shape *shape);
+
+FDSL_C_END
+
+#endif

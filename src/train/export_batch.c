@@ -1,0 +1,82 @@
+/* Writes samples of the first step as PNG files, as the network sees them (--save-batch). */
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/file.h"
+#include "data/png_image.h"
+#include "train/export.h"
+#include "train/feed.h"
+
+/* Converts normalised values to bytes with interleaved channels. */
+static void to_pixels(const struct data *data, const float *values, uint8_t *pixels)
+{
+    const size_t channels = data->shape.channels, plane = data->sample_values / channels;
+    for (size_t i = 0; i < data->sample_values; i++) {
+        const size_t c = i / plane;
+        const float value = roundf((values[i] - data->offset[c]) / data->scale[c]);
+        pixels[i % plane * channels + c] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    }
+}
+
+static enum status write_png(const struct shape *shape, const uint8_t *pixels, uint32_t index,
+                             const char *folder)
+{
+    const struct png_shape png = {shape->width, shape->height, shape->channels};
+    char path[PATH_MAX];
+    void *bytes;
+    size_t size;
+    if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
+        return status_set(STATUS_USAGE, "--save-batch: the name of the folder is too long");
+    TRY(png_encode(pixels, &png, &bytes, &size));
+    enum status status = file_write_atomic(path, bytes, size);
+    free(bytes);
+    return status;
+}
+
+/* `numbers` has room for a step (train_entries()), `values` for two samples, `pixels` for one. */
+static enum status write_samples(const struct train *train, struct feed *feed, uint32_t count,
+                                 const char *folder, uint32_t *numbers, float *values, uint8_t *pixels)
+{
+    const struct data *data = train->data;
+    const struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    const struct mix mix = train_mix(train, 0, 0);
+    const uint32_t there = train_batch(train, &order, 0, numbers);
+    if (count > there)
+        return status_set(STATUS_USAGE,
+                          "--save-batch: the first step has only %u samples; give at most this number",
+                          there);
+    TRY(feed_step(feed, 0, numbers, there));
+    for (uint32_t j = 0; j < count; j++) {
+        feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
+        to_pixels(data, values, pixels);
+        TRY(write_png(&data->shape, pixels, j, folder));
+    }
+    return STATUS_OK;
+}
+
+enum status export_batch(const struct train *train, const struct resources *resources, uint32_t count,
+                         const char *folder)
+{
+    const struct data *data = train->data;
+    const struct shape *shape = &data->shape;
+    if (data->type != DTYPE_U8 || shape->depth > 1 || (shape->channels != 1 && shape->channels != 3))
+        return status_set(STATUS_USAGE,
+                          "--save-batch writes images of bytes with one or three channels; drop "
+                          "it, or use other --data");
+    struct feed feed = {0};
+    uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
+    float *values = malloc(2 * data->sample_values * sizeof *values);
+    uint8_t *pixels = malloc(data->sample_values);
+    enum status status = numbers && values && pixels
+                             ? feed_open(train, resources, &feed)
+                             : status_set(STATUS_FAILED, "--save-batch: out of memory");
+    if (status == STATUS_OK)
+        status = write_samples(train, &feed, count, folder, numbers, values, pixels);
+    feed_close(&feed);
+    free(numbers);
+    free(values);
+    free(pixels);
+    return status;
+}

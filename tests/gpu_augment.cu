@@ -1,0 +1,406 @@
+/* Compares the augmentation of training samples on the device with that on the host, bit for bit: every
+ * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies,
+ * erasing and mixing, on one rank and on several. Then measures the time per image. make check-gpu runs this
+ * program.
+ *
+ *     gpu_augment [--short]   --short: small images and no times; for compute-sanitizer
+ *
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+#include "gpu_learner.cuh"
+
+#include "core/philox.h"
+#include "machine/device.h"
+#include "train/augment.cuh"
+#include "train/feed.h"
+
+static bool brief;
+static int failures;
+
+static void tell(bool well, const char *what)
+{
+    printf("%s  %s\n", well ? "ok    " : "FAILED", what);
+    failures += !well;
+}
+
+template <class T> static T *host(size_t count)
+{
+    return static_cast<T *>(must_have(malloc(count * sizeof(T))));
+}
+
+template <class T> static T *device(size_t count)
+{
+    T *memory;
+    must(cudaMalloc(&memory, count * sizeof(T)));
+    return memory;
+}
+
+/* Fills images with smooth values, noise and black. */
+static void fill(uint8_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint32_t word = philox(philox_key(2), (uint32_t)i, 0, 0, 1).word[0];
+        values[i] = (uint8_t)(word % 3 == 0 ? 0 : (i * 3 + word % 64) % 256);
+    }
+}
+
+/* ---- Operations ---- */
+
+static bool same_operation(const struct shape *shape, enum augment_operation operation, bool negative,
+                           double magnitude)
+{
+    const uint32_t count = 3;
+    const size_t values = shape_values(shape), bytes = count * values;
+    const struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
+    uint8_t *image = host<uint8_t>(bytes), *mine = host<uint8_t>(bytes), *right = host<uint8_t>(bytes);
+    uint8_t *from = device<uint8_t>(bytes), *to = device<uint8_t>(bytes);
+    fill(image, bytes);
+    for (uint32_t j = 0; j < count; j++)
+        augment_apply(shape, operation, &numbers, image + j * values, right + j * values);
+    must(cudaMemcpy(from, image, bytes, cudaMemcpyHostToDevice));
+    must(device_augment_apply(shape, operation, &numbers, count, from, to, nullptr));
+    must(cudaMemcpy(mine, to, bytes, cudaMemcpyDeviceToHost));
+    const bool same = memcmp(mine, right, bytes) == 0;
+    must(cudaFree(from));
+    must(cudaFree(to));
+    free(image);
+    free(mine);
+    free(right);
+    return same;
+}
+
+static void compare_operations(void)
+{
+    static const uint32_t sizes[][2] = {{1, 1}, {3, 5}, {17, 17}, {2, 9}, {40, 64}, {224, 224}, {223, 225}};
+    static const double magnitudes[] = {0, 9, 28, 30};
+    for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
+        for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 2 : 0); s++) {
+            bool same = true;
+            for (uint32_t kind = 0; kind < 4; kind++)
+                for (double magnitude : magnitudes) {
+                    const struct shape shape = {kind & 2 ? 3u : 1u, 1, sizes[s][0], sizes[s][1]};
+                    same &= same_operation(&shape, (enum augment_operation)operation, kind & 1, magnitude);
+                }
+            char text[128];
+            snprintf(text, sizeof text, "operation %d at %ux%u", operation, sizes[s][0], sizes[s][1]);
+            tell(same, text);
+        }
+}
+
+/* ---- Batches ---- */
+
+struct trial {
+    struct shape canvas, shape;
+    struct augment augment;
+    uint32_t batch, count; /* samples of a step, and of the training set */
+    struct mixing mixing;
+    uint32_t rank, ranks; /* 0 ranks mean 1 */
+};
+
+/* `model` has only a shape. */
+static void open_trial(const struct trial *trial, struct data *data, struct model *model, struct train *train)
+{
+    const size_t canvas = shape_values(&trial->canvas);
+    *model = {};
+    model->input = trial->shape;
+    *data = {};
+    data->shape = trial->shape;
+    data->type = DTYPE_U8;
+    data->classes = trial->count;
+    data->sample_values = data->sample_bytes = shape_values(&trial->shape);
+    data->canvas = trial->canvas;
+    data->canvas_bytes = canvas;
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    set->count = trial->count;
+    set->values = host<uint8_t>(trial->count * canvas);
+    set->labels = host<uint32_t>(trial->count);
+    for (uint32_t i = 0; i < trial->count; i++)
+        set->labels[i] = i;
+    fill(static_cast<uint8_t *>(set->values), trial->count * canvas);
+    data_normalise(data, true);
+    *train = {};
+    train->model = model;
+    train->data = data;
+    train->mixing = trial->mixing;
+    train->rank = trial->rank;
+    train->ranks = trial->ranks;
+    train->seed = 11;
+    train->batch = trial->batch;
+    train->augment = trial->augment;
+    train->augment.height = trial->shape.height;
+    train->augment.width = trial->shape.width;
+}
+
+/* The device's memory of a trial. */
+struct on_device {
+    struct allocations allocations;
+    struct device_augment augment;
+    struct device_set set;
+    struct device_batch batch;
+    float *values;
+};
+
+static void open_device(const struct train *train, struct on_device *device)
+{
+    const struct data *data = train->data;
+    const struct data_set *set = &data->sets[DATA_TRAIN];
+    *device = {};
+    struct allocations *allocations = &device->allocations;
+    must(device_augment_open(train, allocations, &device->augment));
+    must(allocate_copy(allocations, &device->set.values, set->values, set->count * data->canvas_bytes,
+                       nullptr));
+    must(allocate_copy(allocations, &device->set.labels, set->labels, set->count * sizeof *set->labels,
+                       nullptr));
+    must(device_batch_allocate(train, train->batch, &device->batch, allocations));
+    must(allocate(allocations, &device->values, train->batch * data->sample_values));
+}
+
+/* Runs a step on the device: its images, and the values that the network gets. */
+static void run_step(const struct train *train, struct on_device *device, uint32_t epoch, uint32_t step,
+                     struct device_set *set)
+{
+    const struct share share = train_share(train, step);
+    const auto count = (uint32_t)share.count;
+    *set = device->set;
+    must(batch_draw(train, set, &device->batch, epoch, step, &share, nullptr));
+    must(device_augment_run(&device->augment, epoch, device->batch.numbers, train_generated(train, count),
+                            set, nullptr));
+    must(batch_gather(train->data, set, &device->batch, count, device->values, nullptr));
+}
+
+/* Compares the images of a step, also those of partners that are computed separately. */
+static bool same_images(const struct feed *feed, const uint32_t *numbers, uint32_t count,
+                        const struct device_set *set)
+{
+    const size_t bytes = feed->train->data->sample_bytes;
+    const uint32_t images = train_generated(feed->train, count);
+    uint8_t *mine = host<uint8_t>(images * bytes);
+    bool same = set->partners == (images > count);
+    must(cudaMemcpy(mine, set->values, images * bytes, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < images; j++)
+        same &= memcmp(feed_sample(feed, numbers[j], j), mine + j * bytes, bytes) == 0;
+    free(mine);
+    return same;
+}
+
+/* Compares the values that the network gets. */
+static bool same_values(const struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                        uint32_t count, const float *values)
+{
+    const size_t length = feed->train->data->sample_values;
+    const struct mix mix = train_mix(feed->train, epoch, step);
+    float *right = host<float>(2 * length), *mine = host<float>(count * length);
+    bool same = true;
+    must(cudaMemcpy(mine, values, count * length * sizeof *mine, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < count; j++) {
+        feed_gather(feed, &mix, epoch, numbers, count, j, right + length, right);
+        same &= memcmp(right, mine + j * length, length * sizeof *right) == 0;
+    }
+    free(right);
+    free(mine);
+    return same;
+}
+
+static bool same_labels(const struct train *train, const uint32_t *numbers, uint32_t count,
+                        const uint32_t *labels)
+{
+    const uint32_t entries = train_entries(train, count);
+    uint32_t *mine = host<uint32_t>(entries);
+    bool same = true;
+    must(cudaMemcpy(mine, labels, entries * sizeof *mine, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < entries; j++)
+        same &= mine[j] == train->data->sets[DATA_TRAIN].labels[train_original(train->data, numbers[j])];
+    free(mine);
+    return same;
+}
+
+static bool same_step(const struct train *train, struct feed *feed, struct on_device *device, uint32_t epoch,
+                      uint32_t step)
+{
+    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    uint32_t *numbers = host<uint32_t>(2 * train->batch);
+    const uint32_t count = train_batch(train, &order, step, numbers);
+    struct device_set set;
+    bool same = true;
+    if (count > 0) { /* in a short last step, a rank may have no samples */
+        must(feed_step(feed, epoch, numbers, count));
+        run_step(train, device, epoch, step, &set);
+        same = same_images(feed, numbers, count, &set) &&
+               same_values(feed, epoch, step, numbers, count, device->values) &&
+               same_labels(train, numbers, count, device->batch.labels);
+    }
+    free(numbers);
+    return same;
+}
+
+static void compare_batches(const struct trial *trial)
+{
+    struct data data;
+    struct model model;
+    struct train train;
+    struct on_device device;
+    struct feed feed;
+    const struct resources resources = {.threads = 8, .device = 0};
+    open_trial(trial, &data, &model, &train);
+    open_device(&train, &device);
+    must(feed_open(&train, &resources, &feed));
+    bool same = true;
+    for (uint32_t epoch = 0; epoch < 2; epoch++)
+        for (uint32_t step = 0; step < train_steps(&train); step++)
+            same &= same_step(&train, &feed, &device, epoch, step);
+    char text[256];
+    snprintf(
+        text, sizeof text,
+        "batches of %u from %ux%ux%u to %ux%ux%u: crop %d, bicubic %d, flip %d, shift %u, operations %u, "
+        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u",
+        trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
+        trial->shape.channels, trial->shape.height, trial->shape.width, trial->augment.crop,
+        trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
+        trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup, trial->mixing.cutmix,
+        trial->rank, trial->ranks ? trial->ranks : 1);
+    tell(same, text);
+    feed_close(&feed);
+    allocations_free(&device.allocations);
+    data_close(&data);
+}
+
+/* ---- Times ---- */
+
+/* Prints the time per image of each kernel's part of a step, without the gather. */
+static void measure(const char *what, const struct trial *trial)
+{
+    struct data data;
+    struct model model;
+    struct train train;
+    struct on_device device;
+    cudaEvent_t begin, end;
+    float ms;
+    const int runs = 20;
+    open_trial(trial, &data, &model, &train);
+    open_device(&train, &device);
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    for (int i = -3; i < runs; i++) {
+        struct device_set set = device.set;
+        if (i == 0)
+            must(cudaEventRecord(begin));
+        const struct share share = train_share(&train, 0);
+        must(batch_draw(&train, &set, &device.batch, (uint32_t)(i + 3), 0, &share, nullptr));
+        must(device_augment_run(&device.augment, (uint32_t)(i + 3), device.batch.numbers, trial->batch, &set,
+                                nullptr));
+    }
+    must(cudaEventRecord(end));
+    must(cudaEventSynchronize(end));
+    must(cudaEventElapsedTime(&ms, begin, end));
+    printf("time    %s: batch %u, %.3f us per image\n", what, trial->batch, 1e3 * ms / runs / trial->batch);
+    must(cudaEventDestroy(begin));
+    must(cudaEventDestroy(end));
+    allocations_free(&device.allocations);
+    data_close(&data);
+}
+
+static void measure_all(void)
+{
+    for (uint32_t batch : {64u, 256u, 1024u}) {
+        struct trial trial = {.canvas = {1, 1, 512, 512},
+                              .shape = {3, 1, 224, 224},
+                              .augment = {},
+                              .batch = batch,
+                              .count = 1024,
+                              .mixing = {},
+                              .rank = 0,
+                              .ranks = 1};
+        trial.augment.crop = trial.augment.flip = true;
+        measure("crop and resize, bilinear, 512x512x1 to 224x224x3", &trial);
+        trial.augment.operations = 2;
+        trial.augment.magnitude = 28;
+        measure("the same and two operations", &trial);
+        trial.augment.bicubic = true;
+        measure("bicubic and two operations", &trial);
+    }
+}
+
+/* ---- Running all tests ---- */
+
+static struct trial small_trial(uint32_t i)
+{
+    struct trial trial = {.canvas = {i & 1 ? 3u : 1u, 1, 50, 41},
+                          .shape = {3, 1, 17, 20},
+                          .augment = {},
+                          .batch = 6,
+                          .count = 20,
+                          .mixing = {},
+                          .rank = 0,
+                          .ranks = 1};
+    trial.augment = {.shift = i & 2, .flip = true, .crop = true, .bicubic = (i & 1) != 0};
+    trial.augment.operations = i & 4 ? 3 : 2;
+    trial.augment.magnitude = 28;
+    trial.augment.repeats = i & 8 ? 3 : 1;
+    trial.augment.erasing = 0.5f;
+    return trial;
+}
+
+static void compare_small(uint32_t i)
+{
+    struct trial trial = small_trial(i);
+    compare_batches(&trial);
+    trial.shape = {trial.canvas.channels, 1, 61, 33}; /* larger than the canvas along one axis */
+    trial.augment.operations = 0;
+    compare_batches(&trial);
+    trial.shape = trial.canvas; /* no crop: the whole sample */
+    trial.augment.crop = false;
+    trial.augment.operations = 1;
+    compare_batches(&trial);
+}
+
+/* The partner of a sample is in the same batch on one rank, and is augmented separately on several ranks. The
+ * last step has 2 samples, so one of 3 ranks has none. */
+static void compare_mixed(void)
+{
+    static const struct mixing mixings[] = {{0.8, 0}, {0, 1}, {0.8, 1}};
+    for (uint32_t i = 0; i < COUNT_OF(mixings); i++)
+        for (uint32_t ranks = 1; ranks <= (brief ? 2u : 3u); ranks++)
+            for (uint32_t rank = 0; rank < ranks; rank++) {
+                struct trial trial = small_trial(8 + i);
+                trial.mixing = mixings[i];
+                trial.rank = rank;
+                trial.ranks = ranks;
+                compare_batches(&trial);
+            }
+}
+
+static void compare_big(void)
+{
+    struct trial big = {.canvas = {1, 1, 512, 512},
+                        .shape = {3, 1, 224, 224},
+                        .augment = {},
+                        .batch = 40,
+                        .count = 80,
+                        .mixing = {},
+                        .rank = 0,
+                        .ranks = 1};
+    big.augment.crop = big.augment.flip = true;
+    big.augment.operations = 2;
+    big.augment.magnitude = 28;
+    compare_batches(&big);
+    big.augment.bicubic = true;
+    big.canvas = {3, 1, 1000, 900};
+    compare_batches(&big);
+}
+
+int main(int argc, char **argv)
+{
+    brief = argc == 2 && strcmp(argv[1], "--short") == 0;
+    if (argc > 1 && !brief)
+        return fprintf(stderr, "gpu_augment: usage: gpu_augment [--short]\n"), 2;
+    if (device_probe(0) != STATUS_OK)
+        return fprintf(stderr, "gpu_augment: %s\n", status_text()), 4;
+    compare_operations();
+    for (uint32_t i = 0; i < (brief ? 4u : 16u); i++)
+        compare_small(i);
+    compare_mixed();
+    if (!brief) {
+        compare_big();
+        measure_all();
+    }
+    return failures ? 3 : 0;
+}

@@ -1,0 +1,609 @@
+/* Tests the augmentation of training samples (train/augment.h, data/boxes.h): each step against a definition
+ * in double precision or values by hand, and that batches depend neither on threads nor on ranks. */
+#include "train_support.h"
+
+#include "data/boxes.h"
+#include "train/augment.h"
+#include "train/feed.h"
+
+/* Sizes (height, width) of images. */
+static const uint32_t sizes[][2] = {{1, 1}, {3, 5}, {17, 17}, {2, 9}, {40, 64}};
+
+/* Fills an image with smooth values, noise and some black. */
+static void fill(uint8_t *image, size_t values, uint64_t seed)
+{
+    for (size_t i = 0; i < values; i++) {
+        uint32_t word = philox(philox_key(seed), (uint32_t)i, 0, 0, 1).word[0];
+        image[i] = (uint8_t)(word % 5 == 0 ? 0 : (i * 3 + word % 64) % 256);
+    }
+}
+
+static int clamp(double value)
+{
+    return value < 0 ? 0 : value > 255 ? 255 : (int)value;
+}
+
+/* ---- Random numbers ---- */
+
+Test(augment, the_exponential_function_and_the_logarithm_are_accurate)
+{
+    for (double x = -2; x <= 2; x += 0.001)
+        cr_assert_float_eq(box_exp(x), exp(x), 1e-14 * exp(x), "%g", x);
+    for (float x = 1e-7f; x < 4; x *= 1.01f)
+        cr_assert_float_eq(box_log(x), log((double)x), 2e-7 * (1 + fabs(log((double)x))), "%g", (double)x);
+}
+
+/* The distribution function of the result must be the uniform number. */
+Test(augment, noise_is_normal)
+{
+    double sum = 0, squares = 0, largest = 0;
+    const uint32_t count = 100000;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t word = philox(philox_key(3), i, 0, 0, 0).word[0];
+        double value = box_normal(word), p = ((word >> 8) + 0.5) * 0x1p-24;
+        cr_assert_float_eq(0.5 * erfc(-value / sqrt(2)), p, 2e-6);
+        sum += value;
+        squares += value * value;
+        largest = fmax(largest, fabs(value));
+    }
+    cr_expect_float_eq(sum / count, 0, 0.015);
+    cr_expect_float_eq(squares / count, 1, 0.02);
+    cr_expect(largest > 3.8 && largest < 5.8);
+    cr_expect_eq(box_normal(0), -box_normal(UINT32_MAX));
+}
+
+Test(augment, erased_boxes_have_the_area_and_the_ratio_of_timm)
+{
+    const struct augment augment = {.erasing = 0.25f, .height = 60, .width = 80};
+    uint32_t erased = 0, edges = 0;
+    for (uint32_t sample = 0; sample < 20000; sample++) {
+        struct draw_erase erase = box_erase(&augment, 1, sample % 3, sample);
+        const struct image_box *box = &erase.box;
+        if (box->height == 0)
+            continue;
+        erased++;
+        double share = box->width * box->height / 4800.0, ratio = (double)box->width / box->height;
+        cr_assert(share > 0.017 && share < 0.34, "%g", share);
+        cr_assert(ratio > 0.27 && ratio < 3.7, "%g", ratio);
+        cr_assert(box->left + box->width <= 80 && box->top + box->height <= 60);
+        cr_assert(box->width < 80 && box->height < 60);
+        edges += box->left == 0 || box->left + box->width == 80;
+    }
+    cr_expect(erased > 4700 && erased < 5300, "%u", erased);
+    cr_expect(edges > 50);
+}
+
+Test(augment, the_box_is_filled_with_noise_and_nothing_else)
+{
+    struct data data;
+    data_random(&data, (struct shape){3, 1, 8, 6}, 2, 4, 4);
+    struct draw_move move = {.erase = {{1, 2, 3, 4}, 9, 2, 7}};
+    float values[144], before[144];
+    data_gather(&data, data_sample(&data, DATA_TRAIN, 0), (struct draw_move){0}, before);
+    data_gather(&data, data_sample(&data, DATA_TRAIN, 0), move, values);
+    for (uint32_t i = 0; i < 144; i++) {
+        uint32_t y = i / 6 % 8, x = i % 6;
+        bool inside = x >= 1 && x < 4 && y >= 2 && y < 6;
+        struct philox_block block = philox(philox_key(7), i / 4, 9, 2, DRAW_NOISE);
+        cr_expect_eq(values[i], inside ? box_normal(block.word[i % 4]) : before[i], "%u", i);
+    }
+    data_close(&data);
+}
+
+/* ---- Crop and resize ---- */
+
+/* A plan for canvases of one size and images of another. */
+static struct augment_plan plan_of(struct shape canvas, struct shape shape, bool crop, bool bicubic)
+{
+    struct augment_plan plan = {.seed = 5, .samples = 1000, .canvas = canvas, .shape = shape, .crop = crop};
+    plan.bicubic = bicubic;
+    plan.flip = true;
+    return plan;
+}
+
+static double filter(bool bicubic, double x)
+{
+    x = fabs(x);
+    if (!bicubic)
+        return x < 1 ? 1 - x : 0;
+    return x < 1 ? 1.5 * x * x * x - 2.5 * x * x + 1 : x < 2 ? -0.5 * x * x * x + 2.5 * x * x - 4 * x + 2 : 0;
+}
+
+/* Resizes along one axis in double, and rounds. `from` and `to` have these distances between values. */
+static void resize_line(const uint8_t *from, uint32_t in, size_t stride, uint8_t *to, uint32_t out,
+                        size_t out_stride, bool bicubic)
+{
+    double scale = in > out ? (double)in / out : 1, reach = (bicubic ? 2 : 1) * scale;
+    for (uint32_t i = 0; i < out; i++) {
+        double centre = (i + 0.5) * in / out, total = 0, sum = 0;
+        for (uint32_t x = 0; x < in; x++) {
+            if ((double)x < floor(centre - reach + 0.5) || (double)x >= floor(centre + reach + 0.5))
+                continue; /* the limits of Pillow */
+            double weight = filter(bicubic, (x + 0.5 - centre) / scale);
+            total += weight;
+            sum += weight * from[x * stride];
+        }
+        to[i * out_stride] = (uint8_t)clamp(floor(sum / total + 0.5));
+    }
+}
+
+static void resize_right(const struct augment_plan *plan, const uint8_t *stored, struct image_box box,
+                         bool flip, uint8_t *image)
+{
+    const struct shape *canvas = &plan->canvas, *shape = &plan->shape;
+    uint8_t *rows = malloc((size_t)box.height * shape->width), *line = malloc(shape->height);
+    for (uint32_t c = 0; c < shape->channels; c++) {
+        const uint8_t *plane =
+            stored + (size_t)(canvas->channels == 1 ? 0 : c) * canvas->height * canvas->width;
+        for (uint32_t y = 0; y < box.height; y++)
+            resize_line(plane + (box.top + y) * canvas->width + box.left, box.width, 1,
+                        rows + (size_t)y * shape->width, shape->width, 1, plan->bicubic);
+        for (uint32_t x = 0; x < shape->width; x++) {
+            uint32_t to = flip ? shape->width - 1 - x : x;
+            resize_line(rows + x, box.height, shape->width,
+                        image + (size_t)c * shape->height * shape->width + to, shape->height, shape->width,
+                        plan->bicubic);
+        }
+    }
+    free(rows);
+    free(line);
+}
+
+/* Both steps round, and ties are frequent, so weights of 14 bits may change a value by one. */
+static void check_resize(const struct augment_plan *plan)
+{
+    size_t values = shape_values(&plan->shape);
+    uint8_t *stored = malloc(shape_values(&plan->canvas)), *mine = malloc(values), *right = malloc(values);
+    struct augment_scratch scratch = {0};
+    fill(stored, shape_values(&plan->canvas), 1);
+    must(augment_scratch_open(plan, &scratch));
+    size_t differ = 0, all = 0;
+    for (uint32_t sample = 0; sample < 8; sample++) {
+        augment_image(plan, stored, 2, sample, &scratch, mine);
+        resize_right(plan, stored, augment_box(plan, 2, sample), augment_flips(plan, 2, sample), right);
+        for (size_t i = 0; i < values; i++, all++) {
+            differ += mine[i] != right[i];
+            cr_assert(abs(mine[i] - right[i]) <= 1, "%ux%u to %ux%u, value %zu: %d, not %d",
+                      plan->canvas.height, plan->canvas.width, plan->shape.height, plan->shape.width, i,
+                      mine[i], right[i]);
+        }
+    }
+    cr_expect(differ <= all / 20 + 1, "%zu of %zu differ", differ, all);
+    augment_scratch_close(&scratch);
+    free(stored);
+    free(mine);
+    free(right);
+}
+
+Test(augment, crops_are_resized_by_both_filters_at_any_size)
+{
+    for (size_t i = 0; i < COUNT_OF(sizes); i++)
+        for (size_t o = 0; o < COUNT_OF(sizes); o++)
+            for (int kind = 0; kind < 4; kind++) {
+                struct shape canvas = {kind & 1 ? 3 : 1, 1, sizes[i][0], sizes[i][1]};
+                struct shape shape = {3, 1, sizes[o][0], sizes[o][1]};
+                struct augment_plan plan = plan_of(canvas, shape, true, kind & 2);
+                check_resize(&plan);
+            }
+}
+
+/* The resizer of --out-res has the same rule. */
+Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
+{
+    struct augment_plan plan =
+        plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, false);
+    uint8_t stored[90 * 75], mine[40 * 41], right[3 * 40 * 41 + RESAMPLE_SLACK_BYTES];
+    uint8_t row[75 * RESAMPLE_PIXEL_BYTES + RESAMPLE_SLACK_BYTES] = {0};
+    struct augment_scratch scratch = {0};
+    struct resampler resampler = {0};
+    fill(stored, sizeof stored, 1);
+    plan.flip = false;
+    must(augment_scratch_open(&plan, &scratch));
+    for (uint32_t sample = 0; sample < 20; sample++) {
+        struct image_box box = augment_box(&plan, 0, sample);
+        augment_image(&plan, stored, 0, sample, &scratch, mine);
+        must(resample_begin(&resampler, box.width, box.height, 41, 40));
+        for (uint32_t y = 0; y < box.height; y++) {
+            for (uint32_t x = 0; x < box.width; x++)
+                memset(row + x * RESAMPLE_PIXEL_BYTES, stored[(box.top + y) * 75 + box.left + x], 3);
+            resample_rows(&resampler, y, row, 0, 1);
+        }
+        resample_end(&resampler, right);
+        for (uint32_t i = 0; i < sizeof mine; i++)
+            cr_assert_eq(mine[i], right[3 * i]);
+    }
+    augment_scratch_close(&scratch);
+    resampler_close(&resampler);
+}
+
+Test(augment, parts_differ_between_epochs_and_copies_and_cover_the_canvas)
+{
+    struct augment_plan plan = plan_of((struct shape){1, 1, 64, 64}, (struct shape){1, 1, 8, 8}, true, false);
+    uint32_t same = 0, flips = 0;
+    double area = 0, x = 0;
+    for (uint32_t sample = 0; sample < 4000; sample++) {
+        struct image_box box = augment_box(&plan, 1, sample), other = augment_box(&plan, 2, sample),
+                         copy = augment_box(&plan, 1, sample + plan.samples * 4);
+        cr_assert(box.left + box.width <= 64 && box.top + box.height <= 64);
+        same += memcmp(&box, &other, sizeof box) == 0;
+        same += memcmp(&box, &copy, sizeof box) == 0;
+        area += box.width * box.height / (4000 * 4096.0);
+        x += (box.left + box.width / 2.0) / 4000;
+        flips += augment_flips(&plan, 1, sample);
+    }
+    cr_expect(same < 8, "%u", same);
+    cr_expect(area > 0.45 && area < 0.6, "%g", area);
+    cr_expect_float_eq(x, 32, 0.5);
+    cr_expect(flips > 1850 && flips < 2150, "%u", flips);
+}
+
+/* ---- RandAugment ---- */
+
+static double gray_of(const struct shape *shape, const uint8_t *image, uint32_t i)
+{
+    uint32_t plane = shape->height * shape->width;
+    return shape->channels == 1 ? image[i]
+                                : 0.299 * image[i] + 0.587 * image[plane + i] + 0.114 * image[2 * plane + i];
+}
+
+/* The value of a plane at any place, black outside. */
+static double at(const uint8_t *plane, const struct shape *shape, double y, double x)
+{
+    return y < 0 || x < 0 || y >= shape->height || x >= shape->width
+               ? 0
+               : plane[(uint32_t)y * shape->width + (uint32_t)x];
+}
+
+static double interpolated(const uint8_t *plane, const struct shape *shape, double y, double x)
+{
+    double top = floor(y), left = floor(x), low = y - top, right = x - left;
+    return (1 - low) * ((1 - right) * at(plane, shape, top, left) + right * at(plane, shape, top, left + 1)) +
+           low *
+               ((1 - right) * at(plane, shape, top + 1, left) + right * at(plane, shape, top + 1, left + 1));
+}
+
+/* Where output (x, y) comes from. Shears keep the top left corner of the image, at (-1/2, -1/2). */
+static void source_of(enum augment_operation operation, double m, const struct shape *shape, double *y,
+                      double *x)
+{
+    double middle_x = (shape->width - 1) / 2.0, middle_y = (shape->height - 1) / 2.0;
+    double angle = -30 * m * acos(-1) / 180, dx = *x - middle_x, dy = *y - middle_y;
+    if (operation == AUGMENT_SHEAR_X)
+        *x += 0.3 * m * (*y + 0.5);
+    if (operation == AUGMENT_SHEAR_Y)
+        *y += 0.3 * m * (*x + 0.5);
+    if (operation == AUGMENT_TRANSLATE_X)
+        *x -= 150 / 331.0 * m * shape->width;
+    if (operation == AUGMENT_TRANSLATE_Y)
+        *y -= 150 / 331.0 * m * shape->height;
+    if (operation == AUGMENT_ROTATE) {
+        *x = middle_x + cos(angle) * dx + sin(angle) * dy;
+        *y = middle_y - sin(angle) * dx + cos(angle) * dy;
+    }
+}
+
+static double smoothed(const uint8_t *plane, const struct shape *shape, uint32_t y, uint32_t x)
+{
+    double sum = 4.0 * plane[y * shape->width + x];
+    if (y == 0 || x == 0 || y + 1 == shape->height || x + 1 == shape->width)
+        return plane[y * shape->width + x];
+    for (int i = 0; i < 9; i++)
+        sum += plane[(y + (uint32_t)(i / 3) - 1) * shape->width + x + (uint32_t)(i % 3) - 1];
+    return sum / 13;
+}
+
+/* The values that equalize and autocontrast map to, as in the PyTorch version of the recipe. */
+static double equalized(const uint8_t *plane, uint32_t pixels, uint32_t value)
+{
+    uint32_t below = 0, largest = 0, count = 0;
+    for (uint32_t i = 0; i < pixels; i++) {
+        below += plane[i] < value;
+        largest = plane[i] > largest ? plane[i] : largest;
+    }
+    for (uint32_t i = 0; i < pixels; i++)
+        count += plane[i] == largest;
+    double step = floor((pixels - count) / 255.0);
+    return step == 0 ? value : fmin(255, floor((below + floor(step / 2)) / step));
+}
+
+static double contrasted(const uint8_t *plane, uint32_t pixels, uint32_t value)
+{
+    double low = 255, high = 0;
+    for (uint32_t i = 0; i < pixels; i++) {
+        low = fmin(low, plane[i]);
+        high = fmax(high, plane[i]);
+    }
+    return high > low ? (value - low) * 255 / (high - low) : value;
+}
+
+/* The result of an operation before rounding; `m` is the signed magnitude from -1 to 1. */
+static double changed(enum augment_operation operation, double m, const struct shape *shape,
+                      const uint8_t *image, uint32_t c, uint32_t y, uint32_t x)
+{
+    uint32_t pixels = shape->height * shape->width, i = y * shape->width + x;
+    const uint8_t *plane = image + (size_t)c * pixels;
+    double value = plane[i], other = 0, from_y = y, from_x = x, mean = 0;
+    switch (operation) {
+    case AUGMENT_POSTERIZE: {
+        double unit = pow(2, rint(4 * fabs(m)));
+        return floor(value / unit) * unit;
+    }
+    case AUGMENT_SOLARIZE:
+        return value >= 255 * (1 - fabs(m)) ? 255 - value : value;
+    case AUGMENT_AUTOCONTRAST:
+        return contrasted(plane, pixels, plane[i]);
+    case AUGMENT_EQUALIZE:
+        return equalized(plane, pixels, plane[i]);
+    case AUGMENT_IDENTITY:
+        return value;
+    case AUGMENT_BRIGHTNESS:
+        break;
+    case AUGMENT_COLOR:
+        other = gray_of(shape, image, i);
+        break;
+    case AUGMENT_CONTRAST:
+        for (uint32_t k = 0; k < pixels; k++)
+            mean += gray_of(shape, image, k) / pixels;
+        other = mean;
+        break;
+    case AUGMENT_SHARPNESS:
+        other = smoothed(plane, shape, y, x);
+        break;
+    default:
+        source_of(operation, m, shape, &from_y, &from_x);
+        return interpolated(plane, shape, from_y, from_x);
+    }
+    return other + (1 + 0.9 * m) * (value - other);
+}
+
+/* Compares an operation with its definition. Where the definition is within 1e-3 of a half, or of an edge of
+ * the image, rounding may go either way. */
+static void check_operation(enum augment_operation operation, bool negative, double magnitude,
+                            const struct shape *shape)
+{
+    size_t values = shape_values(shape);
+    uint8_t *image = malloc(values), *mine = malloc(values);
+    struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
+    fill(image, values, 2);
+    augment_apply(shape, operation, &numbers, image, mine);
+    for (uint32_t i = 0; i < values; i++) {
+        uint32_t plane = shape->height * shape->width, c = i / plane, y = i % plane / shape->width;
+        double right =
+            changed(operation, (negative ? -1 : 1) * magnitude / 30, shape, image, c, y, i % shape->width);
+        right = right < 0 ? 0 : right > 255 ? 255 : right;
+        cr_assert(fabs(mine[i] - right) <= 0.501,
+                  "operation %d, magnitude %g, %ux%ux%u, value %u: %d, not %g", (int)operation,
+                  negative ? -magnitude : magnitude, shape->channels, shape->height, shape->width, i, mine[i],
+                  right);
+    }
+    free(image);
+    free(mine);
+}
+
+Test(augment, operations_follow_their_definitions_at_any_size)
+{
+    static const double magnitudes[] = {0, 9, 15.5, 28, 30};
+    for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
+        for (size_t m = 0; m < COUNT_OF(magnitudes); m++)
+            for (size_t s = 0; s < COUNT_OF(sizes); s++)
+                for (int kind = 0; kind < 4; kind++)
+                    check_operation((enum augment_operation)operation, kind & 1, magnitudes[m],
+                                    &(struct shape){kind & 2 ? 3 : 1, 1, sizes[s][0], sizes[s][1]});
+}
+
+Test(augment, magnitude_0_changes_nothing_where_it_should)
+{
+    const struct shape shape = {3, 1, 17, 13};
+    uint8_t image[3 * 17 * 13], mine[sizeof image];
+    fill(image, sizeof image, 4);
+    for (size_t i = 0; i < sizeof image; i++)
+        image[i] = image[i] == 255 ? 254 : image[i]; /* solarize inverts 255 */
+    for (int operation = 0; operation < AUGMENT_AUTOCONTRAST; operation++) {
+        struct augment_numbers numbers = augment_numbers((enum augment_operation)operation, false, 0, &shape);
+        augment_apply(&shape, (enum augment_operation)operation, &numbers, image, mine);
+        cr_expect_eq(memcmp(image, mine, sizeof image), 0, "%d", operation);
+    }
+}
+
+static void expect_values(enum augment_operation operation, double magnitude, uint32_t width,
+                          const uint8_t *image, const uint8_t *right)
+{
+    const struct shape shape = {1, 1, 1, width};
+    const struct augment_numbers numbers = augment_numbers(operation, false, magnitude, &shape);
+    uint8_t mine[8];
+    augment_apply(&shape, operation, &numbers, image, mine);
+    for (uint32_t i = 0; i < width; i++)
+        cr_expect_eq(mine[i], right[i], "operation %d, %u: %d, not %d", (int)operation, i, mine[i], right[i]);
+}
+
+Test(augment, values_by_hand)
+{
+    expect_values(AUGMENT_POSTERIZE, 30, 4, (const uint8_t[]){0, 15, 16, 255},
+                  (const uint8_t[]){0, 0, 16, 240});
+    expect_values(AUGMENT_POSTERIZE, 10, 3, (const uint8_t[]){1, 2, 255}, (const uint8_t[]){0, 2, 254});
+    expect_values(AUGMENT_SOLARIZE, 15, 4, (const uint8_t[]){0, 127, 128, 255},
+                  (const uint8_t[]){0, 127, 127, 0});
+    expect_values(AUGMENT_AUTOCONTRAST, 0, 3, (const uint8_t[]){10, 20, 30}, (const uint8_t[]){0, 128, 255});
+    expect_values(AUGMENT_AUTOCONTRAST, 0, 2, (const uint8_t[]){7, 7}, (const uint8_t[]){7, 7});
+    expect_values(AUGMENT_BRIGHTNESS, 30, 3, (const uint8_t[]){0, 100, 200}, (const uint8_t[]){0, 190, 255});
+    expect_values(AUGMENT_TRANSLATE_X, 30 * 331 / 300.0 * 2 / 4, 4, (const uint8_t[]){1, 2, 3, 4},
+                  (const uint8_t[]){0, 1, 2, 3});
+    expect_values(AUGMENT_EQUALIZE, 0, 2, (const uint8_t[]){3, 9}, (const uint8_t[]){3, 9});
+}
+
+/* 512 values of 0 and 256 of 100: a step of 2 values per level. */
+Test(augment, equalize_by_hand)
+{
+    const struct shape shape = {1, 1, 3, 256};
+    const struct augment_numbers numbers = augment_numbers(AUGMENT_EQUALIZE, false, 0, &shape);
+    uint8_t image[768] = {0}, mine[768];
+    memset(image + 512, 100, 256);
+    augment_apply(&shape, AUGMENT_EQUALIZE, &numbers, image, mine);
+    cr_expect(mine[0] == 0 && mine[767] == 255, "%d %d", mine[0], mine[767]);
+}
+
+Test(augment, all_operations_and_both_signs_are_drawn)
+{
+    struct augment_plan plan = {.seed = 1};
+    uint32_t drawn[AUGMENT_OPERATIONS][2] = {{0}};
+    for (uint32_t sample = 0; sample < 2800; sample++)
+        for (uint32_t i = 0; i < 2; i++) {
+            const struct augment_numbers *numbers;
+            enum augment_operation operation = augment_draw(&plan, 3, sample, i, &numbers);
+            drawn[operation][numbers - plan.numbers[operation]]++;
+        }
+    for (int i = 0; i < 2 * AUGMENT_OPERATIONS; i++)
+        cr_expect(drawn[i / 2][i % 2] > 130 && drawn[i / 2][i % 2] < 270, "%d: %u", i, drawn[i / 2][i % 2]);
+}
+
+Test(augment, a_gray_canvas_becomes_three_equal_channels_before_its_operations)
+{
+    struct augment_plan plan =
+        plan_of((struct shape){1, 1, 33, 31}, (struct shape){3, 1, 12, 12}, true, true);
+    uint8_t stored[33 * 31], image[3 * 144];
+    struct augment_scratch scratch = {0};
+    fill(stored, sizeof stored, 1);
+    must(augment_scratch_open(&plan, &scratch));
+    augment_image(&plan, stored, 0, 1, &scratch, image);
+    cr_expect(memcmp(image, image + 144, 144) == 0 && memcmp(image, image + 288, 144) == 0);
+    augment_scratch_close(&scratch);
+}
+
+/* ---- Batches ---- */
+
+LAYERS(classifier, false, {.kind = LAYER_LINEAR, .channels = 0});
+
+static const struct augment all = {.shift = 1,
+                                   .flip = true,
+                                   .crop = true,
+                                   .operations = 2,
+                                   .magnitude = 28,
+                                   .repeats = 3,
+                                   .erasing = 0.5f,
+                                   .height = 9,
+                                   .width = 7};
+
+/* The mixings of the tests below: none, MixUp and CutMix. */
+static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
+
+static void open_augmented(struct net *net, const struct engine *engine, struct mixing mixing)
+{
+    net_open(net, engine, &classifier, (struct shape){3, 1, 9, 7}, 4, 20, 6, 0);
+    data_add_canvases(&net->data, 12, 10);
+    net->train.augment = all;
+    net->train.mixing = mixing;
+    net_reopen(net, engine);
+}
+
+static void gather_step(const struct train *train, int threads, uint32_t epoch, uint32_t step, float *values)
+{
+    struct feed feed = {0};
+    uint32_t numbers[12];
+    float partner[189];
+    const struct mix mix = train_mix(train, epoch, step);
+    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const uint32_t count = train_batch(train, &order, step, numbers);
+    must(feed_open(train, &(struct resources){.threads = threads}, &feed));
+    must(feed_step(&feed, epoch, numbers, count));
+    for (uint32_t j = 0; j < count; j++)
+        feed_gather(&feed, &mix, epoch, numbers, count, j, partner, values + j * train->data->sample_values);
+    feed_close(&feed);
+}
+
+static void compare_threads_and_ranks(struct mixing mixing)
+{
+    struct net net;
+    float one[6 * 189], four[6 * 189], ranks[6 * 189];
+    open_augmented(&net, &engine_naive, mixing);
+    gather_step(&net.train, 1, 1, 2, one);
+    gather_step(&net.train, 4, 1, 2, four);
+    cr_expect_eq(memcmp(one, four, sizeof one), 0);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        struct train part = net.train;
+        part.rank = rank;
+        part.ranks = 3;
+        gather_step(&part, 2, 1, 2, ranks + rank * 2 * 189);
+    }
+    cr_expect_eq(memcmp(one, ranks, sizeof one), 0);
+    net_close(&net);
+}
+
+Test(augment, batches_depend_neither_on_threads_nor_on_ranks)
+{
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        compare_threads_and_ranks(mixings[i]);
+}
+
+/* A mixed batch is computed here from the batch without mixing. The step has 2 samples with 3 copies each. */
+Test(augment, partners_are_the_augmented_samples_at_the_mirrored_index)
+{
+    for (size_t i = 1; i < COUNT_OF(mixings); i++) {
+        struct net net;
+        float alone[6 * 189], mixed[6 * 189];
+        open_augmented(&net, &engine_naive, mixings[i]);
+        gather_step(&net.train, 2, 1, 2, mixed);
+        const struct mix mix = train_mix(&net.train, 1, 2);
+        net.train.mixing = mixings[0];
+        gather_step(&net.train, 2, 1, 2, alone);
+        for (uint32_t n = 0; n < 6 * 189; n++) {
+            const uint32_t at = n % 189, y = at / 7 % 9, x = at % 7;
+            const float wanted = mix_value(&mix, y, x, alone[n], alone[(5 - n / 189) * 189 + at]);
+            cr_assert_float_eq(mixed[n], wanted, 1e-6, "%u: %g, not %g", n, (double)mixed[n], (double)wanted);
+        }
+        cr_expect(mix.share < 1 && memcmp(alone, mixed, sizeof alone) != 0);
+        net_close(&net);
+    }
+}
+
+/* Three ranks have one copy of each sample. The last step has two samples, so both are different. */
+Test(augment, a_step_has_copies_of_its_samples)
+{
+    struct net net;
+    uint32_t numbers[6], count = 20;
+    open_augmented(&net, &engine_naive, mixings[0]);
+    struct draw_order order = draw_order(net.train.seed, 1, count);
+    cr_expect_eq(train_steps(&net.train), 4);
+    for (uint32_t step = 0; step < 4; step++) {
+        uint32_t samples = train_batch(&net.train, &order, step, numbers);
+        cr_assert_eq(samples, step == 3 ? 2 : 6);
+        uint32_t distinct = step == 3 ? 1 : 2;
+        for (uint32_t j = 0; j < samples; j++)
+            cr_expect_eq(numbers[j], draw_order_at(&order, 2 * step + j % distinct) + j / distinct * count,
+                         "step %u, %u", step, j);
+    }
+    net_close(&net);
+}
+
+static void compare_with_oracle(struct mixing mixing)
+{
+    struct net net, oracle;
+    struct train_totals mine, right;
+    open_augmented(&net, &engine_naive, mixing);
+    open_augmented(&oracle, &engine_oracle, mixing);
+    must(net.engine->steps(net.state, 1, 0, 4));
+    must(oracle.engine->steps(oracle.state, 1, 0, 4));
+    must(net.engine->totals(net.state, &mine));
+    must(oracle.engine->totals(oracle.state, &right));
+    cr_expect_float_eq(mine.loss, right.loss, 1e-4 * right.loss);
+    cr_expect_eq(mine.samples, 20);
+    net_close(&net);
+    net_close(&oracle);
+}
+
+Test(augment, engines_train_on_the_same_samples)
+{
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        compare_with_oracle(mixings[i]);
+}
+
+Test(augment, samples_that_are_no_images_of_bytes_are_refused)
+{
+    struct net net;
+    struct feed feed = {0};
+    net_open(&net, &engine_naive, &classifier, (struct shape){2, 1, 9, 7}, 4, 20, 6, 0);
+    net.train.augment = all;
+    cr_expect_eq(feed_open(&net.train, &(struct resources){.threads = 1}, &feed), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "one or three channels"), "%s", status_text());
+    feed_close(&feed);
+    net_close(&net);
+}

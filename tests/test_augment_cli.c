@@ -1,0 +1,81 @@
+/* Tests augmentation of training on the command line: the options, --verify, resumed runs, and the files of
+ * --save-batch. */
+#include "shell.h"
+
+#include "cells.h"
+
+TestSuite(augment_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+#define SYNTH                                                                                    \
+    "--model logreg --data synth --res 24 --out-res 16 --train-size 40 --test-size 6 --batch 8 " \
+    "--fit random-resized-crop --flip --rand-augment 28 --erasing 0.5 --repeats 2 "
+
+static void expect_refusal(int wanted, const char *options, const char *words)
+{
+    run("timeout 60 $P %s", options);
+    expect_line(wanted, words);
+}
+
+Test(augment_cli, runs_on_the_cpu_equal_the_reference)
+{
+    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3"};
+    for (size_t i = 0; i < COUNT_OF(extra); i++) {
+        EXPECT(0,
+               "$P --variant train-naive,train-omp " SYNTH "--interpolation bicubic --epochs 2 --verify "
+               "--verify-steps 3 --format csv %s 2>/dev/null",
+               extra[i]);
+        cr_expect_eq(count_of(out, "\n"), 5, "%s", out);
+        for (size_t row = 1; row <= 4; row++) {
+            cr_expect_str_eq(value(out, row, "wrong"), "0");
+            cr_expect_eq(number(out, row, "items"), 40);
+            cr_expect_str_eq(value(out, row, "interpolation"), "bicubic");
+            cr_expect_str_eq(value(out, row, "rand_augment_ops"), "2");
+        }
+    }
+}
+
+#ifdef HAVE_XXHASH
+/* Live and stored samples are cut from the same canvases, and a resumed run continues with the same parts. */
+Test(augment_cli, live_and_stored_and_resumed_runs_are_the_same)
+{
+    EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --export live");
+    EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --feed stored --export stored");
+    EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 1 --checkpoint c");
+    EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --checkpoint c --resume --export resumed");
+    EXPECT(0, "cmp live stored && cmp live resumed");
+    EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --seed 1 --export other");
+    EXPECT(1, "cmp -s live other");
+}
+#endif
+
+#if defined HAVE_PNG && defined HAVE_XXHASH
+/* Without augmentation, the files are the samples of a data set. */
+Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
+{
+    EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --save-batch 8:images --dry-run");
+    EXPECT(0, "test $(ls images | wc -l) -eq 8");
+    EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --cutmix 1 --save-batch 8:mixed --dry-run");
+    EXPECT(1, "diff -q images mixed");
+    EXPECT(0, "$P --prepare set --from digits --samples 40 --store files --encode png");
+    EXPECT(0,
+           "$P --variant train-naive --model logreg --data set --batch 4 --save-batch 4:samples --dry-run");
+    EXPECT(0, "for image in samples/*.png; do find set -name '*.png' -size -9k -exec cmp -s $image {} ';' "
+              "-print | grep -q . || exit 1; done");
+}
+#endif
+
+Test(augment_cli, options_that_make_no_sense_are_refused)
+{
+    expect_refusal(2, "--variant train-naive --interpolation bicubic",
+                   "--interpolation needs --fit random-resized-crop");
+    expect_refusal(2, "--variant train-naive --rand-augment-ops 3",
+                   "--rand-augment-ops needs --rand-augment M");
+    expect_refusal(2, "--variant train-naive --batch 9 --repeats 2",
+                   "--repeats 2 does not divide the 9 samples");
+    expect_refusal(2, "--variant train-naive --batch max --repeats 2", "give --batch a number");
+    expect_refusal(2, "--variant train-naive --data clips --model cnn3d --rand-augment 9",
+                   "need images of bytes");
+    expect_refusal(2, "--variant train-naive --save-batch 4", "give a number and a folder");
+    expect_refusal(2, "--variant train-naive --train-size 100 --batch 8 --save-batch 9:x",
+                   "the first step has only 8 samples");
+}
