@@ -548,6 +548,35 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
               "%d: %s", status, err);
 }
 
+/* Epochs have three steps. The second checkpoint is after the first step of the second epoch. */
+Test(mpi_train, training_resumes_within_an_epoch)
+{
+    run_well(2, LEARN "--export whole.safetensors");
+    run_well(2,
+             LEARN "--checkpoint k --checkpoint-steps 2 --keep 9 --log log.csv --log-steps 1 --out rows.csv "
+                   "--export stopped.safetensors");
+    cr_expect(same_files("whole.safetensors", "stopped.safetensors"), "checkpoints change the parameters");
+    read_text("log.csv", out);
+    cr_expect(count_of(out, "\n") == 1 + 6 && number(out, 6, "ranks") == 2, "%s", out);
+    cr_expect(number(out, 1, "samples_seen") == 24 && number(out, 6, "samples_seen") == 124, "%s", out);
+    shell("mkdir two three && cp k/epoch-000001.step-0000000001.ckpt two && cp two/* three");
+    run_well(2, LEARN "--checkpoint two --checkpoint-steps 2 --log again.csv --log-steps 1 --resume "
+                      "--out resumed.csv --export resumed.safetensors");
+    cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 3 steps are done: continuing"), "%s", err);
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+    read_text("rows.csv", out);
+    char loss[64];
+    snprintf(loss, sizeof loss, "%s", value(out, 6, "train_loss"));
+    read_text("resumed.csv", out);
+    cr_expect_str_eq(value(out, 6, "train_loss"), loss);
+    run_well(3, LEARN "--checkpoint three --resume --batch 8 --verify");
+    cr_expect_float_eq(number(out, 4, "train_loss"), atof(loss), 1e-4, "%s", out);
+    cr_expect_str_eq(value(out, 4, "wrong"), "0");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint measured --checkpoint-steps 1 --keep 99");
+    shell("mkdir part && cp measured/epoch-000001.step-0000000001.ckpt part");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint part --resume");
+}
+
 /* With --lr-scale, the learning rate depends on the number of ranks. --lr can keep the rate unchanged. */
 Test(mpi_train, training_resumes_with_the_scaled_learning_rate)
 {

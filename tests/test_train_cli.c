@@ -254,9 +254,9 @@ Test(train_cli, refuses_options_of_transformers_elsewhere)
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\006' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\007' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 6; this program reads 4 and 5");
+                   "has schema 7; this program reads 6");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
@@ -668,7 +668,8 @@ Test(train_cli, a_recipe_replaces_defaults)
 {
 #define PAPER "$P --variant train-naive --model logreg --recipe paper --dry-run "
     EXPECT(0, PAPER "--data digits --flip=no --lr 0.5");
-    cr_expect_not_null(strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
+    cr_expect_not_null(
+        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
     cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
     cr_expect_str_eq(out, "");

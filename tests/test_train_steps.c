@@ -1,0 +1,186 @@
+/* Tests checkpoints, tests and rows within an epoch of training. */
+#include "shell.h"
+
+#include "cells.h"
+
+TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
+
+/* Epochs of 13 steps. */
+#define SMALL  "$P --variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
+#define THREE  SMALL "--epochs 3 "
+#define LOGGED SMALL "--log log.csv --log-steps 5 --test-steps 7 "
+
+/* Expects that row `row` of the log follows `step` steps, the latest in epoch `epoch`, and whether it has the
+ * results of a test. */
+static void expect_row(size_t row, double step, double epoch, double samples, bool tested)
+{
+    cr_expect(number(out, row, "step") == step && number(out, row, "epoch") == epoch &&
+                  number(out, row, "samples_seen") == samples,
+              "row %zu: %s", row, out);
+    cr_expect_eq(*value(out, row, "test_acc") != '\0', tested, "row %zu: %s", row, out);
+    cr_expect_eq(*value(out, row, "test_loss") != '\0', tested, "row %zu: %s", row, out);
+}
+
+/* A row follows every 5th step, every 7th step (with a test), and each epoch (with its test). */
+Test(train_steps, rows_within_epochs)
+{
+    EXPECT(0, LOGGED "--epochs 2 --lr-schedule cosine --out rows.csv");
+    char log[1 << 16];
+    EXPECT(0, "cat log.csv");
+    cr_assert_lt(strlen(out), sizeof log);
+    memcpy(log, out, strlen(out) + 1);
+    cr_assert_eq(count_of(out, "\n"), 1 + 10, "%s", out);
+    static const struct {
+        double step, epoch, samples;
+        bool tested;
+    } wanted[] = {{5, 1, 80, false},   {7, 1, 112, true},   {10, 1, 160, false}, {13, 1, 200, true},
+                  {14, 2, 216, true},  {15, 2, 232, false}, {20, 2, 312, false}, {21, 2, 328, true},
+                  {25, 2, 392, false}, {26, 2, 400, true}};
+    for (size_t i = 0; i < COUNT_OF(wanted); i++)
+        expect_row(i + 1, wanted[i].step, wanted[i].epoch, wanted[i].samples, wanted[i].tested);
+    cr_expect_str_eq(value(log, 1, "schema"), "steps/1");
+    cr_expect_str_eq(value(log, 1, "variant"), "train-naive");
+    cr_expect_str_eq(value(log, 1, "model"), "logreg");
+    cr_expect_str_eq(value(log, 1, "gpu_memory_bytes"), "");
+    cr_expect(number(log, 2, "items_per_s") > 0 && number(log, 10, "lr") < number(log, 1, "lr"), "%s", log);
+    /* The mean over the rows of an epoch, weighted by samples, is the mean over the epoch. */
+    double losses = 0, right = 0;
+    for (size_t i = 0; i < 4; i++) {
+        double samples = wanted[i].samples - (i ? wanted[i - 1].samples : 0);
+        losses += samples * number(log, i + 1, "loss");
+        right += samples * number(log, i + 1, "accuracy");
+    }
+    EXPECT(0, "cat rows.csv");
+    cr_expect_float_eq(losses / 200, number(out, 1, "train_loss"), 1e-6, "%s", out);
+    cr_expect_float_eq(right / 200, number(out, 1, "train_acc"), 1e-6, "%s", out);
+    cr_expect_eq(number(log, 4, "test_loss"), number(out, 1, "test_loss"), "%s", log);
+    cr_expect_eq(number(log, 10, "lr"), number(out, 2, "last_lr"), "%s", log);
+}
+
+/* Neither rows nor tests nor checkpoints change the parameters, and repeated epochs verify. */
+Test(train_steps, stops_do_not_change_the_parameters)
+{
+    EXPECT(0, THREE "--shift 2 --export whole");
+#ifdef HAVE_XXHASH
+    EXPECT(0, LOGGED "--epochs 3 --shift 2 --export stopped --checkpoint k --checkpoint-steps 4 --verify");
+#else
+    EXPECT(0, LOGGED "--epochs 3 --shift 2 --export stopped --verify");
+#endif
+    EXPECT(0, "cmp whole stopped");
+}
+
+Test(train_steps, rejects_invalid_options)
+{
+    static const char *const cases[][2] = {
+        {"--log-steps 5", "--log-steps needs --log FILE; add that, or drop --log-steps"},
+        {"--test-steps 5", "--test-steps needs --log FILE; add that, or drop --test-steps"},
+        {"--checkpoint-steps 5", "--checkpoint-steps needs --checkpoint DIR; add that"},
+        {"--log log.csv --log-steps 0", "--log-steps"},
+        {"--log /dev/full", "--log: /dev/full is a device or pipe"},
+        {"--log same --out same", "name the same file"},
+        {"--log log.csv --lr 0.1,0.01", "--log is for one combination"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        run(SMALL "%s", cases[i][0]);
+        expect_line(2, cases[i][1]);
+    }
+}
+
+/* A file with other columns is refused before training begins, and does not change. */
+Test(train_steps, other_files_are_refused)
+{
+    EXPECT(0, "printf 'schema,x\\nother/1,2\\n' > log.csv && cp log.csv before");
+    run(LOGGED "--epochs 1000000");
+    expect_line(2, "--log: log.csv has other columns (column 2 is 'x', not 'time_utc'); name another file");
+    EXPECT(0, "cmp log.csv before");
+}
+
+/* A limit on the size of files has the effect of a full disk. */
+Test(train_steps, a_full_disk_ends_training_and_leaves_complete_rows)
+{
+    run("(trap '' XFSZ; ulimit -f 1; " SMALL "--log log.csv --log-steps 1 --epochs 100 --format csv)");
+    cr_expect_eq(status, 1, "%s", out);
+    cr_expect(says("--log: log.csv: a row could not be written (File too large)"), "%s", out);
+    EXPECT(0,
+           "test $(grep -c . log.csv) -gt 1 && awk -F, 'NF != 23 { exit 1 }' log.csv && tail -c 1 log.csv");
+    cr_expect_str_eq(out, "\n");
+}
+
+#ifdef HAVE_XXHASH
+
+/* Training is killed several times, each time after another checkpoint within an epoch. It must end with the
+ * parameters and the rows of an uninterrupted training with the same options. */
+static void kill_within_epochs(const char *variant)
+{
+    char train[512];
+    snprintf(train, sizeof train,
+             "$P --variant %s --threads 2 --model lenet --train-size 400 --test-size 50 --batch 8 --epochs 3 "
+             "--lr-schedule cosine --shift 1 --checkpoint-steps 3 --log-steps 4 --keep 2",
+             variant);
+    EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.st", train);
+    EXPECT(
+        0,
+        "kills=0; for i in 1 2 3 4 5; do before=$(ls k 2>/dev/null | tail -n 1); "
+        "%s --checkpoint k --log log.csv --out rows.csv --export killed.st --resume >/dev/null 2>&1 & p=$!; "
+        "until ls k 2>/dev/null | grep -v tmp | tail -n 1 | grep step | grep -qvx -- \"${before:-none}\" || "
+        "! kill -0 $p 2>/dev/null; do sleep 0.00$i; done; "
+        "kill -9 $p 2>/dev/null && kills=$((kills + 1)); wait $p; done; echo $kills kills",
+        train);
+    cr_expect(says("5 kills"), "%s", out);
+    EXPECT(0,
+           "ls k | grep step && %s --checkpoint k --log log.csv --out rows.csv --export killed.st --resume",
+           train);
+    cr_expect(says(" steps are done: continuing"), "%s", out);
+    EXPECT(0, "cmp whole.st killed.st");
+    /* Training loss, training accuracy and test results of each epoch. */
+    EXPECT(0, "columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print $at[\"epoch\"], "
+              "$at[\"train_loss\"], $at[\"train_acc\"], $at[\"test_loss\"] }' \"$1\"; }; "
+              "columns whole_rows.csv > a; columns rows.csv > b; cat a b; cmp a b");
+    /* A killed run may have written rows that the resumed run writes again, with the same values. */
+    EXPECT(0, "steps() { cut -d, -f 7-18,22- \"$1\" | sort -u; }; steps whole.csv > a; steps log.csv > b; "
+              "diff a b");
+    EXPECT(0, "ls -A k | tr '\\n' ' '");
+    cr_expect_str_eq(out, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "%s", out);
+}
+
+Test(train_steps, killed_within_an_epoch_and_resumed)
+{
+    kill_within_epochs("train-naive");
+}
+
+#ifdef _OPENMP
+Test(train_steps, train_omp_killed_within_an_epoch_and_resumed)
+{
+    kill_within_epochs("train-omp");
+}
+#endif
+
+/* The beginning of a resumed epoch is not known any more. Verification repeats the rest of the epoch. */
+Test(train_steps, a_resumed_epoch_verifies)
+{
+    EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.st");
+    EXPECT(0, "mkdir one && cp k/epoch-000001.step-0000000007.ckpt one");
+    EXPECT(0,
+           THREE "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.st --format csv");
+    cr_expect_str_eq(value(out, 1, "epoch"), "2");
+    cr_expect_str_eq(value(out, 1, "wrong"), "0");
+    cr_expect_eq(number(out, 1, "items"), 200);
+    cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
+    EXPECT(0, "cmp whole.st resumed.st");
+    /* Another engine may continue, and networks may be initialised from within an epoch. */
+    EXPECT(0, SMALL "--init k/epoch-000001.step-0000000007.ckpt --epochs 1");
+}
+
+Test(train_steps, resuming_within_an_epoch_checks_options)
+{
+    EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5");
+    EXPECT(0, "rm k/epoch-000003.ckpt; ls k | tail -n 1");
+    cr_expect_str_eq(out, "epoch-000002.step-0000000009.ckpt\n");
+    EXPECT(2, THREE "--checkpoint k --resume --drop-last"); /* other options */
+    EXPECT(2, THREE "--checkpoint k --resume --export-step s");
+    run(SMALL "--checkpoint k --resume --epochs 2 --export s");
+    expect_line(2,
+                "the latest checkpoint in k is within epoch 3, but --epochs is 2; raise --epochs, or delete");
+}
+
+#endif
