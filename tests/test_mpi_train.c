@@ -11,6 +11,7 @@
 #include "machine/comm.h"
 #include "mpirun.h"
 #include "train/trainer.h"
+#include "same_state.h"
 #include "train_support.h"
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
@@ -575,6 +576,45 @@ Test(mpi_train, training_resumes_within_an_epoch)
     run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint measured --checkpoint-steps 1 --keep 99");
     shell("mkdir part && cp measured/epoch-000001.step-0000000001.ckpt part");
     run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint part --resume");
+}
+
+/* Ranks continue within an epoch bit-exactly, with the options of recipes. Epochs have five steps. On another
+ * number of ranks, only the order of sums differs. */
+Test(mpi_train, recipes_resume_within_an_epoch)
+{
+#define RECIPE                                                                                             \
+    "--variant " TRAINED " --model vit-micro --train-size 116 --test-size 20 --batch 24 --scaling strong " \
+    "--epochs 2 --threads 1 --format csv --optimizer adamw --clip-norm 0.5 --ema 0.9 --drop-path 0.2 "     \
+    "--checkpoint-steps 3 --keep 9 --log-steps 2 "
+    static const char *const cases[] = {"--accumulate 3 --layer-decay 0.8 ", "--mixup 0.8 --cutmix 1 ",
+                                        "--accumulate 2 --balance 3:1 "};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char options[1024];
+        shell("rm -rf k part other *.csv");
+        snprintf(options, sizeof options, RECIPE "%s --checkpoint k --log whole.csv --out rows.csv",
+                 cases[i]);
+        run_well(2, options);
+        shell("mkdir part && cp k/epoch-000001.step-0000000001.ckpt part && cp -r part other");
+        cr_assert_eq(status, 0, "%s", err);
+        snprintf(options, sizeof options,
+                 RECIPE "%s --checkpoint part --resume --log part.csv --out again.csv", cases[i]);
+        run_well(2, options);
+        cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 5 steps are done: continuing"), "%s", err);
+        expect_same_state("k/epoch-000002.ckpt", "part/epoch-000002.ckpt", true);
+        shell("rows=$(($(grep -c . part.csv) - 1)); test $rows -gt 1 && "
+              "steps() { tail -n $rows $1 | cut -d, -f 7-18,22-; }; steps whole.csv > a; steps part.csv > b; "
+              "diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+        shell("columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } END { print "
+              "$at[\"train_loss\"], $at[\"gradient_norm\"], $at[\"test_loss\"], $at[\"ema_test_loss\"] }' "
+              "$1; }; "
+              "columns rows.csv > a; columns again.csv > b; diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+    }
+    read_text("rows.csv", out);
+    double loss = number(out, count_of(out, "\n") - 1, "ema_test_loss");
+    run_well(3, RECIPE "--accumulate 3 --balance 1:1:1 --checkpoint other --log other.csv --resume");
+    cr_expect_float_eq(number(out, count_of(out, "\n") - 1, "ema_test_loss"), loss, 1e-3 * loss, "%s", out);
 }
 
 /* With --lr-scale, the learning rate depends on the number of ranks. --lr can keep the rate unchanged. */

@@ -363,6 +363,41 @@ Test(checkpoint, round_trip)
     checkpoint_free(&back);
 }
 
+/* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
+Test(checkpoint, round_trip_within_an_epoch)
+{
+    float arenas[4][VALUES];
+    for (int i = 0; i < 4 * VALUES; i++)
+        arenas[i / VALUES][i % VALUES] = (float)i;
+    const struct train_totals sums = {.loss = 1.5,
+                                      .correct = 3,
+                                      .samples = 8,
+                                      .skipped = 1,
+                                      .norms = 2.5,
+                                      .normed = 4,
+                                      .bad_step = TRAIN_FINE};
+    struct checkpoint back, within = {.model = "lenet",
+                                      .history = {2, 1.5, -1, -1},
+                                      .partial = {5, sums, 0.5, 0.25},
+                                      .data = (char *)"digits",
+                                      .row = (char *)"",
+                                      .identity = (char *)"",
+                                      .state = {arenas[0], arenas[1], arenas[2], {0, 0}, arenas[3]},
+                                      .arena_values = VALUES};
+    bool found;
+    must(checkpoint_write(folder, 2, &within));
+    must(checkpoint_read_latest(folder, false, &back, &found));
+    cr_assert(found && back.history.epochs == 2 && back.partial.steps == 5 && back.state.ema);
+    cr_expect(back.partial.epoch_s == 0.5 && back.partial.exchange_s == 0.25);
+    cr_expect(back.partial.totals.loss == 1.5 && back.partial.totals.samples == 8 &&
+              back.partial.totals.norms == 2.5 && back.partial.totals.normed == 4 &&
+              back.partial.totals.bad_step == TRAIN_FINE);
+    cr_expect(memcmp(back.state.v, arenas[2], sizeof arenas[2]) == 0 &&
+              memcmp(back.state.ema, arenas[3], sizeof arenas[3]) == 0);
+    cr_expect_eq(checkpoint_parameters(&back), back.state.ema);
+    checkpoint_free(&back);
+}
+
 Test(checkpoint, keeps_the_latest)
 {
     char path[PATH_MAX];

@@ -2,6 +2,7 @@
 #include "shell.h"
 
 #include "cells.h"
+#include "same_state.h"
 
 TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
@@ -9,6 +10,18 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define SMALL  "$P --variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
 #define THREE  SMALL "--epochs 3 "
 #define LOGGED SMALL "--log log.csv --log-steps 5 --test-steps 7 "
+
+#ifdef _OPENMP
+#define TRAINED "train-omp"
+#else
+#define TRAINED "train-naive"
+#endif
+/* Epochs of 13 steps of a transformer. Most options of recipes work with it. */
+#define RECIPE                                                                                           \
+    "$P --variant " TRAINED " --threads 2 --model vit-micro --train-size 200 --test-size 50 --batch 16 " \
+    "--epochs 2 --optimizer adamw --lr 0.003 --lr-schedule cosine --weight-decay 0.05 --shift 1 --flip "
+#define ROWS  "--log-steps 4 --test-steps 9 "
+#define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
 
 /* Expects that row `row` of the log follows `step` steps, the latest in epoch `epoch`, and whether it has the
  * results of a test. */
@@ -69,6 +82,51 @@ Test(train_steps, stops_do_not_change_the_parameters)
     EXPECT(0, "cmp whole stopped");
 }
 
+/* Returns the sum of the column over the first `rows` rows, each multiplied by its number of steps. */
+static double sum_over_steps(const char *log, size_t rows, const char *column)
+{
+    double sum = 0, before = 0;
+    for (size_t i = 1; i <= rows; i++) {
+        const double step = number(log, i, "step");
+        sum += (step - before) * number(log, i, column);
+        before = step;
+    }
+    return sum;
+}
+
+/* A step is one update of the parameters, however many parts it has. The norms of an epoch's steps have the
+ * mean that the epoch's row shows. */
+Test(train_steps, rows_count_updates_and_have_norms)
+{
+    static char whole[1 << 16], parts[1 << 16];
+    EXPECT(0, RECIPE ROWS "--log whole.csv --clip-norm 0.5");
+    EXPECT(0, RECIPE ROWS "--log parts.csv --clip-norm 0.5 --accumulate 3 --out rows.csv");
+    EXPECT(
+        0,
+        "columns() { cut -d, -f 7-14,17 \"$1\"; }; columns whole.csv > a; columns parts.csv > b; diff a b");
+    EXPECT(0, "cat whole.csv");
+    snprintf(whole, sizeof whole, "%s", out);
+    EXPECT(0, "cat parts.csv");
+    snprintf(parts, sizeof parts, "%s", out);
+    const size_t rows = count_of(parts, "\n") - 1;
+    cr_assert_eq(number(parts, rows, "step"), 26, "%s", parts);
+    cr_expect_eq(number(parts, rows, "samples_seen"), 400);
+    for (size_t i = 1; i <= rows; i++) {
+        cr_expect_float_eq(number(parts, i, "loss"), number(whole, i, "loss"), 1e-3, "%s%s", whole, parts);
+        cr_expect_float_eq(number(parts, i, "gradient_norm"), number(whole, i, "gradient_norm"),
+                           1e-2 * number(whole, i, "gradient_norm"), "%s%s", whole, parts);
+    }
+    size_t first = 0; /* the number of rows of the first epoch */
+    while (first < rows && number(parts, first + 1, "epoch") == 1)
+        first++;
+    EXPECT(0, "cat rows.csv");
+    cr_expect_float_eq(sum_over_steps(parts, first, "gradient_norm") / 13, number(out, 1, "gradient_norm"),
+                       1e-4, "%s", out);
+    EXPECT(0, RECIPE ROWS "--log none.csv && cut -d, -f 18 none.csv | sort -u | tr '\\n' ' '");
+    cr_expect(says(" gradient_norm "), "%s", out);
+    EXPECT(0, "test $(cut -d, -f 18 none.csv | sort -u | grep -c .) -eq 1");
+}
+
 Test(train_steps, rejects_invalid_options)
 {
     static const char *const cases[][2] = {
@@ -110,13 +168,13 @@ Test(train_steps, a_full_disk_ends_training_and_leaves_complete_rows)
 
 /* Training is killed several times, each time after another checkpoint within an epoch. It must end with the
  * parameters and the rows of an uninterrupted training with the same options. */
-static void kill_within_epochs(const char *variant)
+static void kill_within_epochs(const char *variant, const char *options, bool averages)
 {
-    char train[512];
+    char train[512], whole[PATH_MAX], killed[PATH_MAX];
     snprintf(train, sizeof train,
-             "$P --variant %s --threads 2 --model lenet --train-size 400 --test-size 50 --batch 8 --epochs 3 "
+             "$P --variant %s --threads 2 %s --train-size 400 --test-size 50 --batch 8 --epochs 3 "
              "--lr-schedule cosine --shift 1 --checkpoint-steps 3 --log-steps 4 --keep 2",
-             variant);
+             variant, options);
     EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.st", train);
     EXPECT(
         0,
@@ -132,9 +190,13 @@ static void kill_within_epochs(const char *variant)
            train);
     cr_expect(says(" steps are done: continuing"), "%s", out);
     EXPECT(0, "cmp whole.st killed.st");
-    /* Training loss, training accuracy and test results of each epoch. */
+    snprintf(whole, sizeof whole, "%s/whole/epoch-000003.ckpt", folder);
+    snprintf(killed, sizeof killed, "%s/k/epoch-000003.ckpt", folder);
+    expect_same_state(whole, killed, averages);
+    /* Training loss, training accuracy, norms and test results of each epoch. */
     EXPECT(0, "columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print $at[\"epoch\"], "
-              "$at[\"train_loss\"], $at[\"train_acc\"], $at[\"test_loss\"] }' \"$1\"; }; "
+              "$at[\"train_loss\"], $at[\"train_acc\"], $at[\"test_loss\"], $at[\"gradient_norm\"], "
+              "$at[\"ema_test_loss\"] }' \"$1\"; }; "
               "columns whole_rows.csv > a; columns rows.csv > b; cat a b; cmp a b");
     /* A killed run may have written rows that the resumed run writes again, with the same values. */
     EXPECT(0, "steps() { cut -d, -f 7-18,22- \"$1\" | sort -u; }; steps whole.csv > a; steps log.csv > b; "
@@ -145,15 +207,79 @@ static void kill_within_epochs(const char *variant)
 
 Test(train_steps, killed_within_an_epoch_and_resumed)
 {
-    kill_within_epochs("train-naive");
+    kill_within_epochs("train-naive", "--model lenet", false);
 }
 
 #ifdef _OPENMP
 Test(train_steps, train_omp_killed_within_an_epoch_and_resumed)
 {
-    kill_within_epochs("train-omp");
+    kill_within_epochs("train-omp", "--model lenet", false);
+}
+
+Test(train_steps, a_recipe_killed_within_an_epoch_and_resumed)
+{
+    kill_within_epochs("train-omp",
+                       "--model vit-micro --clip-norm 0.5 --accumulate 3 --ema 0.9 --layer-decay 0.8 "
+                       "--drop-path 0.2",
+                       true);
 }
 #endif
+
+/* Continues a copy of a checkpoint within an epoch. Expects the state, the last row of the epochs and the
+ * rows of the log of the unbroken run, whose files are in the folder `whole`. */
+static void resume_from(const char *name, const char *options, bool averages)
+{
+    char whole[PATH_MAX], again[PATH_MAX];
+    EXPECT(0, "rm -rf again && mkdir -p again && cp whole/%s again", name);
+    EXPECT(0, RECIPE STOPS "%s --checkpoint again --resume --log again/log.csv --out again/rows.csv",
+           options);
+    cr_expect(says(" steps are done: continuing"), "%s", out);
+    snprintf(whole, sizeof whole, "%s/whole/epoch-000002.ckpt", folder);
+    snprintf(again, sizeof again, "%s/again/epoch-000002.ckpt", folder);
+    expect_same_state(whole, again, averages);
+    EXPECT(
+        0,
+        "columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } END { print $at[\"epoch\"], "
+        "$at[\"train_loss\"], $at[\"train_acc\"], $at[\"test_loss\"], $at[\"gradient_norm\"], "
+        "$at[\"ema_test_loss\"], $at[\"ema_test_acc\"] }' \"$1\"; }; "
+        "columns whole/rows.csv > a; columns again/rows.csv > b; cat a b; cmp a b");
+    EXPECT(0, "rows=$(($(grep -c . again/log.csv) - 1)); test $rows -gt 2; "
+              "steps() { tail -n $rows \"$1\" | cut -d, -f 7-18,22-; }; "
+              "steps whole/log.csv > a; steps again/log.csv > b; diff a b");
+}
+
+/* Stops within epochs change nothing, and training continues bit-exactly from a checkpoint within an epoch,
+ * with each option of recipes and with several. */
+Test(train_steps, recipes_resume_within_an_epoch)
+{
+    static const struct {
+        const char *options;
+        bool averages;
+    } cases[] = {
+        {"--ema 0.9", true},
+        {"--clip-norm 0.5", false},
+        {"--accumulate 3", false},
+        {"--drop-path 0.2", false},
+        {"--mixup 0.8 --cutmix 1 --loss bce", false},
+        {"--ema 0.9 --clip-norm 0.5 --accumulate 3 --drop-path 0.2 --layer-decay 0.8", true},
+        {"--ema 0.9 --clip-norm 0.5 --drop-path 0.2 --mixup 0.8 --cutmix 1 --drop-last", true},
+        {"--ema 0.9 --accumulate 2 --clip-norm 0.5 --data synth --res 28 --classes 5 --feed live", true},
+    };
+    char whole[PATH_MAX], alone[PATH_MAX];
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        EXPECT(0, "rm -rf whole alone; " RECIPE "%s --checkpoint alone", cases[i].options);
+        EXPECT(0,
+               "mkdir whole && " RECIPE STOPS
+               "%s --checkpoint whole --log whole/log.csv --out whole/rows.csv",
+               cases[i].options);
+        snprintf(whole, sizeof whole, "%s/whole/epoch-000002.ckpt", folder);
+        snprintf(alone, sizeof alone, "%s/alone/epoch-000002.ckpt", folder);
+        expect_same_state(alone, whole, cases[i].averages);
+        resume_from("epoch-000000.step-0000000010.ckpt", cases[i].options, cases[i].averages);
+        resume_from("$(cd whole && ls epoch-000001.step-*.ckpt | tail -n 1)", cases[i].options,
+                    cases[i].averages);
+    }
+}
 
 /* The beginning of a resumed epoch is not known any more. Verification repeats the rest of the epoch. */
 Test(train_steps, a_resumed_epoch_verifies)

@@ -55,7 +55,7 @@ static void make_row(const struct step_log *log, const struct step_row *step, st
     row_real(row, "loss", totals->loss / (double)totals->samples);
     row_real(row, "accuracy", (double)totals->correct / (double)totals->samples);
     row_real(row, "lr", train ? schedule_rate(&train->schedule, step->step - 1) : NAN);
-    row_real(row, "gradient_norm", totals->norms / (double)totals->normed); /* NaN, an empty cell: no norms */
+    row_real(row, "gradient_norm", totals->normed ? totals->norms / (double)totals->normed : NAN);
     row_real(row, "items_per_s", (double)totals->samples / step->steps_s);
     add_gpu(log, row);
     row_real(row, "test_loss", step->test_loss);

@@ -395,6 +395,8 @@ static enum status log_part(struct trainer *trainer, const struct train_epoch *t
 static enum status keep_within(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
+    trainer->within.scale =
+        trainer->now.state.scale; /* engines that do not scale the loss leave it unchanged */
     TRY(trainer_get(trainer, &trainer->within));
     if (comm_rank() > 0)
         return STATUS_OK;
