@@ -14,8 +14,8 @@ Examples:
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 
 Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values
-keep their text and quotes. The rows keep their order and line ends, and the columns get the current order. Rows of --samples-out
-and --monitor are converted too. Files of the current schema are not changed. Files without rows of fdsl-bench are skipped with a
+keep their text and quotes. The rows keep their order and line ends, and the columns get the current order. Rows of --samples-out,
+--monitor and --log are converted too. Files of the current schema are not changed. Files without rows of fdsl-bench are skipped with a
 note. The script takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
 
 The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
@@ -80,8 +80,10 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     temperature_c power_w sm_clock_mhz memory_clock_mhz pcie_rx_bytes_per_s pcie_tx_bytes_per_s throttled cpu_cores rss_bytes
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
-COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
+STEPS_LOG = """schema time_utc host job_id revision workload variant device ranks seed model epoch step samples_seen loss accuracy lr
+    gradient_norm items_per_s gpu_utilisation_percent gpu_memory_bytes test_loss test_acc"""
+COLUMNS["monitor"], COLUMNS["steps"] = MONITOR.split(), STEPS_LOG.split()
+CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -96,6 +98,7 @@ RENAMED = {
     "exchange": {},
     "ops": {},
     "monitor": {},
+    "steps": {},
 }
 
 # {(workload, former name): last version with the former meaning}, for names that a newer column has again.
@@ -123,6 +126,7 @@ ADDED_AFTER = {
     "exchange": {},
     "ops": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
+    "steps": {},
 }
 
 # Values that older programs implied for missing columns: a constant (IMPLIED), or the value of another column (SAME_AS).

@@ -47,7 +47,7 @@ forbid 'only mpi/comm_mpi.c and mpi/comm_channel.c use MPI' 'src/*.[ch] src/*/*.
 only 'status, text, portable, timer and philox include only libc, status.h, portable.h and text.h' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
-forbid 'cpu/ and cuda/ do not use options, workloads or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' 'core/(options|workload)\.h|run/.*'
+forbid 'cpu/ and cuda/ do not use options, workloads, rows or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' 'core/(options|workload|record)\.h|run/.*'
 forbid 'in cpu/ and cuda/, only the exchanges between ranks include machine/comm.h' \
     "$(find cpu cuda -type f | grep -vE '/train/(exchange|allreduce)[a-z_]*\.(c|cu)$')" 'machine/comm\.h'
 forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'

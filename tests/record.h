@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "run/record.h"
+#include "core/record.h"
 
 /* ---- A file system that misbehaves on demand ---- */
 

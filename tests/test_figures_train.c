@@ -33,6 +33,49 @@ Test(figures_train, figures_of_learning_draw_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/10'"), "%s", out);
 }
 
+/* Each run of a file of --log has a line. Of the steps that a resumed run repeats, the later rows count.
+ * Other figures ignore such files. */
+Test(figures_train, steps_have_a_line_per_run)
+{
+    shell("cp " FIXTURES "/steps.csv $D/results && " SELECT "learning_steps >/dev/null && "
+          "cat $D/work/learning_steps.vars $D/work/learning_steps.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2") && says("'train-cuda'") && says("'torch-cuda'"), "%s", out);
+    shell("grep -c '^7680\t' $D/work/learning_steps.dat");
+    cr_expect_str_eq(out, "2\n");
+    shell("sed 's/,0,lenet,/,1,lenet,/' $D/results/steps.csv > $D/results/other.csv && " SELECT
+          "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
+    cr_expect(says("series = 4") && says("'train-cuda, seed 1, other'"), "%s", out);
+    shell(SELECT "learning_loss --reference $D/reference");
+    cr_expect(says("skipped learning_loss: no data"), "%s", out);
+    shell("sed -i '2s/,640,/,many,/' $D/results/steps.csv && " SELECT "learning_steps");
+    cr_expect(status == 2 && says("steps.csv, line 2: samples_seen is 'many', not a number"), "%s", out);
+}
+
+/* A module in place of the package tensorboardX prints its calls. */
+Test(figures_train, rows_of_steps_are_passed_on_to_boards)
+{
+    shell("mkdir $D/with $D/none && cd $D/with && printf 'class SummaryWriter:\n"
+          "    def __init__(self, folder): print(\"folder\", folder)\n"
+          "    def add_scalar(self, name, value, step): print(name, value, step)\n"
+          "    def flush(self): pass\n"
+          "    def close(self): pass\n' > tensorboardX.py && mkdir -p torch && echo 'raise ImportError' > "
+          "torch/__init__.py && cp -r torch $D/none && cp -r torch $D/none/tensorboardX && cp -r torch "
+          "$D/none/wandb");
+    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n") && says("lr 0.001 120\n"),
+              "%s", out);
+    cr_expect(says("steps.csv: 24 rows of 2 runs\n"), "%s", out);
+    shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
+    cr_expect(status == 4 && says("neither is installed: torch and tensorboard, or tensorboardX"), "%s", out);
+    shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --wandb project");
+    cr_expect(status == 4 && says("--wandb needs the Python package wandb, which is not installed"), "%s",
+              out);
+    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/train.csv --tensorboard boards");
+    cr_expect(status == 1 && says("train.csv: no column 'step'; name a file of --log"), "%s", out);
+}
+
 /* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. The
  * command of the run on two ranks has the batch and the threads of one rank. */
 Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)

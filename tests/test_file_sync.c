@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "run/record.h"
+#include "core/record.h"
 
 /* The log of calls, one letter per call. F is fsync() of a file, D of the test's folder, d of another folder.
  * R is rename(). */

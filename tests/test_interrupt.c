@@ -89,9 +89,9 @@ Test(interrupt, train_says_how_to_resume)
 {
     EXPECT(0, INT ROWS(2) TRAIN "--epochs 100000 --checkpoint ck");
     EXPECT_SAYS("kept: ");
-    cr_expect(
-        says(" in rows.csv; the latest epoch is in ck; to continue, repeat the same command with --resume\n"),
-        "%s", out);
+    cr_expect(says(" in rows.csv; the latest checkpoint is in ck; to continue, repeat the same command with "
+                   "--resume\n"),
+              "%s", out);
     EXPECT(0, "n=$(grep -c . rows.csv); $P " TRAIN
               "--epochs $((n + 2)) --checkpoint ck --out rows.csv --resume && "
               "test $(grep -c . rows.csv) -eq $((n + 3))");
@@ -103,7 +103,8 @@ Test(interrupt, train_says_how_to_resume)
                   "--test-size 50 --checkpoint new");
     EXPECT_SAYS(
         "kept: no rows except those on stdout, because --out FILE was not given; this run has not "
-        "finished an epoch, so new is unchanged; to continue, repeat the same command with --resume\n");
+        "finished an epoch; to continue from the latest checkpoint in new, if it has one, repeat the same "
+        "command with --resume\n");
 }
 
 Test(interrupt, prepare_counts_what_is_finished)

@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#include "run/record.h"
+#include "core/record.h"
 
 TestSuite(load_ranks, .init = make_folder, .fini = remove_folder, .timeout = 60);
 

@@ -166,7 +166,7 @@ Test(migrate, columns_are_those_of_the_program)
     EXPECT(0, NAIVE "--out rows_synth.csv --monitor rows_monitor.csv >log 2>&1 || { cat log; exit 1; }");
     EXPECT(0, "$P --variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch "
               "10 --epochs 1 "
-              "--checkpoint c --out rows_train.csv >log 2>&1 || { cat log; exit 1; }");
+              "--checkpoint c --out rows_train.csv --log rows_steps.csv >log 2>&1 || { cat log; exit 1; }");
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 10 "
               "--loops 2 --warmups 0 --warmup-time 0 "
               "--out rows_infer.csv >log 2>&1 || { cat log; exit 1; }");
@@ -184,6 +184,7 @@ Test(migrate, columns_are_those_of_the_program)
     cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
                   strstr(out, "rows_train.csv: has the current schema, train/") &&
                   strstr(out, "rows_infer.csv: has the current schema, infer/") &&
+                  strstr(out, "rows_steps.csv: has the current schema, steps/") &&
                   strstr(out, "rows_monitor.csv: has the current schema, monitor/"),
               "%s", out);
 }
@@ -273,7 +274,7 @@ static const struct {
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/12,' $F", "rows of load/12, newer than load/11, which this script writes"},
     {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/9, "
-                                   "infer/5, exchange/1, ops/1, monitor/2"},
+                                   "infer/5, exchange/1, ops/1, monitor/2, steps/1"},
     {"sed 's,^load/5,load/11,' $F", "line 1: the columns are not those of load/11"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

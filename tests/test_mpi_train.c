@@ -12,6 +12,7 @@
 #include "mpi_train.h"
 #include "mpirun.h"
 #include "train/trainer.h"
+#include "same_state.h"
 #include "train_support.h"
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
@@ -353,6 +354,74 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
     run(3, LEARN "--checkpoint two --resume --epochs 4");
     cr_expect(status == 2 && strstr(err, "batch=24 in the checkpoint, 36 now; choose --batch so that"),
               "%d: %s", status, err);
+}
+
+/* Epochs have three steps. The second checkpoint is after the first step of the second epoch. */
+Test(mpi_train, training_resumes_within_an_epoch)
+{
+    run_well(2, LEARN "--export whole.safetensors");
+    run_well(2,
+             LEARN "--checkpoint k --checkpoint-steps 2 --keep 9 --log log.csv --log-steps 1 --out rows.csv "
+                   "--export stopped.safetensors");
+    cr_expect(same_files("whole.safetensors", "stopped.safetensors"), "checkpoints change the parameters");
+    read_text("log.csv", out);
+    cr_expect(count_of(out, "\n") == 1 + 6 && number(out, 6, "ranks") == 2, "%s", out);
+    cr_expect(number(out, 1, "samples_seen") == 24 && number(out, 6, "samples_seen") == 124, "%s", out);
+    shell("mkdir two three && cp k/epoch-000001.step-0000000001.ckpt two && cp two/* three");
+    run_well(2, LEARN "--checkpoint two --checkpoint-steps 2 --log again.csv --log-steps 1 --resume "
+                      "--out resumed.csv --export resumed.safetensors");
+    cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 3 steps are done: continuing"), "%s", err);
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+    read_text("rows.csv", out);
+    char loss[64];
+    snprintf(loss, sizeof loss, "%s", value(out, 6, "train_loss"));
+    read_text("resumed.csv", out);
+    cr_expect_str_eq(value(out, 6, "train_loss"), loss);
+    run_well(3, LEARN "--checkpoint three --resume --batch 8 --verify");
+    cr_expect_float_eq(number(out, 4, "train_loss"), atof(loss), 1e-4, "%s", out);
+    cr_expect_str_eq(value(out, 4, "wrong"), "0");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint measured --checkpoint-steps 1 --keep 99");
+    shell("mkdir part && cp measured/epoch-000001.step-0000000001.ckpt part");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint part --resume");
+}
+
+/* Ranks continue within an epoch bit-exactly, with the options of recipes. Epochs have five steps. On another
+ * number of ranks, only the order of sums differs. */
+Test(mpi_train, recipes_resume_within_an_epoch)
+{
+#define RECIPE                                                                                             \
+    "--variant " TRAINED " --model vit-micro --train-size 116 --test-size 20 --batch 24 --scaling strong " \
+    "--epochs 2 --threads 1 --format csv --optimizer adamw --clip-norm 0.5 --ema 0.9 --drop-path 0.2 "     \
+    "--checkpoint-steps 3 --keep 9 --log-steps 2 "
+    static const char *const cases[] = {"--accumulate 3 --layer-decay 0.8 ", "--mixup 0.8 --cutmix 1 ",
+                                        "--accumulate 2 --balance 3:1 "};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char options[1024];
+        shell("rm -rf k part other *.csv");
+        snprintf(options, sizeof options, RECIPE "%s --checkpoint k --log whole.csv --out rows.csv",
+                 cases[i]);
+        run_well(2, options);
+        shell("mkdir part && cp k/epoch-000001.step-0000000001.ckpt part && cp -r part other");
+        cr_assert_eq(status, 0, "%s", err);
+        snprintf(options, sizeof options,
+                 RECIPE "%s --checkpoint part --resume --log part.csv --out again.csv", cases[i]);
+        run_well(2, options);
+        cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 5 steps are done: continuing"), "%s", err);
+        expect_same_state("k/epoch-000002.ckpt", "part/epoch-000002.ckpt", true);
+        shell("rows=$(($(grep -c . part.csv) - 1)); test $rows -gt 1 && "
+              "steps() { tail -n $rows $1 | cut -d, -f 7-18,22-; }; steps whole.csv > a; steps part.csv > b; "
+              "diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+        shell("columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } END { print "
+              "$at[\"train_loss\"], $at[\"gradient_norm\"], $at[\"test_loss\"], $at[\"ema_test_loss\"] }' "
+              "$1; }; "
+              "columns rows.csv > a; columns again.csv > b; diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+    }
+    read_text("rows.csv", out);
+    double loss = number(out, count_of(out, "\n") - 1, "ema_test_loss");
+    run_well(3, RECIPE "--accumulate 3 --balance 1:1:1 --checkpoint other --log other.csv --resume");
+    cr_expect_float_eq(number(out, count_of(out, "\n") - 1, "ema_test_loss"), loss, 1e-3 * loss, "%s", out);
 }
 
 /* With --lr-scale, the learning rate depends on the number of ranks. --lr can keep the rate unchanged. */

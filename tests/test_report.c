@@ -70,7 +70,7 @@ Test(report, without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 28, "%s", out);
+    cr_assert_eq(atoi(out), 29, "%s", out);
 }
 
 Test(report, commands_of_loading)

@@ -363,6 +363,41 @@ Test(checkpoint, round_trip)
     checkpoint_free(&back);
 }
 
+/* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
+Test(checkpoint, round_trip_within_an_epoch)
+{
+    float arenas[4][VALUES];
+    for (int i = 0; i < 4 * VALUES; i++)
+        arenas[i / VALUES][i % VALUES] = (float)i;
+    const struct train_totals sums = {.loss = 1.5,
+                                      .correct = 3,
+                                      .samples = 8,
+                                      .skipped = 1,
+                                      .norms = 2.5,
+                                      .normed = 4,
+                                      .bad_step = TRAIN_FINE};
+    struct checkpoint back, within = {.model = "lenet",
+                                      .history = {2, 1.5, -1, -1},
+                                      .partial = {5, sums, 0.5, 0.25},
+                                      .data = (char *)"digits",
+                                      .row = (char *)"",
+                                      .identity = (char *)"",
+                                      .state = {arenas[0], arenas[1], arenas[2], {0, 0}, arenas[3]},
+                                      .arena_values = VALUES};
+    bool found;
+    must(checkpoint_write(folder, 2, &within));
+    must(checkpoint_read_latest(folder, false, &back, &found));
+    cr_assert(found && back.history.epochs == 2 && back.partial.steps == 5 && back.state.ema);
+    cr_expect(back.partial.epoch_s == 0.5 && back.partial.exchange_s == 0.25);
+    cr_expect(back.partial.totals.loss == 1.5 && back.partial.totals.samples == 8 &&
+              back.partial.totals.norms == 2.5 && back.partial.totals.normed == 4 &&
+              back.partial.totals.bad_step == TRAIN_FINE);
+    cr_expect(memcmp(back.state.v, arenas[2], sizeof arenas[2]) == 0 &&
+              memcmp(back.state.ema, arenas[3], sizeof arenas[3]) == 0);
+    cr_expect_eq(checkpoint_parameters(&back), back.state.ema);
+    checkpoint_free(&back);
+}
+
 Test(checkpoint, keeps_the_latest)
 {
     char path[PATH_MAX];
@@ -431,9 +466,9 @@ Test(checkpoint, detects_damage)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "not a checkpoint" : "truncated");
     }
-    bytes[8] = 6; /* first byte of the schema */
+    bytes[8] = 7; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "has schema 6; this program reads 4 and 5");
+    expect_fault(path, "has schema 7; this program reads 6");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "this is not a checkpoint");
     free(bytes);
@@ -473,11 +508,11 @@ Test(checkpoint, skips_only_damaged_ones)
     write_one(2, 3);
     path_of(2, path);
     must(file_read(path, &bytes, &size));
-    bytes[8] = 6;
+    bytes[8] = 7;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "has schema 6"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 7"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

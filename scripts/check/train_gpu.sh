@@ -231,6 +231,41 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
 }
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" "$small" 300 5
+columns() { # file, names: prints these columns of a CSV file
+    awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
+        { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
+}
+killed_within_an_epoch() { # name, variant, model, options: stops within epochs, and kills after checkpoints there, change no bits
+    local run=("$bench" --variant "$2" --model "$3" --data digits --train-size 5000 --test-size 100 --batch 16 --shift 2
+        --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1 kills=3
+    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
+    local of_step='step samples_seen loss accuracy lr gradient_norm test_loss test_acc'
+    "${run[@]}" --export "$folder-alone" &&
+        "${run[@]}" "${stops[@]}" --checkpoint "$folder-whole" --log "$folder-whole.csv" --out "$folder-whole-rows.csv" \
+            --export "$folder-stopped" && cmp "$folder-alone" "$folder-stopped" || return
+    while ((kills-- > 0)); do
+        before=$(latest "$folder")
+        "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume &
+        pid=$! status=0
+        while kill -0 $pid 2>/dev/null && { [[ $(latest "$folder") == "$before" ]] || [[ $(latest "$folder") != *step* ]]; }; do
+            sleep 0.002
+        done
+        kill -KILL $pid && wait $pid || status=$?
+        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+        echo "killed after $(latest "$folder")"
+    done
+    "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume --verify \
+        --export "$folder-parts" && cmp "$folder-alone" "$folder-parts" &&
+        diff <(columns "$folder-whole-rows.csv" "$of_epoch") <(columns "$folder-rows.csv" "$of_epoch") &&
+        diff <(columns "$folder-whole.csv" "$of_step" | sort -u) <(columns "$folder.csv" "$of_step" | sort -u) &&
+        [[ $(columns "$folder.csv" gpu_memory_bytes | tail -n 1) =~ [0-9] ]]
+}
+check "train-$engine, killed three times within an epoch, gives the same weights, losses and rows of --log" \
+    killed_within_an_epoch "$engine" "train-$engine" "$small"
+check "train-$engine with ${recipe[*]}, killed three times within an epoch" \
+    killed_within_an_epoch "$engine-recipe" "train-$engine" "$small" "${recipe[@]}"
+check "train-$engine with mixed samples, killed three times within an epoch" \
+    killed_within_an_epoch "$engine-mixed" "train-$engine" "$small" --mixup 0.8 --cutmix 1 --clip-norm 0.5 --ema 0.99
 synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
 same_images() { # name, options: compares a live run, a stored run, and a stored run that continues live
     local name=$work/$1
@@ -337,6 +372,8 @@ same_graph_weights() { # compares two runs of three epochs, and a run that stops
 check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
 check 'train-graph, killed five times during training, gives the same weights' \
     killed_at_any_moment train-graph cnn 150 5
+check 'train-graph, killed three times within an epoch, gives the same weights, losses and rows of --log' \
+    killed_within_an_epoch train-graph cnn
 wait # the next check reads a checkpoint of the checks above
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0

@@ -76,6 +76,7 @@ FIGURES = {
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
     "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),
+    "learning_steps": (learning.steps, "training loss vs. samples seen, from rows within epochs, by run"),
     "fine_tuning": (fine_tuning.figure, "test error vs. samples seen: pre-trained or from scratch"),
 }
 

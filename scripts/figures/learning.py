@@ -2,11 +2,13 @@
 
 import collections
 
-from devices import Devices, Missing, about_yours, device_of
-from plot import Plot, linear_ticks, log_range, log_ticks, number_words, ticks_125, x_axis
+from devices import NO_SLOT, SLOTS, Devices, Missing, about_yours, device_of
+from plot import Plot, linear_ticks, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
+LOG_COMMAND = "./fdsl-bench --workload train --variant train-omp --model lenet --log results/steps.csv"
+RUNS_MAX, DASHES = 10, 4  # runs in the figure learning_steps; dash patterns of plots/common.gp
 # The path of the data may differ. The last two columns are empty with one rank.
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
 
@@ -93,4 +95,45 @@ def to_accuracy(measured):
                        lambda row: row["trained_s"], "Time of the training steps only, without tests and checkpoints.")
     xs = [point[0] for points in plot.blocks for point in points]
     plot.variables.update(x_axis(min(xs) / 1.3, max(xs) * 1.3, ticks_125(min(xs) / 1.3, max(xs) * 1.3)), x_name="training time (s)")
+    return plot
+
+
+def logged_runs(measured):
+    """Returns the runs in files of train --log: pairs of a key and rows in order of steps. If the user has such files, leaves out
+    those of the reference. If a resumed run repeated steps, their later rows count."""
+    yours = [log for log in measured.logs if log["source"] == "yours"]
+    runs = collections.defaultdict(dict)
+    for log in yours or measured.logs:
+        for row in log["rows"]:
+            if row["loss"] is not None and row["loss"] > 0:
+                key = (row["variant"], row["model"], row["device"], row["ranks"], row["seed"], log["file"].stem)
+                runs[key][row["step"]] = row
+    return [(key, [rows[step] for step in sorted(rows)]) for key, rows in runs.items()]
+
+
+def steps(measured):
+    """Plots the loss over the training samples seen, one line per run."""
+    runs = logged_runs(measured)
+    if not runs:
+        raise Missing(LOG_COMMAND)
+    runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
+    plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
+    differs = [i for i in range(1, 6) if len({key[i] for key, _ in shown}) > 1]
+    words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
+    for key, rows in sorted(shown, key=lambda run: run[0]):
+        slot = SLOTS.get(key[0], NO_SLOT)
+        style = 10 * (1 + used[slot] % DASHES) + slot
+        used[slot] += 1
+        label = [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs]
+        plot.add_series(style, ", ".join([key[0]] + label), [(row["samples_seen"], row["loss"]) for row in rows])
+    low, high = log_range([point[1] for points in plot.blocks for point in points])
+    last = max(point[0] for points in plot.blocks for point in points)
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
+                      "y_name": "training loss (mean over the steps of a row)", **log_ticks(low, high, number_words),
+                      **x_axis(0, last * 1.02, linear_ticks(0, last * 1.02), log=False)}
+    models = sorted({key[1] for key, _ in shown})
+    hosts = sorted({f"{row['device']} (host {row['host']}, revision {row['revision']})" for _, rows in shown for row in rows[-1:]})
+    plot.caption = [f"{', '.join(models)}. Loss of the training samples, before each step's update. {'; '.join(hosts)}."]
+    if runs[RUNS_MAX:]:
+        plot.notes.append(f"the newest {RUNS_MAX} of {len(runs)} runs")
     return plot

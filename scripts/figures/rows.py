@@ -13,6 +13,7 @@ import shlex
 
 ROW_SCHEMAS = ("synth/7", "load/11", "train/9", "infer/5", "exchange/1", "ops/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
+LOG_SCHEMA = "steps/1"  # of train --log
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
 # res. Columns that do not apply to a run are empty.
@@ -84,6 +85,10 @@ MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "tem
                    "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
                    "rss_bytes")
 MONITOR_LATER = ("read_bytes_per_s", "write_bytes_per_s")  # not in monitor/1, which has no column "gpu" either
+
+LOG_TEXTS = ("time_utc", "host", "revision", "variant", "device", "seed", "model")
+LOG_NUMBERS = ("ranks", "step", "samples_seen", "loss", "test_loss", "test_acc")
+LOG_NEEDED = ("ranks", "step", "samples_seen")
 
 
 class BadInput(Exception):
@@ -249,12 +254,13 @@ def refuse_schema(path, line, schema):
         raise BadInput(f"{path}, line {line}: rows of the older schema {schema}; convert them with: "
                        f"scripts/migrate_rows.py {shlex.quote(str(path))}")
     raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                   f"{', '.join(ROW_SCHEMAS + MONITOR_SCHEMAS)}); move this file away, or use the "
+                   f"{', '.join((*ROW_SCHEMAS, *MONITOR_SCHEMAS, LOG_SCHEMA))}); move this file away, or use the "
                    "revision of the project that wrote it")
 
 
 def read_file(path):
-    """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", or "other" for files without measurements."""
+    """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", "log" (train --log), or "other" for files without
+    measurements."""
     header, records = read_csv(path)
     if not header or header[0] != "schema" or ("sample" in header and "samples" not in header):  # env.csv, classes, samples
         return "other", []
@@ -270,6 +276,10 @@ def read_file(path):
             later = () if schema == "monitor/1" else ("gpu", *MONITOR_LATER)
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS + later, schema)
             rows.append(numbered(path, line, {"gpu": "", **fields}, MONITOR_NUMBERS + MONITOR_LATER, ("time_s",)))
+        elif schema == LOG_SCHEMA:
+            kind = "log"
+            need_columns(path, header, LOG_TEXTS + LOG_NUMBERS, schema)
+            rows.append(numbered(path, line, fields, LOG_NUMBERS, LOG_NEEDED))
         elif schema in ROW_SCHEMAS:
             numbers, needed, others = columns_of(schema)
             need_columns(path, header, others + numbers + COMMON_NUMBERS, schema)
@@ -345,6 +355,7 @@ class Measured:
     pipelines             rows of train with --parallel pipeline (every epoch), which are not in trains
     pretrains             rows of scripts/compare/pretrain.py; None until a figure needs them (pretraining.py)
     monitors              monitor files with their samples: the user's first, newest first
+    logs                  files of train --log with their rows: the user's first
     published             points of the paper's figures
     published_code        times of the published code
     machines              contents of env.json
@@ -354,7 +365,7 @@ class Measured:
         self.results, self.reference, self.pretrains = results, reference, None
         self.rows, self.loads, self.trains, self.infers, self.exchanges, self.pipelines = [], [], [], [], [], []
         self.embeddings = []
-        self.monitors, self.machines, self.notes = [], [], []
+        self.monitors, self.logs, self.machines, self.notes = [], [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
                 raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
@@ -392,6 +403,8 @@ class Measured:
                 self.notes.append(f"{path}: no rows after the header")
             elif kind == "monitor":
                 monitors.append({"source": source, "file": path, "samples": rows})
+            elif kind == "log":
+                self.logs.append({"source": source, "file": path, "rows": rows})
             else:
                 self.add_rows(source, path, rows)
         self.monitors += sorted(monitors, key=lambda monitor: monitor["samples"][0]["time_utc"], reverse=True)

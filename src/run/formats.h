@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "core/status.h"
-#include "run/record.h"
+#include "core/record.h"
 
 enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
 

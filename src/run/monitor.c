@@ -13,7 +13,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"
-#include "run/record.h"
+#include "core/record.h"
 
 #define COST_MAX   0.01 /* warn if the thread uses more than this share of a core */
 #define MISSED_MAX 0.1  /* warn if more than this share of the samples is missed */

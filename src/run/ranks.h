@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "core/workload.h"
 #include "run/bench.h"
-#include "run/record.h"
+#include "core/record.h"
 
 /* Values of one rank that its row lacks or has only in part. */
 struct rank_facts {

@@ -9,7 +9,7 @@
 #include "machine/device.h"
 #include "run/bench.h"
 #include "run/monitor.h"
-#include "run/record.h"
+#include "core/record.h"
 #include "run/settings.h"
 
 /* The result of one variant: of one rank, or of all ranks combined. */

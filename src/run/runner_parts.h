@@ -25,7 +25,7 @@
 #include "machine/gpu_watch.h"
 #include "run/monitor.h"
 #include "run/ranks.h"
-#include "run/record.h"
+#include "core/record.h"
 #include "run/report.h"
 #include "run/settings.h"
 

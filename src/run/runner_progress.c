@@ -100,12 +100,13 @@ void runner_say_what_is_kept(const struct runner *runner)
     describe_remedy(runner, remedy, sizeof remedy);
     if (folder && runner->checkpointed)
         file_say_on_signal(
-            "kept: %s; the latest epoch is in %s; to continue, repeat the same command with --resume", rows,
-            folder);
+            "kept: %s; the latest checkpoint is in %s; to continue, repeat the same command with --resume",
+            rows, folder);
     else if (folder)
-        file_say_on_signal("kept: %s; this run has not finished an epoch, so %s is unchanged; to continue, "
-                           "repeat the same command with --resume",
-                           rows, folder);
+        file_say_on_signal(
+            "kept: %s; this run has not finished an epoch; to continue from the latest checkpoint in "
+            "%s, if it has one, repeat the same command with --resume",
+            rows, folder);
     else if (workload->epochs.more)
         file_say_on_signal("kept: %s; no epochs, because --checkpoint DIR was not given; to start again, %s",
                            rows, remedy);

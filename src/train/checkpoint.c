@@ -18,12 +18,13 @@
 #include "core/file.h"
 #include "machine/env.h"
 
-#define MAGIC    "FDSLCKPT"
-#define SCHEMA   4
-#define SCHEMA_4 5         /* of files with a fourth arena, the moving average of the parameters */
-#define ARENAS   4         /* maximum: parameters, m, v, ema */
-#define TEXT_MAX (1 << 24) /* a row has about 1 KB, and there can be one per rank */
-#define TEXTS    4         /* identity, data, row, shares */
+#define MAGIC      "FDSLCKPT"
+#define SCHEMA     6
+#define ARENAS_MIN 3         /* parameters, m, v */
+#define ARENAS_MAX 4         /* also the moving average of the parameters */
+#define TEXT_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
+#define TEXTS      4         /* identity, data, row, shares */
+#define NAME_SIZE  64        /* of the name of a checkpoint */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {
@@ -35,16 +36,12 @@ struct header {
     uint32_t classes, epochs;
     double trained_s, to_98_s, to_99_s;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+    struct train_partial partial;
     struct train_samples samples;
-    uint64_t arena_values, text_bytes[TEXTS];
+    uint64_t arenas, arena_values, text_bytes[TEXTS];
     struct loss_scale loss_scale;
     char revision[64]; /* revision of the program that wrote the file */
 };
-
-static size_t arenas_of(const struct header *header)
-{
-    return header->schema == SCHEMA_4 ? ARENAS : ARENAS - 1;
-}
 
 void checkpoint_free(struct checkpoint *checkpoint)
 {
@@ -96,26 +93,54 @@ uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 
 /* ---- Names ---- */
 
-static bool path_of(const char *folder, uint32_t epochs, char path[PATH_MAX])
+/* A point of training as one number, which grows: the completed epochs, and the steps after them. */
+static int64_t point_of(uint32_t epochs, uint32_t steps)
 {
-    return snprintf(path, PATH_MAX, "%s/epoch-%06" PRIu32 ".ckpt", folder, epochs) < PATH_MAX;
+    return (int64_t)(((uint64_t)epochs << 32 | steps) & INT64_MAX);
 }
 
-/* Returns the number of epochs in a checkpoint's name: 12 for "epoch-000012.ckpt", -1 for any other name. */
-static int64_t epochs_of(const char *name)
+/* Writes the name of the checkpoint at a point: "epoch-000012.ckpt", or "epoch-000012.step-0000000300.ckpt".
+ */
+static void name_of(int64_t point, char name[NAME_SIZE])
 {
-    uint32_t epochs;
-    int used = 0;
-    char again[64];
-    if (sscanf(name, "epoch-%" SCNu32 ".ckpt%n", &epochs, &used) != 1 || used == 0)
+    const uint32_t epochs = (uint32_t)(point >> 32), steps = (uint32_t)point;
+    if (steps > 0)
+        snprintf(name, NAME_SIZE, "epoch-%06" PRIu32 ".step-%010" PRIu32 ".ckpt", epochs, steps);
+    else
+        snprintf(name, NAME_SIZE, "epoch-%06" PRIu32 ".ckpt", epochs);
+}
+
+static bool path_of(const char *folder, int64_t point, char path[PATH_MAX])
+{
+    char name[NAME_SIZE];
+    name_of(point, name);
+    return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX;
+}
+
+/* Returns the point in a checkpoint's name, which may have a suffix; -1 for any other name. `*suffix` becomes
+ * the suffix. */
+static int64_t point_in(const char *name, const char **suffix)
+{
+    uint32_t epochs, steps = 0;
+    char again[NAME_SIZE];
+    if (sscanf(name, "epoch-%" SCNu32 ".step-%" SCNu32, &epochs, &steps) < 1 || epochs > INT32_MAX)
         return -1;
-    snprintf(again, sizeof again, "epoch-%06" PRIu32 ".ckpt", epochs);
-    return strcmp(name, again) == 0 ? (int64_t)epochs : -1;
+    const int64_t point = point_of(epochs, steps);
+    name_of(point, again);
+    *suffix = name + strlen(again);
+    return strncmp(name, again, strlen(again)) == 0 ? point : -1;
 }
 
-/* Sets `*found` to the highest number of epochs below `below` among the folder's checkpoints; -1 if there is
- * none. */
-static enum status highest(const char *folder, int64_t below, int64_t *found)
+/* Returns the point of a checkpoint with this name; -1 for any other name. */
+static int64_t checkpoint_point(const char *name)
+{
+    const char *suffix;
+    const int64_t point = point_in(name, &suffix);
+    return point >= 0 && *suffix == '\0' ? point : -1;
+}
+
+/* Sets `*found` to the latest point before `below` among the folder's checkpoints; -1 if there is none. */
+static enum status latest_before(const char *folder, int64_t below, int64_t *found)
 {
     *found = -1;
     DIR *directory = opendir(folder);
@@ -124,9 +149,9 @@ static enum status highest(const char *folder, int64_t below, int64_t *found)
                           strerror(errno));
     errno = 0;
     for (struct dirent *entry; (entry = readdir(directory));) {
-        int64_t epochs = epochs_of(entry->d_name);
-        if (epochs < below && epochs > *found)
-            *found = epochs;
+        int64_t point = checkpoint_point(entry->d_name);
+        if (point < below && point > *found)
+            *found = point;
     }
     int cause = errno;
     closedir(directory);
@@ -138,7 +163,7 @@ static enum status highest(const char *folder, int64_t below, int64_t *found)
 enum status checkpoint_exists(const char *folder, bool *exists)
 {
     int64_t latest;
-    TRY(highest(folder, INT64_MAX, &latest));
+    TRY(latest_before(folder, INT64_MAX, &latest));
     *exists = latest >= 0;
     return STATUS_OK;
 }
@@ -149,11 +174,11 @@ enum status checkpoint_exists(const char *folder, bool *exists)
  * "epoch-000012.ckpt.1234-0.tmp". */
 static bool is_temporary(const char *name)
 {
-    uint32_t epochs;
+    const char *suffix;
     long process;
     int number, used = 0;
-    return sscanf(name, "epoch-%" SCNu32 ".ckpt.%ld-%d.tmp%n", &epochs, &process, &number, &used) == 3 &&
-           used > 0 && name[used] == '\0';
+    return point_in(name, &suffix) >= 0 && sscanf(suffix, ".%ld-%d.tmp%n", &process, &number, &used) == 2 &&
+           used > 0 && suffix[used] == '\0';
 }
 
 /* Removes temporary files of killed processes. The caller must hold the lock, so that no other process is
@@ -229,7 +254,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
 {
     memset(header, 0, sizeof *header); /* also the padding, which is hashed */
     memcpy(header->magic, MAGIC, sizeof header->magic);
-    header->schema = checkpoint->state.ema ? SCHEMA_4 : SCHEMA;
+    header->schema = SCHEMA;
     header->header_bytes = sizeof *header;
     memcpy(header->model, checkpoint->model, sizeof header->model);
     header->input = checkpoint->input;
@@ -240,7 +265,9 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
     header->to_99_s = checkpoint->history.to_99_s;
     memcpy(header->scale, checkpoint->scale, sizeof header->scale);
     memcpy(header->offset, checkpoint->offset, sizeof header->offset);
+    header->arenas = checkpoint->state.ema ? ARENAS_MAX : ARENAS_MIN;
     header->arena_values = checkpoint->arena_values;
+    header->partial = checkpoint->partial;
     header->samples = checkpoint->samples;
     header->loss_scale = checkpoint->state.scale;
     for (size_t i = 0; i < TEXTS; i++)
@@ -303,21 +330,22 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
                                  {texts[3], header.text_bytes[3]}, {checkpoint->state.parameters, bytes},
                                  {checkpoint->state.m, bytes},     {checkpoint->state.v, bytes},
                                  {checkpoint->state.ema, bytes}};
-    const size_t count = TEXTS + 1 + arenas_of(&header);
+    const size_t count = 1 + TEXTS + header.arenas;
     uint64_t digest = 0; /* computed while header.digest is 0 */
     TRY(hash(parts, count, &digest));
     header.digest = digest;
-    if (!path_of(folder, header.epochs, path))
+    const int64_t point = point_of(header.epochs, header.partial.steps);
+    if (!path_of(folder, point, path))
         return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long", folder);
     enum status status = write_parts(path, parts, count);
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");
-    int64_t oldest = header.epochs;
+    int64_t oldest = point;
     for (uint32_t i = 1; i < keep && oldest >= 0; i++)
-        TRY(highest(folder, oldest, &oldest));
+        TRY(latest_before(folder, oldest, &oldest));
     while (oldest >= 0) {
-        TRY(highest(folder, oldest, &oldest));
-        if (oldest >= 0 && path_of(folder, (uint32_t)oldest, path))
+        TRY(latest_before(folder, oldest, &oldest));
+        if (oldest >= 0 && path_of(folder, oldest, path))
             unlink(path); /* may fail: a leftover file does no harm */
     }
     return STATUS_OK;
@@ -340,8 +368,9 @@ static bool fits(const struct header *header, size_t size)
             return false;
         whole += header->text_bytes[i];
     }
-    return header->arena_values <= size / sizeof(float) &&
-           size == whole + arenas_of(header) * header->arena_values * sizeof(float);
+    return header->arenas >= ARENAS_MIN && header->arenas <= ARENAS_MAX &&
+           header->arena_values <= size / sizeof(float) &&
+           size == whole + header->arenas * header->arena_values * sizeof(float);
 }
 
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
@@ -351,11 +380,11 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
-    if (header->schema != SCHEMA && header->schema != SCHEMA_4)
+    if (header->schema != SCHEMA)
         return status_set(STATUS_FAILED,
                           "this checkpoint has schema %" PRIu32
-                          "; this program reads %d and %d: use the revision that wrote it",
-                          header->schema, SCHEMA, SCHEMA_4);
+                          "; this program reads %d: use the revision that wrote it",
+                          header->schema, SCHEMA);
     if (size < sizeof *header || header->header_bytes != sizeof *header || !fits(header, size))
         return damaged(is_damaged,
                        "this checkpoint is truncated or damaged: its size does not match its header");
@@ -366,15 +395,15 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
     char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row, &checkpoint->shares};
-    float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v,
-                              &checkpoint->state.ema};
+    float **arenas[ARENAS_MAX] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v,
+                                  &checkpoint->state.ema};
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
         *texts[i] = strndup(at, header->text_bytes[i]);
         if (!*texts[i])
             return status_set(STATUS_FAILED, "out of memory for a checkpoint");
     }
-    for (size_t i = 0; i < arenas_of(header); i++, at += bytes) {
+    for (size_t i = 0; i < header->arenas; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
         if (!*arenas[i])
             return status_set(STATUS_FAILED, "out of memory for a checkpoint");
@@ -402,6 +431,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     memcpy(checkpoint->offset, header.offset, sizeof checkpoint->offset);
     checkpoint->history =
         (struct train_history){header.epochs, header.trained_s, header.to_98_s, header.to_99_s};
+    checkpoint->partial = header.partial;
     checkpoint->samples = header.samples;
     checkpoint->arena_values = header.arena_values;
     checkpoint->state.scale = header.loss_scale;
@@ -431,13 +461,13 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
                                    bool *found)
 {
     char path[PATH_MAX];
-    int64_t epochs;
+    int64_t point;
     bool is_damaged = false;
     *checkpoint = (struct checkpoint){0};
     *found = false;
-    TRY(highest(folder, INT64_MAX, &epochs));
+    TRY(latest_before(folder, INT64_MAX, &point));
     enum status status = STATUS_OK;
-    while (!*found && epochs >= 0 && path_of(folder, (uint32_t)epochs, path)) {
+    while (!*found && point >= 0 && path_of(folder, point, path)) {
         status = read_file(path, checkpoint, &is_damaged);
         *found = status == STATUS_OK;
         if (*found)
@@ -450,8 +480,8 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
                                  folder);
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
-        TRY(highest(folder, epochs, &epochs));
-        if (epochs >= 0)
+        TRY(latest_before(folder, point, &point));
+        if (point >= 0)
             status_warn("%s; using the previous checkpoint", reason);
         status_set(status, "%s", reason);
     }

@@ -1,6 +1,6 @@
-/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch. A file appears
- * complete or not at all. Checkpoints do not depend on the engine: one variant can continue where another
- * stopped. */
+/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch, or within one.
+ * A file appears complete or not at all. Checkpoints do not depend on the engine: one variant can continue
+ * where another stopped. */
 #ifndef FDSL_TRAIN_CHECKPOINT_H
 #define FDSL_TRAIN_CHECKPOINT_H
 
@@ -22,6 +22,14 @@ struct train_history {
                               * not reached yet */
 };
 
+/* The part of the current epoch that is done: sums over its first `steps` steps. All zero between epochs. In
+ * a checkpoint, the seconds are those of rank 0. */
+struct train_partial {
+    uint32_t steps;
+    struct train_totals totals; /* of all ranks */
+    double epoch_s, exchange_s; /* seconds of these steps; the part of them spent in the exchange */
+};
+
 /* The options that choose the samples, and hashes of the training set and the test set. train_size, test_size
  * and classes are 0 if the option was not given. */
 struct train_samples {
@@ -36,6 +44,7 @@ struct checkpoint {
     uint32_t classes;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* normalisation of the samples */
     struct train_history history;
+    struct train_partial partial;
     struct train_samples samples;
     char *data;     /* owned: value of --data */
     char *row;      /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
@@ -61,9 +70,10 @@ void checkpoint_unlock(int lock);
 /* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes older checkpoints until
- * `keep` >= 1 remain, including this one. If writing fails, the older checkpoints remain. STATUS_FAILED,
- * before anything is written, if `identity`, `data`, `row` or `shares` has more than 16 MiB. */
+/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
+ * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if `identity`, `data`,
+ * `row` or `shares` has more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another

@@ -17,7 +17,10 @@ struct display {
     const struct train *train;
     uint32_t epochs;
     _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* start of the current epoch */
+    _Atomic double begin_s;   /* start of the current epoch, without its pauses */
+    /* Sums of the current epoch before the engine's totals began. */
+    _Atomic double passed_loss;
+    _Atomic uint64_t passed_correct, passed_samples;
     pthread_t thread;
     pthread_mutex_t mutex; /* locked while a line is printed */
     pthread_cond_t closing;
@@ -31,6 +34,9 @@ static void show(struct display *display)
     if (epoch == 0)
         return;
     display->engine->progress(display->state, &now);
+    now.loss += atomic_load(&display->passed_loss);
+    now.correct += atomic_load(&display->passed_correct);
+    now.samples += atomic_load(&display->passed_samples);
     double elapsed_s = timer_now_s() - atomic_load(&display->begin_s);
     uint64_t part = train_share(display->train, 0).count; /* of this rank */
     if (now.samples == 0 || part == 0)
@@ -113,6 +119,16 @@ void display_begin(struct display *display, uint32_t epoch)
         return;
     atomic_store(&display->begin_s, timer_now_s());
     atomic_store(&display->running, epoch + 1);
+}
+
+void display_pass(struct display *display, const struct train_totals *totals, double epoch_s)
+{
+    if (!display)
+        return;
+    atomic_store(&display->passed_loss, totals->loss);
+    atomic_store(&display->passed_correct, totals->correct);
+    atomic_store(&display->passed_samples, totals->samples);
+    atomic_store(&display->begin_s, timer_now_s() - epoch_s);
 }
 
 void display_end(struct display *display)

@@ -20,6 +20,10 @@ struct display *display_open(const struct engine *engine, const void *state, con
 void display_begin(struct display *display, uint32_t epoch);
 void display_end(struct display *display);
 
+/* Sets what the current epoch did before the engine's totals began, and the seconds that it took. NULL is
+ * allowed. */
+void display_pass(struct display *display, const struct train_totals *totals, double epoch_s);
+
 /* Waits while a line is being printed. After display_end() and this function, nothing is printed until the
  * next display_begin(). NULL is allowed. */
 void display_wait(struct display *display);

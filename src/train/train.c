@@ -17,6 +17,7 @@
 #include "train/init.h"
 #include "train/job.h"
 #include "train/pipeline.h"
+#include "train/step_log.h"
 #include "train/trainer.h"
 
 struct parameters {
@@ -29,9 +30,11 @@ struct parameters {
     double label_smoothing, mean, std, clip_norm, ema, layer_decay, drop_path;
     double rand_augment, erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
+    uint64_t checkpoint_steps, test_steps; /* 0: not given */
+    uint64_t log_steps;
     int loss, interpolation, generator, recipe;
     const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path,
-        *save_batch;
+        *save_batch, *log_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
 
@@ -185,9 +188,17 @@ static const struct option_spec options[] = {
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
+    {"checkpoint-steps", "N", OPTION_COUNT, AT(checkpoint_steps), NULL, 1, 1 << 30, NULL, false,
+     "also write a checkpoint every N steps, counted over all epochs"},
     {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
      "continue bit-exactly from the latest checkpoint in the folder of --checkpoint, or start from the "
      "beginning if there is none"},
+    {"log", "FILE", OPTION_OUTPUT, AT(log_path), NULL, 0, 0, NULL, false,
+     "append rows about the steps within the epochs to this CSV file"},
+    {"log-steps", "N", OPTION_COUNT, AT(log_steps), "100", 1, 1 << 30, NULL, false,
+     "steps between two rows of --log, counted over all epochs"},
+    {"test-steps", "N", OPTION_COUNT, AT(test_steps), NULL, 1, 1 << 30, NULL, false,
+     "also test the network every N steps, counted over all epochs, and append a row to the file of --log"},
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
      "write the parameters after the last epoch as safetensors, which PyTorch can load"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
@@ -294,6 +305,7 @@ static const char *lacking(const struct parameters *parameters, const char *opti
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
     static const char *const of_end[] = {"lr-min", "lr-cycles", NULL};
+    static const char *const of_checkpoints[] = {"resume", "keep", "checkpoint-steps", NULL};
     static const char *const of_pipeline[] = {"stages", "microbatches", "schedule", NULL};
     static const char *const of_data_parallel[] = {"sync", "balance", "clip-norm", "accumulate", "ema", NULL};
     static const char *const of_transformers[] = {"layer-decay", "drop-path", NULL};
@@ -334,8 +346,10 @@ static const char *lacking(const struct parameters *parameters, const char *opti
     if ((strcmp(option, "fresh") == 0 || strcmp(option, "generator") == 0) &&
         parameters->job.feed != DATA_LIVE)
         return strcmp(parameters->job.data, "synth") == 0 ? "--feed live" : "--data synth";
-    if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
+    if (is_one_of(option, of_checkpoints) && !parameters->checkpoint)
         return "--checkpoint DIR";
+    if ((strcmp(option, "log-steps") == 0 || strcmp(option, "test-steps") == 0) && !parameters->log_path)
+        return "--log FILE";
     return job_lacking(&parameters->job, option);
 }
 
@@ -371,6 +385,8 @@ static enum status check_outputs(const struct parameters *parameters, const stru
     for (size_t i = 0; partition->rank == 0 && i < COUNT_OF(paths); i++)
         if (paths[i])
             TRY(safetensors_check(paths[i]));
+    if (parameters->log_path && partition->rank == 0)
+        TRY(step_log_check(parameters->log_path));
     return parameters->checkpoint && partition->rank == 0 ? checkpoint_check_folder(parameters->checkpoint)
                                                           : STATUS_OK;
 }
@@ -599,6 +615,10 @@ static void fill_job(const struct parameters *parameters, const struct partition
     opened->job.verify_steps = (uint32_t)parameters->verify_steps;
     opened->job.checkpoints = parameters->checkpoint;
     opened->job.keep = (uint32_t)parameters->keep;
+    opened->job.checkpoint_steps = parameters->checkpoint ? (uint32_t)parameters->checkpoint_steps : 0;
+    opened->job.log_path = parameters->log_path;
+    opened->job.log_steps = parameters->log_path ? (uint32_t)parameters->log_steps : 0;
+    opened->job.test_steps = (uint32_t)parameters->test_steps;
     opened->job.resume = parameters->resume;
     opened->job.allow_nan = parameters->allow_nan;
     opened->job.sync = parameters->sync;
@@ -840,7 +860,7 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
     TRY(plan(&all, partition, opened));
     opened->probes = probes;
     if (probes == 0) {
-        opened->job.checkpoints = opened->job.step_path = NULL;
+        opened->job.checkpoints = opened->job.step_path = opened->job.log_path = NULL;
         opened->job.resume = false;
     }
     parameters->job.batch = partition_share(partition, batch).count;

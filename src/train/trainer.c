@@ -17,6 +17,8 @@ void trainer_close(void *state)
     display_close(trainer->display);
     if (trainer->state)
         trainer->engine->close(trainer->state);
+    step_log_close(trainer->log);
+    train_state_free(&trainer->within);
     checkpoint_free(&trainer->now);
     free(trainer->logits);
     checkpoint_unlock(trainer->lock);
@@ -114,12 +116,31 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
                 : "");
 }
 
+/* Checks that a checkpoint within an epoch is within this training run. */
+static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
+    if (done >= steps)
+        return status_set(STATUS_FAILED,
+                          "--resume: the latest checkpoint in %s is damaged: it is after %" PRIu32
+                          " steps of an epoch of %" PRIu32 "; delete it",
+                          job->checkpoints, done, steps);
+    return done == 0 || checkpoint->history.epochs < job->epochs
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
+                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
+                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
+}
+
 static enum status resume(struct trainer *trainer, bool *found)
 {
     const struct train_job *job = trainer->job;
     struct checkpoint latest;
     TRY(checkpoint_read_latest(job->checkpoints, true, &latest, found));
     enum status status = *found ? check_same(job, &latest) : STATUS_OK;
+    if (*found && status == STATUS_OK)
+        status = check_point(job, &latest);
     if (!*found || status != STATUS_OK) {
         checkpoint_free(&latest);
         return status;
@@ -131,7 +152,10 @@ static enum status resume(struct trainer *trainer, bool *found)
     trainer->now.data = NULL;
     checkpoint_free(&trainer->now);
     trainer->now = latest;
-    if (latest.history.epochs < job->epochs)
+    if (latest.history.epochs < job->epochs && latest.partial.steps)
+        status_say("%u of %u epochs and %u of %u steps are done: continuing", latest.history.epochs,
+                   job->epochs, latest.partial.steps, train_steps(&job->train));
+    else if (latest.history.epochs < job->epochs)
         status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
     return STATUS_OK;
 }
@@ -172,8 +196,10 @@ static enum status take_beginning(struct trainer *trainer)
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
-    if (!train_state_for(&job->train, &now->state) || !now->identity || !now->data || !now->row ||
-        !trainer->logits)
+    bool room = train_state_for(&job->train, &now->state);
+    if (job->checkpoints && job->checkpoint_steps)
+        room &= train_state_for(&job->train, &trainer->within);
+    if (!room || !now->identity || !now->data || !now->row || !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
@@ -191,7 +217,11 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
     TRY(trainer_take_shares(trainer, resources));
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_share_state(trainer));
-    return trainer_set(trainer, &trainer->now.state);
+    TRY(trainer_set(trainer, &trainer->now.state));
+    if (trainer->job->log_path && comm_rank() == 0)
+        status = step_log_open(trainer->job->log_path, trainer->engine, &trainer->job->train, resources,
+                               comm_size(), &trainer->log);
+    return comm_agree(status);
 }
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
@@ -203,7 +233,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     trainer->engine = engine;
     trainer->lock = -1;
     TRY(begin(trainer, resources));
-    if (trainer->job->step_path && trainer->now.history.epochs > 0)
+    if (trainer->job->step_path && (trainer->now.history.epochs > 0 || trainer->now.partial.steps > 0))
         return status_set(
             STATUS_USAGE,
             "--export-step writes the first step, but --resume continues after it; drop one of the two");
@@ -223,8 +253,8 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Repeats the steps of the epoch that precede `step`. Engines are deterministic, so the state before `step`
- * is the same as in the first run. Collective. */
+/* Repeats the steps of this run and epoch that precede `step`. Engines are deterministic, so the state before
+ * `step` is the same as in the first run. Collective. */
 static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_state *before)
 {
@@ -234,8 +264,9 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
                              : status_set(STATUS_FAILED, "out of memory to find the non-finite values");
     TRY(comm_agree(status));
     TRY(trainer_set(trainer, &trainer->now.state));
-    if (step > 0)
-        TRY(trainer_steps(trainer, epoch, 0, step));
+    const uint32_t begin = trainer->now.partial.steps;
+    if (step > begin)
+        TRY(trainer_steps(trainer, epoch, begin, step - begin));
     TRY(trainer->engine->totals(trainer->state, &unused));
     return trainer->engine->get(trainer->state, before);
 }
@@ -269,49 +300,46 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
                       epoch + 1, step + 1, steps, found);
 }
 
-/* Runs all steps of an epoch in one call. */
-static enum status make_steps(struct trainer *trainer, uint32_t steps)
+/* Adds the steps of one call of the engine to the current epoch. */
+static void add_part(struct train_partial *done, const struct train_totals *part, uint32_t steps)
 {
-    TRY(trainer_steps(trainer, trainer->now.history.epochs, 0, steps));
-    TRY(trainer_totals(trainer, &trainer->totals));
-    if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
-        return comm_agree(explain_bad_loss(trainer, trainer->totals.bad_step));
-    return STATUS_OK;
+    struct train_totals *sums = &done->totals;
+    if (done->steps == 0) {
+        *sums = *part;
+    } else {
+        sums->loss += part->loss;
+        sums->correct += part->correct;
+        sums->samples += part->samples;
+        sums->skipped += part->skipped;
+        sums->norms += part->norms;
+        sums->normed += part->normed;
+        sums->data_s = part->data_s < 0 ? part->data_s : sums->data_s + part->data_s;
+        sums->generate_s += part->generate_s;
+        sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
+    }
+    done->steps += steps;
 }
 
-enum status trainer_run(void *state, uint64_t number, struct run_time *time)
+/* Runs `count` steps of the current epoch in one call of the engine. */
+static enum status make_part(struct trainer *trainer, uint32_t count)
 {
-    struct trainer *trainer = state;
-    (void)number, (void)time;
-    double begin_s = timer_now_s();
+    struct train_partial *done = &trainer->done;
     struct exchange *exchange = trainer->train.exchange;
+    double begin_s = timer_now_s();
     if (exchange)
         exchange->spent_s = 0;
-    trainer_use_shares(trainer);
-    display_begin(trainer->display, trainer->now.history.epochs);
-    enum status status = make_steps(trainer, train_steps(&trainer->train));
-    display_end(trainer->display);
-    trainer->epoch_s = timer_now_s() - begin_s;
-    trainer->exchange_s = exchange ? exchange->spent_s : 0;
-    if (trainer->job->pipeline.stages)
-        trainer->piped_epoch = pipeline_measured(trainer->state);
-    return status;
-}
-
-enum status trainer_probe(void *state)
-{
-    struct trainer *trainer = state;
-    TRY(trainer_steps(trainer, 0, 0, 1));
-    return trainer_totals(trainer, &trainer->totals);
-}
-
-enum status trainer_fetch(void *state, void *result)
-{
-    (void)state, (void)result;
+    TRY(trainer_steps(trainer, trainer->now.history.epochs, done->steps, count));
+    TRY(trainer_totals(trainer, &trainer->part));
+    trainer->part_s = timer_now_s() - begin_s;
+    add_part(done, &trainer->part, count);
+    done->epoch_s += trainer->part_s;
+    done->exchange_s += exchange ? exchange->spent_s : 0;
+    if (trainer->part.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
+        return comm_agree(explain_bad_loss(trainer, trainer->part.bad_step));
     return STATUS_OK;
 }
 
-/* ---- After an epoch ---- */
+/* ---- Stops within an epoch ---- */
 
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy)
@@ -343,6 +371,119 @@ static enum status test(struct trainer *trainer, double *loss, double *accuracy)
     return STATUS_OK;
 }
 
+/* Appends a row about the steps since the latest stop to the log. */
+static enum status log_part(struct trainer *trainer, const struct train_epoch *tested)
+{
+    const struct train *train = &trainer->train;
+    const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
+                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch;
+    if (!trainer->log)
+        return STATUS_OK;
+    const struct step_row row = {.epoch = (uint32_t)epochs + 1,
+                                 .step = epochs * steps + trainer->done.steps,
+                                 .samples_seen = epochs * (full < samples ? full : samples) +
+                                                 trainer->done.totals.samples,
+                                 .totals = trainer->part,
+                                 .steps_s = trainer->part_s,
+                                 .test_loss = tested->test_loss,
+                                 .test_accuracy = tested->test_accuracy};
+    return step_log_add(trainer->log, &row);
+}
+
+/* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
+ * --verify and explain_bad_loss() need. */
+static enum status keep_within(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    trainer->within.scale =
+        trainer->now.state.scale; /* engines that do not scale the loss leave it unchanged */
+    TRY(trainer_get(trainer, &trainer->within));
+    if (comm_rank() > 0)
+        return STATUS_OK;
+    TRY(trainer_note_shares(trainer));
+    struct checkpoint within = trainer->now;
+    within.partial = trainer->done;
+    within.state = trainer->within;
+    return checkpoint_write(job->checkpoints, job->keep, &within);
+}
+
+static bool is_due(uint32_t every, uint64_t step)
+{
+    return every > 0 && step % every == 0;
+}
+
+/* Tests the network, appends a row, and writes a checkpoint, each if it is due after `step` steps. Every stop
+ * appends a row, so that a resumed run begins with a new row as an unbroken run does. */
+static enum status stop(struct trainer *trainer, uint64_t step)
+{
+    const struct train_job *job = trainer->job;
+    struct train_epoch tested = {.test_loss = NAN, .test_accuracy = NAN};
+    enum status status = STATUS_OK;
+    if (is_due(job->test_steps, step))
+        status = test(trainer, &tested.test_loss, &tested.test_accuracy);
+    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, &tested) : status));
+    return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
+                                                                   : STATUS_OK;
+}
+
+/* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
+static uint64_t next_stop(const struct train_job *job, uint64_t step, uint64_t end)
+{
+    const uint32_t every[] = {job->checkpoint_steps, job->test_steps, job->log_steps};
+    for (size_t i = 0; i < COUNT_OF(every); i++)
+        if (every[i] && (step / every[i] + 1) * every[i] < end)
+            end = (step / every[i] + 1) * every[i];
+    return end;
+}
+
+/* Runs the steps of an epoch, or those that remain after a checkpoint within it. Without stops, they are one
+ * call of the engine. */
+static enum status make_steps(struct trainer *trainer)
+{
+    const uint64_t steps = train_steps(&trainer->train), begin = trainer->now.history.epochs * steps;
+    const struct train_partial *done = &trainer->done;
+    trainer->done = trainer->now.partial;
+    for (;;) {
+        const uint64_t step = begin + done->steps;
+        display_pass(trainer->display, &done->totals, done->epoch_s);
+        TRY(make_part(trainer, (uint32_t)(next_stop(trainer->job, step, begin + steps) - step)));
+        if (done->steps == steps)
+            return STATUS_OK;
+        TRY(stop(trainer, begin + done->steps));
+    }
+}
+
+enum status trainer_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct trainer *trainer = state;
+    (void)number;
+    double begin_s = timer_now_s();
+    trainer_use_shares(trainer);
+    display_begin(trainer->display, trainer->now.history.epochs);
+    enum status status = make_steps(trainer);
+    display_end(trainer->display);
+    if (trainer->job->pipeline.stages)
+        trainer->piped_epoch = pipeline_measured(trainer->state);
+    time->other_s = trainer->done.epoch_s - (timer_now_s() - begin_s);
+    return status;
+}
+
+enum status trainer_probe(void *state)
+{
+    struct trainer *trainer = state;
+    struct train_totals unused;
+    TRY(trainer_steps(trainer, 0, 0, 1));
+    return trainer_totals(trainer, &unused);
+}
+
+enum status trainer_fetch(void *state, void *result)
+{
+    (void)state, (void)result;
+    return STATUS_OK;
+}
+
+/* ---- After an epoch ---- */
+
 /* Tests the averaged parameters. The engine gets them as its parameters, and then its own state again. */
 static enum status test_average(struct trainer *trainer, struct train_epoch *epoch)
 {
@@ -367,7 +508,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
 {
     struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
-    const struct train_totals *totals = &trainer->totals;
+    const struct train_totals *totals = &trainer->done.totals;
     const struct exchange *exchange = trainer->train.exchange;
     struct train_history *history = &trainer->now.history;
     uint32_t steps = train_steps(&job->train);
@@ -384,12 +525,13 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .skipped = totals->skipped,
                                   .data_s = totals->data_s,
                                   .generate_s = totals->generate_s,
-                                  .epoch_s = trainer->epoch_s,
+                                  .epoch_s = trainer->done.epoch_s,
                                   .exchange = exchange ? exchange->method->name : "",
-                                  .exchange_s = trainer->exchange_s,
+                                  .exchange_s = trainer->done.exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
-    double slowest_s = trainer->epoch_s;
-    TRY(comm_agree(test(trainer, &epoch->test_loss, &epoch->test_accuracy)));
+    double slowest_s = trainer->done.epoch_s;
+    enum status status = test(trainer, &epoch->test_loss, &epoch->test_accuracy);
+    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, epoch) : status));
     TRY(trainer_get(trainer, &trainer->now.state));
     if (trainer->now.state.ema)
         TRY(comm_agree(test_average(trainer, epoch)));
@@ -399,6 +541,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     TRY(comm_max(&slowest_s, 1));
     epoch->loss_scale = trainer->now.state.scale.scale;
     train_note_epoch(history, slowest_s, epoch->test_accuracy);
+    trainer->now.partial = (struct train_partial){0};
     epoch->history = *history;
     return STATUS_OK;
 }

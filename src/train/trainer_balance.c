@@ -96,11 +96,14 @@ void trainer_use_shares(struct trainer *trainer)
 
 /* ---- After an epoch ---- */
 
-/* Returns the speed of this rank in samples per second. The time in which it waits for the exchange does not
- * count. NaN if the exchange is not timed. */
+/* Returns the speed of this rank in samples per second, in the steps of the epoch that this process ran. The
+ * time in which it waits for the exchange does not count. NaN if the exchange is not timed. */
 static double own_speed(const struct trainer *trainer)
 {
-    return (double)train_share_of_epoch(&trainer->train) / (trainer->epoch_s - trainer->exchange_s);
+    const struct train_partial *done = &trainer->done, *before = &trainer->now.partial;
+    const uint64_t samples = train_share_of_epoch(&trainer->train) -
+                             (uint64_t)before->steps * train_share(&trainer->train, 0).count;
+    return (double)samples / (done->epoch_s - before->epoch_s - (done->exchange_s - before->exchange_s));
 }
 
 /* On rank 0: warns once if other shares would save much time. */
@@ -110,7 +113,7 @@ static void report_straggler(struct trainer *trainer)
     const uint32_t *shares = job->shares;
     const double *speeds = trainer->speeds;
     uint32_t slow = 0, fast = 0;
-    if (trainer->reported || trainer->epoch_s < REPORT_MIN_S)
+    if (trainer->reported || trainer->done.epoch_s < REPORT_MIN_S)
         return;
     double gain = balance_improve(speeds, job->train.ranks, REPORT_GAIN, shares, trainer->next);
     memcpy(trainer->next, shares, job->train.ranks * sizeof *shares);

@@ -5,6 +5,7 @@
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
 #include "train/display.h"
+#include "train/step_log.h"
 #include "train/trainer.h"
 
 /* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
@@ -23,14 +24,18 @@ struct trainer {
     /* job->pipeline, with the engine of the stages. In a pipeline, `engine` points to `piped`. */
     struct pipeline_plan pipeline;
     struct engine piped;
-    struct pipe_measured piped_epoch; /* of the latest epoch */
+    struct pipe_measured piped_epoch; /* of the latest call of steps() */
     void *state;                      /* state of the engine */
     struct display *display;          /* NULL: no display */
-    struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the initial state */
-    struct train_totals totals;  /* totals of the latest epoch, over all ranks */
+    struct step_log *log;             /* on rank 0; NULL: no log */
+    struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the state with which
+                            * this run began */
+    struct train_partial done;   /* the current epoch so far; after trainer_run(), the whole epoch */
+    struct train_totals part;    /* of all ranks, since the latest stop within the epoch */
+    double part_s;               /* seconds of these steps */
+    struct train_state within;   /* room for the state within an epoch, for --checkpoint-steps */
     struct train_totals *shares; /* room for the totals of each rank */
     uint64_t own_bad_step;       /* as totals.bad_step, but only for the samples of this rank */
-    double epoch_s, exchange_s;  /* duration of the latest epoch; the part of it spent in the exchange */
     float *logits;               /* logits of the test set */
     uint32_t *next;              /* shares of the next epoch; NULL with one rank */
     double *speeds;              /* room for one number per rank */

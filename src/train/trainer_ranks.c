@@ -111,6 +111,7 @@ enum status trainer_share_state(struct trainer *trainer)
     TRY(comm_check_same(fnv_add(FNV_BEGIN, trainer->job->initial, bytes), "initial parameters",
                         "give all ranks the same --init file and the same build"));
     TRY(spread(&now->history, sizeof now->history));
+    TRY(spread(&now->partial, sizeof now->partial));
     TRY(spread(&now->state.scale, sizeof now->state.scale));
     TRY(spread(now->state.parameters, bytes));
     TRY(spread(now->state.m, bytes));

@@ -141,12 +141,12 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
  * training amplifies rounding (docs/train.md), which is not an error of the engine. */
 static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
 {
-    const uint32_t count = trainer->job->verify_steps;
+    const uint32_t count = trainer->job->verify_steps, done = trainer->now.partial.steps;
     const struct train_state *begin = &trainer->now.state;
     for (uint32_t first = 0; first < count; first += STRETCH) {
         uint32_t left = count - first;
         struct train_state *theirs = &states[1 + first / STRETCH % 2];
-        TRY(compare_stretch(trainer, oracle, first, left < STRETCH ? left : STRETCH, begin, &states[0],
+        TRY(compare_stretch(trainer, oracle, done + first, left < STRETCH ? left : STRETCH, begin, &states[0],
                             theirs));
         begin = theirs;
     }
@@ -162,14 +162,22 @@ struct replay {
     struct train_state *at;
 };
 
+/* Returns the beginning of the repetition: the epoch's first step, or the step at which this run resumed. */
+static struct replay begin_replay(const struct trainer *trainer, struct train_state *at)
+{
+    const struct train_partial *begin = &trainer->now.partial;
+    return (struct replay){.step = begin->steps, .totals = begin->totals, .at = at};
+}
+
 /* Advances the repeated epoch to the state before `step`. If the epoch is already past `step`, restarts it
- * first. Passes at most STRETCH steps to the engine per call. The timed epoch ran all steps in one call; the
+ * first. Passes at most STRETCH steps to the engine per call. The timed epoch ran more steps per call; the
  * results must be the same. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
-    if (step < replay->step || replay->step == 0)
-        *replay = (struct replay){.at = replay->at};
-    TRY(trainer_set(trainer, replay->step ? replay->at : &trainer->now.state));
+    const struct train_partial *begin = &trainer->now.partial;
+    if (step < replay->step)
+        *replay = begin_replay(trainer, replay->at);
+    TRY(trainer_set(trainer, replay->step > begin->steps ? replay->at : &trainer->now.state));
     while (replay->step < step) {
         struct train_totals more;
         uint32_t left = step - replay->step, count = left < STRETCH ? left : STRETCH;
@@ -189,7 +197,7 @@ static enum status compare_step(struct trainer *trainer, void *oracle, struct re
                                 struct train_state *scratch)
 {
     uint32_t steps = train_steps(&trainer->train);
-    uint32_t neighbour = step > 0 ? step - 1 : steps > 1 ? 1 : 0;
+    uint32_t neighbour = step > trainer->now.partial.steps ? step - 1 : step + 1 < steps ? step + 1 : step;
     struct found before = trainer->found;
     TRY(go_to(trainer, replay, step));
     TRY(compare_stretch(trainer, oracle, step, 1, replay->at, &scratch[0], &scratch[1]));
@@ -220,8 +228,9 @@ static void note_different(struct trainer *trainer, const struct train_state *on
 static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t steps = train_steps(&trainer->train);
-    struct replay replay = {.at = &states[1]};
-    trainer->drawn = (uint32_t)chance_below(steps);
+    const uint32_t begin = trainer->now.partial.steps;
+    struct replay replay = begin_replay(trainer, &states[1]);
+    trainer->drawn = begin + (uint32_t)chance_below(steps - begin);
     TRY(comm_spread(&trainer->drawn, sizeof trainer->drawn));
     display_wait(trainer->display);
     TRY(trainer_get(trainer, &states[0]));
@@ -229,7 +238,7 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     TRY(compare_step(trainer, oracle, &replay, steps - 1, &states[2]));
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
-    compare_losses(trainer, &trainer->totals, &replay.totals);
+    compare_losses(trainer, &trainer->done.totals, &replay.totals);
     TRY(trainer_combine_found(&trainer->found));
     return trainer_set(trainer, &states[0]);
 }

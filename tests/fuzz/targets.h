@@ -28,7 +28,7 @@
 #include "data/safetensors.h"
 #include "data/tar.h"
 #include "data/torch_file.h"
-#include "run/record.h"
+#include "core/record.h"
 #include "run/table.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"

@@ -1,4 +1,4 @@
-#include "run/record.h"
+#include "core/record.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,8 +3,8 @@
  * A row is a list of (column, text) pairs. CSV follows RFC 4180. All rows of a file have the same columns:
  * appending to a file with another header is refused. If rows cannot be written completely, the file is
  * restored, unless its file system has no locks. */
-#ifndef FDSL_RUN_RECORD_H
-#define FDSL_RUN_RECORD_H
+#ifndef FDSL_CORE_RECORD_H
+#define FDSL_CORE_RECORD_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Writes the rows of `fdsl-bench --workload train --log FILE` (schema steps/1) for TensorBoard or Weights & Biases.
+
+  scripts/compare/log_to_boards.py FILE [--tensorboard DIR] [--wandb PROJECT] [--follow] [--poll S]
+
+  FILE               a CSV file of --log; it may have rows of several runs
+  --tensorboard DIR  write event files, one subfolder per run; needs tensorboardX, or torch and tensorboard
+  --wandb PROJECT    write runs of this project; needs the package wandb. WANDB_MODE=offline writes them to a local folder
+  --follow           wait for further rows until interrupted, for a run that is still training
+  --poll S           with --follow: look for new rows every S seconds (default: 5)
+
+Each run is a model, variant, device, number of ranks and seed. The values of a row are at the number of its step. Rows that a
+resumed run repeats are left out. fdsl-bench itself needs neither package.
+
+Exit status: 0 done, 1 the file is invalid, 2 usage, 4 a package is not installed.
+"""
+
+import argparse
+import csv
+import pathlib
+import sys
+import time
+
+SCHEMA = "steps/1"
+RUN = ("model", "variant", "device", "ranks", "seed")
+VALUES = ("loss", "accuracy", "lr", "gradient_norm", "items_per_s", "gpu_utilisation_percent", "gpu_memory_bytes", "test_loss",
+          "test_acc", "samples_seen", "epoch")
+
+
+class Failed(Exception):
+    """Ends the program. The arguments are the message and the exit status."""
+
+
+def tensorboard_writer():
+    """Returns the class SummaryWriter of an installed package."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+        return SummaryWriter
+    except ImportError:
+        pass
+    try:
+        from tensorboardX import SummaryWriter
+        return SummaryWriter
+    except ImportError:
+        raise Failed("--tensorboard needs one of two sets of Python packages, and neither is installed: torch and tensorboard, or "
+                     "tensorboardX", 4) from None
+
+
+class TensorBoard:
+    def __init__(self, folder):
+        self.writer, self.folder, self.runs = tensorboard_writer(), pathlib.Path(folder), {}
+
+    def add(self, run, step, values):
+        if run not in self.runs:
+            self.runs[run] = self.writer(str(self.folder / "-".join(run).replace("/", "_").replace(" ", "_")))
+        for name, value in values.items():
+            self.runs[run].add_scalar(name, value, step)
+
+    def flush(self):
+        for writer in self.runs.values():
+            writer.flush()
+
+    def close(self):
+        for writer in self.runs.values():
+            writer.close()
+
+
+class Wandb:
+    """A run at a time: wandb.init() of the next run ends the previous one."""
+
+    def __init__(self, project):
+        try:
+            import wandb
+        except ImportError:
+            raise Failed("--wandb needs the Python package wandb, which is not installed", 4) from None
+        self.wandb, self.project, self.run, self.current = wandb, project, None, None
+
+    def add(self, run, step, values):
+        if run != self.run:
+            self.close()
+            self.run = run
+            self.current = self.wandb.init(project=self.project, name="-".join(run), config=dict(zip(RUN, run)))
+        self.current.log(values, step=step)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        if self.current:
+            self.current.finish()
+
+
+def whole_lines(stream):
+    """Yields the lines of a file up to the last complete one. The next call continues after it."""
+    while True:
+        at = stream.tell()
+        line = stream.readline()
+        if not line.endswith("\n"):
+            stream.seek(at)
+            return
+        yield line
+
+
+def rows_of(path, stream, header):
+    """Yields the new rows of the file as dicts. `header` is a list that receives the names of the columns."""
+    for fields in csv.reader(whole_lines(stream)):
+        if not header:
+            header += fields
+            missing = [name for name in (*RUN, "schema", "step", *VALUES) if name not in header]
+            if missing:
+                raise Failed(f"{path}: no column '{missing[0]}'; name a file of --log", 1)
+            continue
+        row = dict(zip(header, fields))
+        if row["schema"] != SCHEMA:
+            raise Failed(f"{path}: rows of schema '{row['schema']}', not {SCHEMA}; name a file of --log", 1)
+        yield row
+
+
+def pass_on(path, stream, header, last, boards):
+    """Passes the new rows on to the boards. `last` has the last step of each run."""
+    count = 0
+    for row in rows_of(path, stream, header):
+        run, step = tuple(row[name] for name in RUN), int(row["step"])
+        if step <= last.get(run, 0):  # repeated by a resumed run
+            continue
+        last[run] = step
+        values = {name: float(row[name]) for name in VALUES if row[name]}
+        for board in boards:
+            board.add(run, step, values)
+        count += 1
+    for board in boards:
+        board.flush()
+    return count
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage=argparse.SUPPRESS)
+    parser.add_argument("file", type=pathlib.Path)
+    parser.add_argument("--tensorboard", metavar="DIR")
+    parser.add_argument("--wandb", metavar="PROJECT")
+    parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--poll", type=float, default=5)
+    given = parser.parse_args()
+    if not given.tensorboard and not given.wandb:
+        raise Failed("nothing to write; give --tensorboard DIR, --wandb PROJECT or both", 2)
+    if given.poll <= 0:
+        raise Failed(f"--poll {given.poll:g}: give a positive number of seconds", 2)
+    return given
+
+
+def program():
+    given, header, last, count = read_arguments(), [], {}, 0
+    boards = ([TensorBoard(given.tensorboard)] if given.tensorboard else []) + ([Wandb(given.wandb)] if given.wandb else [])
+    try:
+        with open(given.file, encoding="utf-8", newline="") as stream:
+            count += pass_on(given.file, stream, header, last, boards)
+            while given.follow:
+                time.sleep(given.poll)
+                count += pass_on(given.file, stream, header, last, boards)
+    except OSError as error:
+        raise Failed(f"{given.file}: {error.strerror}", 1) from None
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for board in boards:
+            board.close()
+    print(f"{given.file}: {count} row{'s' * (count != 1)} of {len(last)} run{'s' * (len(last) != 1)}")
+
+
+if __name__ == "__main__":
+    try:
+        program()
+    except Failed as failed:
+        print(f"log_to_boards.py: {failed.args[0]}", file=sys.stderr)
+        sys.exit(failed.args[1])
