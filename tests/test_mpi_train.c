@@ -380,9 +380,6 @@ Test(mpi_train, training_resumes_within_an_epoch)
     run_well(3, LEARN "--checkpoint three --resume --batch 8 --verify");
     cr_expect_float_eq(number(out, 4, "train_loss"), atof(loss), 1e-4, "%s", out);
     cr_expect_str_eq(value(out, 4, "wrong"), "0");
-    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint measured --checkpoint-steps 1 --keep 99");
-    shell("mkdir part && cp measured/epoch-000001.step-0000000001.ckpt part");
-    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint part --resume");
 }
 
 /* Ranks continue within an epoch bit-exactly, with the options of recipes. Epochs have five steps. On another
