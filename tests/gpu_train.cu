@@ -29,7 +29,7 @@ struct contender {
 };
 static const struct contender contenders[] = {
     {&engine_cuda, 1e-4, 1e-4, 1e-4}, {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
-    {&engine_bf16, 5e-2, 0.4, 4e-2},   {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_bf16, 5e-2, 0.4, 4e-2},  {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
 #ifdef HAVE_CUBLAS
     {&engine_vit, 5e-2, 5e-2, 4e-2},
 #endif

@@ -1,8 +1,8 @@
 /* Tests checkpoints, tests and rows within an epoch of training. */
-#include "shell.h"
+#include "same_state.h"
 
 #include "cells.h"
-#include "same_state.h"
+#include "shell.h"
 
 TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
@@ -98,7 +98,7 @@ static double sum_over_steps(const char *log, size_t rows, const char *column)
  * mean that the epoch's row shows. */
 Test(train_steps, rows_count_updates_and_have_norms)
 {
-    static char whole[1 << 16], parts[1 << 16];
+    static char whole[sizeof out], parts[sizeof out];
     EXPECT(0, RECIPE ROWS "--log whole.csv --clip-norm 0.5");
     EXPECT(0, RECIPE ROWS "--log parts.csv --clip-norm 0.5 --accumulate 3 --out rows.csv");
     EXPECT(
