@@ -291,9 +291,9 @@ check 'live and stored samples in several parts per step give the same weights' 
 same_generators() { # compares images drawn on the host with images drawn on the GPU
     "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
         "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
-        "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/both" &&
+        "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/drawn-weights" &&
         "${synth[@]}" 2 --fresh --export "$work/auto" &&
-        cmp "$work/fused" "$work/omp" && cmp "$work/both" "$work/auto"
+        cmp "$work/fused" "$work/omp" && cmp "$work/drawn-weights" "$work/auto"
 }
 check '--generator omp and fused give the same weights' same_generators
 other_generators() { # bat and gbase train, and their checkpoints are their own
@@ -373,7 +373,7 @@ check 'train-graph: the same seed gives the same weights, resumed or not' same_g
 check 'train-graph, killed five times during training, gives the same weights' \
     killed_at_any_moment train-graph cnn 150 5
 check 'train-graph, killed three times within an epoch, gives the same weights, losses and rows of --log' \
-    killed_within_an_epoch train-graph cnn
+    killed_within_an_epoch graph train-graph cnn
 wait # the next check reads a checkpoint of the checks above
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
