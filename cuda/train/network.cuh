@@ -25,7 +25,7 @@ struct device_layer {
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
-     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine.cu). */
+     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine_open.cu). */
     bool relu;                        /* forward, this layer also applies the ReLU after it */
     bool relu_before;                 /* backward, this layer also applies the mask of the ReLU before it */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
@@ -107,6 +107,10 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 
 /* Enqueues a reset of an engine's totals, which are in device memory. */
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
+
+/* Ends the capture of a graph that began on `stream`, and instantiates the graph. `status` is the status of
+ * the captured calls. */
+enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into);
 
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
  * batches of up to `batch` samples. `release` frees these resources except device memory, also if `prepare`
