@@ -50,6 +50,22 @@ struct work train_work(const void *input, const struct variant *variant)
                                    .rounds = 2.0 * train_steps(train)}};
 }
 
+/* Values that are unknown (NaN) leave their column empty. */
+static void put_learning(const struct train_epoch *epoch, struct measures *measures)
+{
+    measures_real(measures, "train_loss", epoch->loss, 9);
+    measures_real(measures, "train_acc", epoch->train_accuracy, 6);
+    measures_real(measures, "test_loss", epoch->test_loss, 9);
+    measures_real(measures, "test_acc", epoch->test_accuracy, 6);
+    measures_real(measures, "gradient_norm", epoch->gradient_norm, 6);
+    measures_real(measures, "ema_test_loss", epoch->ema_loss, 9);
+    measures_real(measures, "ema_test_acc", epoch->ema_accuracy, 6);
+    measures_real(measures, "last_lr", epoch->rate, 9);
+    measures_real(measures, "trained_s", epoch->history.trained_s, 9);
+    measures_real(measures, "to_98_s", epoch->history.to_98_s < 0 ? NAN : epoch->history.to_98_s, 9);
+    measures_real(measures, "to_99_s", epoch->history.to_99_s < 0 ? NAN : epoch->history.to_99_s, 9);
+}
+
 static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_plan *plan,
                          struct measures *measures)
 {
@@ -59,7 +75,6 @@ static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_
     measures_real(measures, "bubble_formula", pipe_bubble(plan->schedule, plan->stages, plan->micros), 4);
 }
 
-/* Values that are unknown (NaN) leave their column empty. */
 enum status train_measure(const void *input, const struct variant *variant, void *state,
                           struct measures *measures)
 {
@@ -77,17 +92,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
     measures_put(measures, "train_samples", "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
     measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
-    measures_real(measures, "train_loss", epoch.loss, 9);
-    measures_real(measures, "train_acc", epoch.train_accuracy, 6);
-    measures_real(measures, "test_loss", epoch.test_loss, 9);
-    measures_real(measures, "test_acc", epoch.test_accuracy, 6);
-    measures_real(measures, "gradient_norm", epoch.gradient_norm, 6);
-    measures_real(measures, "ema_test_loss", epoch.ema_loss, 9);
-    measures_real(measures, "ema_test_acc", epoch.ema_accuracy, 6);
-    measures_real(measures, "last_lr", epoch.rate, 9);
-    measures_real(measures, "trained_s", epoch.history.trained_s, 9);
-    measures_real(measures, "to_98_s", epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);
-    measures_real(measures, "to_99_s", epoch.history.to_99_s < 0 ? NAN : epoch.history.to_99_s, 9);
+    put_learning(&epoch, measures);
     measures_real(measures, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     measures_put(measures, "memory_bytes", "%" PRIu64, epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
