@@ -184,13 +184,13 @@ class Recipe:
 
     @staticmethod
     def cut(inputs, share, draw):
-        """Replaces a rectangle of each image by the same rectangle of the image to mix with. Returns the inputs, and the share of
-        the pixels that stays."""
+        """Replaces a rectangle of each image by the same rectangle of the image to mix with, as timm does: half of each side
+        is rounded down. Returns the inputs, and the share of the pixels that stays."""
         height, width = inputs.shape[2:]
-        side = math.sqrt(1 - share)
+        half_y, half_x = (int(size * math.sqrt(1 - share)) // 2 for size in (height, width))
         middle_y, middle_x = draw.randrange(height), draw.randrange(width)
-        top, bottom = (min(height, max(0, round(middle_y + sign * side * height / 2))) for sign in (-1, 1))
-        left, right = (min(width, max(0, round(middle_x + sign * side * width / 2))) for sign in (-1, 1))
+        top, bottom = (min(height, max(0, middle_y + sign * half_y)) for sign in (-1, 1))
+        left, right = (min(width, max(0, middle_x + sign * half_x)) for sign in (-1, 1))
         other = inputs.flip(0)
         inputs[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
         return inputs, 1 - (bottom - top) * (right - left) / (height * width)

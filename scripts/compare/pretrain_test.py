@@ -192,7 +192,7 @@ def test_unknown_models_and_gpus():
 
 
 def test_ranks_share_an_epoch_without_overlap():
-    options = argparse.Namespace(batch=4, seed=1)
+    options = argparse.Namespace(batch=4, seed=1, order="source")
     parts = [pretrain_sources.batch_numbers(19, options, rank, 2) for rank in range(2)]
     first, second = ([next(part) for part in parts] for _ in range(2))
     assert len({number for batch in first + second for number in batch}) == 16
