@@ -5,8 +5,9 @@
   scripts/compare/curves.py DIR --cpu --steps 20 --log-steps 1 --augment none --drop-path 0 --first-bound 0.001
 
 pretrain.py trains in PyTorch and saves its initial weights, from which fdsl-bench starts. Both programs train on the same images
-in the same order, with the same learning rate in each step. --augment recipe and --drop-path draw other random numbers in
-each program, from the same distributions. With --augment none and --drop-path 0, nothing is random. docs/pretrain.md has more.
+in the same order, with the same learning rate and the same MixUp or CutMix in each step. RandAugment, erasing and --drop-path
+draw other random numbers in each program, from the same distributions. With --augment mix or none, and --drop-path 0, the
+programs differ only in rounding. docs/pretrain.md has more.
 
 Each program ends after --seconds of training, or after --steps. Steps that only one program has reached do not count. The
 script prints the mean loss of the last tenth of the common steps, and compares the two means with --bound.
@@ -35,7 +36,9 @@ FIRST = 20  # rows that --first-bound compares
 SMALL = {"variant": "train-omp", "model": "vit-micro", "batch": 32, "classes": 10, "preset": "uji", "res": 56, "out_res": 28}
 LARGE = {"variant": "train-vit", "model": "vit-tiny", "batch": 256, "classes": 1000, "preset": "paper-1000", "res": 512, "out_res": 224}
 # The recipe of pretrain.py, except for the options that both programs call the same
-AUGMENT = "--rand-augment 28 --rand-augment-ops 2 --erasing 0.25 --mixup 0.8 --cutmix 1".split()
+MIX = "--mixup 0.8 --cutmix 1".split()
+OURS = {"none": [], "mix": MIX, "recipe": [*MIX, *"--rand-augment 28 --rand-augment-ops 2 --erasing 0.25".split()]}
+PYTORCH = {"none": ["--augment", "none"], "mix": ["--no-randaugment", "--no-erasing"], "recipe": []}
 SAME = ("model", "batch", "classes", "preset", "res", "out_res", "channels", "lr", "weight_decay", "label_smoothing", "drop_path", "seed",
         "log_steps")
 
@@ -61,8 +64,8 @@ def read_arguments(arguments):
     add("--compile", action="store_true", help="compile the network in PyTorch")
     add("--amp", choices=("bf16", "off"), help="precision in PyTorch (default bf16; with --cpu, off)")
     add("--threads", type=int, help="CPU threads of each program (default: all)")
-    add("--augment", choices=("recipe", "none"), default="recipe",
-        help="recipe: with RandAugment, erasing, MixUp and CutMix (default recipe)")
+    add("--augment", choices=("recipe", "mix", "none"), default="recipe",
+        help="recipe: RandAugment, erasing, MixUp and CutMix; mix: MixUp and CutMix alone (default recipe)")
     add("--lr-warmup", type=int, help="steps of the linear warm-up (default: a tenth of --steps)")
     for name, value in {"lr": 0.001, "weight-decay": 0.05, "label-smoothing": 0.1, "drop-path": 0.1}.items():
         add(f"--{name}", type=float, default=value, help=f"as in pretrain.py (default {value})")
@@ -96,7 +99,7 @@ def common(options):
 def pytorch_command(options):
     words = [sys.executable, str(HERE / "pretrain.py"), *common(options), "--order", "train", "--images",
              str(options.steps * options.batch), "--decay-of", "matrices", "--lr-warmup", str(options.lr_warmup),
-             "--schedule-steps", str(options.steps), "--augment", options.augment, "--save-init",
+             "--schedule-steps", str(options.steps), *PYTORCH[options.augment], "--save-init",
              f"{options.folder}/init.safetensors", "--log", f"{options.folder}/pytorch.csv"]
     warmup = min(20, options.steps - 1)  # steps in which PyTorch compiles; --seconds does not count them
     words += ["--warmup-steps", str(warmup), "--steps", str(options.steps - warmup)]
@@ -112,8 +115,7 @@ def ours_command(options):
              "--drop-last", "--mean", "0.5", "--std", "0.5", "--optimizer", "adamw", "--lr-schedule", "cosine", "--lr-warmup",
              f"{options.lr_warmup / options.steps:.12g}", "--init", f"{options.folder}/init.safetensors", "--log",
              f"{options.folder}/ours.csv"]
-    words += AUGMENT if options.augment == "recipe" else []
-    return words + ([] if options.cpu else ["--device", str(options.ours_gpu)]) + options.more
+    return words + OURS[options.augment] + ([] if options.cpu else ["--device", str(options.ours_gpu)]) + options.more
 
 
 # ---- Runs ----

@@ -1,11 +1,15 @@
-"""The order of samples in fdsl-bench's workload train, for scripts/compare/pretrain.py --order train.
+"""Random numbers of fdsl-bench's workload train, for scripts/compare/pretrain.py --order train: the order of samples, and how
+the samples of a step are mixed.
 
-src/data/draws.h defines the order (draw_order), and src/train/data.c the numbers of samples with --fresh. The functions use
-only operators, so an index may be an int or an int64 tensor of PyTorch. Needs only the standard library.
+src/data/draws.h defines the order (draw_order), src/train/data.c the numbers of samples with --fresh, and src/train/mix.c the
+mixing. The functions of the order use only operators, so an index may be an int or an int64 tensor of PyTorch. Needs only the
+standard library.
 """
 
+import math
+
 MASK = 0xFFFFFFFF
-DRAW_ORDER, ROUNDS = 0x54550000, 8
+DRAW_ORDER, DRAW_MIX, ROUNDS = 0x54550000, 0x545E0000, 8
 
 
 def philox(key, counter):
@@ -62,3 +66,45 @@ class Order:
 def fresh_step(classes):
     """Returns the distance between the image numbers of a sample in consecutive epochs with --fresh."""
     return ((1 << 32) + classes - 1) // classes * classes
+
+
+# ---- Mixing ----
+
+
+def open_unit(word):
+    """Maps a random word to (0, 1)."""
+    return (word + 0.5) / 2**32
+
+
+def log_gamma_draw(alpha, which, draw):
+    """Returns the logarithm of a random number of the distribution Gamma(alpha, 1). `which` is 0 or 1."""
+    d = (alpha + 1 if alpha < 1 else alpha) - 1 / 3
+    c, attempt = 1 / math.sqrt(9 * d), 0
+    while True:
+        words = [open_unit(word) for word in draw(1 + 2 * attempt + which)]
+        normal = math.sqrt(-2 * math.log(words[0])) * math.cos(2 * math.pi * words[1])
+        root, attempt = 1 + c * normal, attempt + 1
+        v = root**3
+        if root > 0 and math.log(words[2]) < normal * normal / 2 + d * (1 - v + math.log(v)):
+            return math.log(d * v) + (math.log(words[3]) / alpha if alpha < 1 else 0)
+
+
+def cut_axis(size, side, word):
+    """Returns the part of an axis that a rectangle covers: its begin and its end."""
+    half, centre = int(size * side) // 2, word * size >> 32
+    return max(0, centre - half), min(size, centre + half)
+
+
+def mix_of(seed, epoch, step, height, width, mixup, cutmix):
+    """Returns how the samples of a step of an epoch are mixed: the share of a sample in its mixed sample; and for CutMix, top,
+    bottom, left and right of the rectangle, otherwise None. `mixup` and `cutmix`: parameters of the distributions, or 0."""
+    def draw(first):
+        return philox((seed & MASK, seed >> 32), (first, step, epoch, DRAW_MIX))
+    words = draw(0)
+    cut = not mixup or (cutmix > 0 and words[0] >> 31 == 1)
+    one, other = (log_gamma_draw(cutmix if cut else mixup, which, draw) for which in (0, 1))
+    share = 1 / (1 + math.exp(other - one))
+    if not cut:
+        return share, None
+    box = (*cut_axis(height, math.sqrt(1 - share), words[1]), *cut_axis(width, math.sqrt(1 - share), words[2]))
+    return 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width), box

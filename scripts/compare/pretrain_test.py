@@ -248,7 +248,8 @@ def test_operations_are_those_of_torchvision(index):
 
 
 def test_images_are_augmented_in_groups_as_alone():
-    options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
     images = torch.randint(0, 256, (56, 3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     chosen = [random.Random(seed).sample(2 * pretrain_recipe.operations(), 56) for seed in range(2)]
@@ -260,14 +261,16 @@ def test_images_are_augmented_in_groups_as_alone():
 
 def test_erased_boxes_fit():
     """A box as wide or as high as the image is drawn again, so no row and no column of these images is erased completely."""
-    options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
     erased = recipe.erased(torch.full((2000, 1, 64, 16), 9.0), random.Random(1)) != 9
     assert not erased.all(2).any() and not erased.all(3).any() and 0.2 < erased.any(3).any(2).float().mean() < 0.3
 
 
 def test_the_recipe_depends_on_seed_rank_and_step_only():
-    options = argparse.Namespace(parts=list(pretrain.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=list(pretrain.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     images, labels = torch.full((8, 3, 32, 32), 99, dtype=torch.uint8), torch.arange(8) % 5
     def inputs(rank, step):
         return pretrain_recipe.Recipe(options, torch.device("cpu"), rank)(images, labels, step)

@@ -203,7 +203,7 @@ class Training:
         self.net = net.to(memory_format=torch.channels_last) if options.channels_last else net
         self.trained = wrapped(self.net, options, device, ranks)
         self.optimizer = optimizer_of(self.net, options, device)
-        self.recipe = Recipe(options, device, ranks.rank)
+        self.recipe = Recipe(options, device, ranks.rank, ranks.count)
         self.total = options.schedule_steps or (options.warmup_steps + options.steps if options.steps else None)
         self.marks, self.pending = Marks(device), collections.deque()  # per step: begin, batch received, end, whether it is timed
         self.step_s, self.stalled_s = [], 0.0  # of the timed steps
