@@ -118,14 +118,17 @@ def steps(measured):
         raise Missing(LOG_COMMAND)
     runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
     plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
-    differs = [i for i in range(1, 6) if len({key[i] for key, _ in shown}) > 1]
     words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
+    def label_of(key):
+        """Returns the variant, and what differs between its runs."""
+        runs_of = [other for other, _ in shown if other[0] == key[0]]
+        differs = [i for i in words if len({other[i] for other in runs_of}) > 1]
+        return ", ".join([key[0]] + [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs])
     for key, rows in sorted(shown, key=lambda run: run[0]):
         slot = SLOTS.get(key[0], NO_SLOT)
         style = 10 * (1 + used[slot] % DASHES) + slot
         used[slot] += 1
-        label = [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs]
-        plot.add_series(style, ", ".join([key[0]] + label), [(row["samples_seen"], row["loss"]) for row in rows])
+        plot.add_series(style, label_of(key), [(row["samples_seen"], row["loss"]) for row in rows])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     last = max(point[0] for points in plot.blocks for point in points)
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
