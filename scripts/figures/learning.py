@@ -3,12 +3,13 @@
 import collections
 
 from devices import NO_SLOT, SLOTS, Devices, Missing, about_yours, device_of
-from plot import Plot, linear_ticks, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
+from plot import Plot, linear_ticks, linear_y_axis, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
 LOG_COMMAND = "./fdsl-bench --workload train --variant train-omp --model lenet --log results/steps.csv"
 RUNS_MAX, DASHES = 10, 4  # runs in the figure learning_steps; dash patterns of plots/common.gp
+LINEAR_BELOW = 4  # if the losses in learning_steps differ by a smaller factor, their axis is linear
 # The path of the data may differ. The last two columns are empty with one rank.
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
 
@@ -129,10 +130,12 @@ def steps(measured):
         style = 10 * (1 + used[slot] % DASHES) + slot
         used[slot] += 1
         plot.add_series(style, label_of(key), [(row["samples_seen"], row["loss"]) for row in rows])
-    low, high = log_range([point[1] for points in plot.blocks for point in points])
+    losses = [point[1] for points in plot.blocks for point in points]
+    y_axis = (linear_y_axis(losses, number_words) if max(losses) < LINEAR_BELOW * min(losses) else
+              log_ticks(*log_range(losses), number_words))
     last = max(point[0] for points in plot.blocks for point in points)
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
-                      "y_name": "training loss (mean over the steps of a row)", **log_ticks(low, high, number_words),
+                      "y_name": "training loss (mean over the steps of a row)", **y_axis,
                       **x_axis(0, last * 1.02, linear_ticks(0, last * 1.02), log=False)}
     models = sorted({key[1] for key, _ in shown})
     hosts = sorted({f"{row['device']} (host {row['host']}, revision {row['revision']})" for _, rows in shown for row in rows[-1:]})
