@@ -49,7 +49,7 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--source bat --order same", "--order same is for --source live, omp and folder"},
         {"--source bat --order train", "--order train is for --source live and omp"},
         {"--order train --images 2147483648", "--images 2147483648: --order train needs fewer than 2^31"},
-        {"--log $D/other.csv", "other.csv: its header is not that of steps/1; choose another file"},
+        {"--step-log $D/other.csv", "other.csv: its header is not that of steps/1; choose another file"},
         {"--order same", "--order same needs --data DIR or --images N"},
         {"--order same --images 1000000 --curve $D/new.csv", "--curve needs --evaluate"},
         {"--order same --data /nowhere", "--data /nowhere: no such folder; write one with --make-data"},

@@ -73,7 +73,7 @@ def read_arguments(arguments):
         add(f"--{name.replace('_', '-')}", type=type(SMALL[name]), help=f"default {LARGE[name]}; with --cpu, {SMALL[name]}")
     add("--channels", type=int, default=3, help="channels of the images (default 3)")
     add("--seed", type=int, default=0, help="seed of weights, order and augmentation (default 0)")
-    add("--log-steps", type=int, default=10, help="steps per row (default 10)")
+    add("--log-steps", type=int, help="steps per row (default 50; with --cpu, 10)")
     add("--bound", type=float, default=2, help="largest difference of the mean losses of the last tenth in percent (default 2)")
     add("--first-bound", type=float, help=f"largest difference of each of the first {FIRST} rows in percent (default: none)")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench")
@@ -83,6 +83,7 @@ def read_arguments(arguments):
         if getattr(options, name) is None:
             setattr(options, name, value)
     options.amp = options.amp or ("off" if options.cpu else "bf16")
+    options.log_steps = options.log_steps or (10 if options.cpu else 50)
     options.lr_warmup = options.steps // 10 if options.lr_warmup is None else options.lr_warmup
     return options
 
@@ -100,7 +101,7 @@ def pytorch_command(options):
     words = [sys.executable, str(HERE / "pretrain.py"), *common(options), "--order", "train", "--images",
              str(options.steps * options.batch), "--decay-of", "matrices", "--lr-warmup", str(options.lr_warmup),
              "--schedule-steps", str(options.steps), *PYTORCH[options.augment], "--save-init",
-             f"{options.folder}/init.safetensors", "--log", f"{options.folder}/pytorch.csv"]
+             f"{options.folder}/init.safetensors", "--step-log", f"{options.folder}/pytorch.csv"]
     warmup = min(20, options.steps - 1)  # steps in which PyTorch compiles; --seconds does not count them
     words += ["--warmup-steps", str(warmup), "--steps", str(options.steps - warmup)]
     words += ["--seconds", str(options.seconds)] if options.seconds else []

@@ -5,7 +5,7 @@
   scripts/compare/pretrain.py --source folder --images 50000 --make-data DIR    # writes the data set
   scripts/compare/pretrain.py --source folder --data DIR --out results/pretrain/rows.csv
   scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv
-  scripts/compare/pretrain.py --model vit-tiny --order train --log results/steps.csv  # as fdsl-bench's workload train
+  scripts/compare/pretrain.py --model vit-tiny --order train --step-log results/steps.csv  # as fdsl-bench's workload train
 
 Sources: constant (one batch that stays on the GPU: the upper limit of the speed), live (fdsl, generator fused; omp on a CPU),
 bat, gbase, omp (fdsl with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset).
@@ -135,8 +135,8 @@ def add_outputs(add):
     add("--held-out", type=integer(1), default=10_000, help="held-out images (default 10000)")
     add("--curve", metavar="FILE", help="CSV file to append each evaluation to; needs --evaluate")
     add("--out", metavar="FILE", help="CSV file to append the row to")
-    add("--log", metavar="FILE", help="CSV file to append rows about the steps to, with the columns of fdsl-bench --log")
-    add("--log-steps", type=integer(1), default=100, help="steps between two rows of --log (default 100)")
+    add("--step-log", metavar="FILE", help="CSV file to append rows about the steps to, with the columns of fdsl-bench --log")
+    add("--log-steps", type=integer(1), default=100, help="steps between two rows of --step-log (default 100)")
     add("--save-init", metavar="FILE", help="write the initial weights as safetensors, for fdsl-bench --init FILE")
 
 
@@ -192,7 +192,7 @@ def refuse(options):
     ):
         if is_so:
             raise Refused(words)
-    for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS), (options.log, STEP_COLUMNS)):
+    for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS), (options.step_log, STEP_COLUMNS)):
         if path:
             pretrain_rows.check_writable(path, columns)
 

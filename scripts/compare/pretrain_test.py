@@ -305,7 +305,7 @@ def test_a_recipe_that_differs_is_noticed(tmp_path):
 
 
 def test_rows_of_steps_on_two_ranks(tmp_path):
-    run("--source", "omp", "--order", "train", "--log", tmp_path / "log.csv", "--log-steps", 3, ranks=2)
+    run("--source", "omp", "--order", "train", "--step-log", tmp_path / "log.csv", "--log-steps", 3, ranks=2)
     rows = rows_of(tmp_path / "log.csv")
     assert [(row["epoch"], row["step"], row["samples_seen"]) for row in rows] == [("1", "3", "48"), ("2", "6", "96"), ("2", "8", "128")]
     assert all(1 < float(row["loss"]) < 4 and 0 <= float(row["accuracy"]) <= 1 and float(row["items_per_s"]) > 0 for row in rows)

@@ -184,7 +184,7 @@ class StepLog:
         seconds = time.perf_counter() - training.began - training.evaluations_s
         images, per_epoch = options.batch * training.ranks.count, options.images // (options.batch * training.ranks.count)
         if training.ranks.rank == 0:
-            append(options.log, [step_row(training.identity, {
+            append(options.step_log, [step_row(training.identity, {
                 "epoch": 1 + (step - 1) // per_epoch, "step": step, "samples_seen": step * images,
                 "loss": loss / steps / training.ranks.count, "accuracy": correct / steps / images,
                 "lr": learning_rate(step - 1, options, training.total),
@@ -213,7 +213,7 @@ class Training:
         self.evaluated_at, self.top1 = None, None  # images of the last evaluation, and its accuracy
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.identity = identity(options, name, ranks.count)
-        self.log = StepLog(self) if options.log else None
+        self.log = StepLog(self) if options.step_log else None
 
     def autocast(self):
         return (torch.autocast(self.device.type, torch.bfloat16) if self.options.amp == "bf16" else contextlib.nullcontext())
