@@ -262,10 +262,10 @@ Test(pretrain, samples_are_mixed_as_by_train)
     static const struct mixing ways[] = {{0.8, 1}, {0.2, 0}, {0, 3}};
     const struct shape shape = {.channels = 3, .depth = 1, .height = 24, .width = 31};
     for (size_t i = 0; i < COUNT_OF(ways); i++) {
-        shell(PYTHON
-              "'import pretrain_order as p, struct\n"
-              "for step in range(40): share, box = p.mix_of(9, 2, step, 24, 31, %g, %g); "
-              "print(\"%%.9g\" %% struct.unpack(\"f\", struct.pack(\"f\", share)), *(box[0], box[2], box[1], box[3]) if box else (\"-\",))' | tr '\\n' ';'",
+        shell(PYTHON "'import pretrain_order as p, struct\n"
+                     "for step in range(40): share, box = p.mix_of(9, 2, step, 24, 31, %g, %g); "
+                     "print(\"%%.9g\" %% struct.unpack(\"f\", struct.pack(\"f\", share)), *(box[0], box[2], "
+                     "box[1], box[3]) if box else (\"-\",))' | tr '\\n' ';'",
               ways[i].mixup, ways[i].cutmix);
         char expected[4096], *end = expected;
         for (uint32_t step = 0; step < 40; step++) {
@@ -278,7 +278,7 @@ Test(pretrain, samples_are_mixed_as_by_train)
     }
 }
 
-#define COMPARE                                                                                            \
+#define COMPARE                                                                                             \
     PYTHON "'import curves as c; rows = lambda factor, rate=1: {s: (factor * (3 if s <= 90 else 2), rate, " \
            "8) for s in range(10, 101, 10)}; sys = __import__(\"sys\")\n"
 
@@ -288,9 +288,10 @@ Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
     shell(COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"
                   "sys.exit(not c.compare(longer, rows(0.99), 2, None))'");
     cr_expect(status == 0 && says("steps: 110 in fdsl-bench, 100 in PyTorch, 100 in both\n"), "%s", out);
-    cr_expect(says("last tenth, 1 rows from step 100 on: mean loss 2.00000 in fdsl-bench, 1.98000 in PyTorch, "
-                   "ratio 1.01010\nwithin the bounds: 2 %\n"),
-              "%s", out);
+    cr_expect(
+        says("last tenth, 1 rows from step 100 on: mean loss 2.00000 in fdsl-bench, 1.98000 in PyTorch, "
+             "ratio 1.01010\nwithin the bounds: 2 %\n"),
+        "%s", out);
     static const char *const outside[] = {"rows(1.0), rows(0.98), 2, None", "rows(1.0), rows(0.99), 2, 1",
                                           "rows(float(\"nan\")), rows(1.0), 2, None",
                                           "rows(1.0), {**rows(1.0), 10: (float(\"nan\"), 1, 8)}, 2, 2"};
