@@ -11,7 +11,8 @@
 #
 # Environment (defaults in parentheses):
 #   KILLS (2)      number of kills
-#   EVERY (100)    steps between two checkpoints, and between two rows of --log
+#   EVERY (100)    steps between two checkpoints
+#   ROWS           steps between two rows of --log, a divisor of EVERY (default: EVERY)
 #   DEVICES        two GPUs, such as "0 1": run both trainings at the same time, the first on the first GPU. By default, the
 #                  second training follows the first, on the GPU that OPTIONS name
 #   FDSL_BENCH     the program (default: ./fdsl-bench of this project)
@@ -21,9 +22,11 @@ set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# > 1)) || { echo 'usage: scripts/check/resume.sh DIR OPTIONS...' >&2 && exit 2; }
 folder=$1 every=${EVERY:-100} kills=${KILLS:-2}
+rows=${ROWS:-$every}
+((rows > 0 && every % rows == 0)) || { echo "check/resume.sh: ROWS=$rows is not a divisor of EVERY=$every" >&2 && exit 2; }
 shift
 mkdir "$folder" || exit 2
-bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$every")
+bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
 
 fail() {
