@@ -59,7 +59,7 @@ killed() { # starts the second training, and kills it after a new checkpoint wit
     sleep "0.$(printf %03d $((RANDOM % 200)))"
     kill -KILL $pid 2>/dev/null || true
     wait $pid || status=$?
-    ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size (see $folder/parts.txt)"
+    ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
     echo "killed after $(basename "$(latest)")"
 }
 
