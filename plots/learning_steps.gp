@@ -1,5 +1,5 @@
-# Training loss vs. samples seen, one line without points per run, log y. Variables: series, series_style[], x_name, y_name, and
-# those of axes.gp. Blocks of data: one per run (samples, loss).
+# Training loss vs. samples seen, one line without points per run. Variables: series, series_style[], x_name, y_name, and those
+# of axes.gp. Blocks of data: one per run (samples, loss).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel x_name
