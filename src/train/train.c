@@ -438,16 +438,6 @@ static bool draws_other_bits(const struct parameters *parameters)
     return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
 }
 
-/* Rejects mixed samples in parts of a step, because the partner of a sample may belong to another part. */
-static enum status check_mixing(const struct parameters *parameters)
-{
-    return parameters->accumulate <= 1 || (parameters->mixup == 0 && parameters->cutmix == 0)
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--accumulate cannot divide steps of mixed samples; drop it, or drop "
-                            "--mixup and --cutmix");
-}
-
 /* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -457,7 +447,6 @@ static enum status check(const struct options *given, const struct parameters *p
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
-    TRY(check_mixing(parameters));
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     if (options_given(given, "verify") && draws_other_bits(parameters))
