@@ -213,12 +213,15 @@ static const struct trial trials[] = {
 
 #define RECIPE "recipe" /* the argument that selects the cases below */
 
-/* Clipping, the moving average, layer decay and steps in parts. The last step of an epoch is short. */
+/* Clipping, the moving average, layer decay, and steps in parts, also of mixed samples. The last step of an
+ * epoch is short. */
 static const struct trial recipes[] = {
     {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
     {"lenet", picture, 10, 65, 100, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {}, {}, 7},
     {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
     {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, {}, {}, 5},
+    {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both, {}, 3},
+    {"lenet", picture, 10, 65, 99, 20, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, cut, binary, 7},
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
     {"vit-micro",
      picture,
@@ -236,6 +239,8 @@ static const struct trial recipes[] = {
      {},
      7},
     {"vit64", {2, 1, 4, 252}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 4},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, both, {}, 3},
+    {"vit-micro", picture, 10, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, up, {}, 7},
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
 };
 

@@ -18,7 +18,8 @@ static void expect_refusal(int wanted, const char *options, const char *words)
 
 Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 {
-    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3"};
+    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3",
+                                        "--accumulate 7 --mixup 0.8 --cutmix 1"};
     for (size_t i = 0; i < COUNT_OF(extra); i++) {
         EXPECT(0,
                "$P --variant train-naive,train-omp " SYNTH "--interpolation bicubic --epochs 2 --verify "

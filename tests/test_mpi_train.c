@@ -51,8 +51,8 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
     }
 }
 
-/* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
- * its samples, and augments them. */
+/* The partner of a sample may belong to another rank, and to another part of the step. With live samples,
+ * each rank generates the partners of its samples, and augments them. */
 Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 {
 #define MIX                                                                              \
@@ -64,18 +64,27 @@ Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
     "0.5 --repeats 3 "
     static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live",
                                        CANVASES "--feed live", CANVASES "--feed stored --loss bce"};
+    static const struct {
+        int ranks;
+        const char *options;
+    } runs[] = {{1, ""},
+                {1, "--accumulate 3"},
+                {2, ""},
+                {2, "--accumulate 7"},
+                {3, "--balance 1:0:2"},
+                {3, "--balance 1:0:2 --accumulate 3"}};
     for (size_t i = 0; i < COUNT_OF(data); i++) {
         double one = 0;
-        for (int ranks = 1; ranks <= 3; ranks++) {
+        for (size_t j = 0; j < COUNT_OF(runs); j++) {
             char line[512];
-            snprintf(line, sizeof line, MIX "%s --verify --balance %s", data[i],
-                     ranks == 3 ? "1:0:2" : "equal");
+            const int ranks = runs[j].ranks;
+            snprintf(line, sizeof line, MIX "%s --verify %s", data[i], runs[j].options);
             run_well(ranks, line);
             const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
             const double loss = number(out, last, "test_loss");
-            one = ranks == 1 ? loss : one;
-            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", data[i], ranks,
-                      loss, one);
+            one = j == 0 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks, %s: %.9g instead of %.9g", data[i], ranks,
+                      runs[j].options, loss, one);
             cr_expect_str_eq(value(out, last, "wrong"), "0");
         }
     }
@@ -208,7 +217,7 @@ Test(mpi_train, recipes_resume_within_an_epoch)
     "--epochs 2 --threads 1 --format csv --optimizer adamw --clip-norm 0.5 --ema 0.9 --drop-path 0.2 "     \
     "--checkpoint-steps 3 --keep 9 --log-steps 2 "
     static const char *const cases[] = {"--accumulate 3 --layer-decay 0.8 ", "--mixup 0.8 --cutmix 1 ",
-                                        "--accumulate 2 --balance 3:1 "};
+                                        "--accumulate 2 --balance 3:1 --mixup 0.8 "};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char options[1024];
         shell("rm -rf k part other *.csv");
@@ -234,7 +243,8 @@ Test(mpi_train, recipes_resume_within_an_epoch)
     }
     read_text("rows.csv", out);
     double loss = number(out, count_of(out, "\n") - 1, "ema_test_loss");
-    run_well(3, RECIPE "--accumulate 3 --balance 1:1:1 --checkpoint other --log other.csv --resume");
+    run_well(3,
+             RECIPE "--accumulate 3 --mixup 0.8 --balance 1:1:1 --checkpoint other --log other.csv --resume");
     cr_expect_float_eq(number(out, count_of(out, "\n") - 1, "ema_test_loss"), loss, 1e-3 * loss, "%s", out);
 }
 

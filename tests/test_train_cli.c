@@ -212,21 +212,28 @@ Test(train_cli, columns_of_the_recipe_are_empty_without_it)
 }
 
 /* Live samples are generated for a whole step, and taken part by part. */
-Test(train_cli, parts_of_live_steps)
+static void take_parts_of_live_steps(const char *mixing)
 {
 #define PARTS                                                                                             \
     "--model lenet --data synth --res 32 --classes 5 --train-size 50 --test-size 10 --batch 20 --epochs " \
-    "2 --format csv "
-    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors");
-    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors");
+    "2 --format csv %s "
+    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors", mixing);
+    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors", mixing);
     EXPECT(0, "cmp naive.safetensors whole.safetensors");
 #ifdef _OPENMP
-    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors", mixing);
     cr_expect_str_eq(value(out, 2, "wrong"), "0");
     cr_expect_str_eq(value(out, 2, "accumulate"), "3");
-    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors",
+           mixing);
     EXPECT(0, "cmp live.safetensors stored.safetensors");
 #endif
+}
+
+Test(train_cli, parts_of_live_steps)
+{
+    take_parts_of_live_steps("");
+    take_parts_of_live_steps("--mixup 0.8 --cutmix 1");
 }
 
 Test(train_cli, refuses_options_of_transformers_elsewhere)

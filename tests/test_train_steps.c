@@ -263,7 +263,9 @@ Test(train_steps, recipes_resume_within_an_epoch)
         {"--mixup 0.8 --cutmix 1 --loss bce", false},
         {"--ema 0.9 --clip-norm 0.5 --accumulate 3 --drop-path 0.2 --layer-decay 0.8", true},
         {"--ema 0.9 --clip-norm 0.5 --drop-path 0.2 --mixup 0.8 --cutmix 1 --drop-last", true},
-        {"--ema 0.9 --accumulate 2 --clip-norm 0.5 --data synth --res 28 --classes 5 --feed live", true},
+        {"--accumulate 3 --mixup 0.8 --cutmix 1", false},
+        {"--ema 0.9 --accumulate 2 --clip-norm 0.5 --mixup 0.8 --data synth --res 28 --classes 5 --feed live",
+         true},
     };
     char whole[PATH_MAX], alone[PATH_MAX];
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

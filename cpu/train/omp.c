@@ -103,7 +103,8 @@ static void take_loss(struct net *net, uint32_t j)
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
     const float *logits = net_row(net, last, j);
-    const struct target target = train_target(train, &net->mix, net->numbers, net->count, j);
+    const struct target target =
+        train_target(train, &net->mix, net->step_numbers, net->step_count, net->fed + j);
     net->losses[j] = sample_loss(train, logits, &target, net->total, net_deltas(net, last, j));
     net->correct[j] = largest_logit(logits, train->model->classes) == target.label;
 }
@@ -224,6 +225,7 @@ static void choose_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t
     const struct share share = train_share(net->train, step), own = train_part(net->train, &share, part);
     net->fed = (uint32_t)(own.first - share.first);
     net->numbers = net->step_numbers + net->fed;
+    net->step_count = (uint32_t)share.count;
     net->count = (uint32_t)own.count;
     net->total = (uint32_t)own.total;
     net->adds = part > 0;

@@ -180,6 +180,7 @@ struct net {
     bool accumulates;      /* a step has several micro-batches or parts */
     bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
+    uint32_t step_count;   /* samples in step_numbers, without their partners */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
     struct mix mix;        /* of the current batch */
     enum status exchanged; /* status of the latest exchange of gradients */

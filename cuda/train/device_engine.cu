@@ -141,19 +141,18 @@ enum status device_engine_exchange_end(struct device_engine *engine)
 
 /* ---- Steps ---- */
 
-/* Makes a part of a step the current batch. `set` has the samples of the whole step, or all samples.
+/* Makes a part of a step the current batch. `set` has the samples of this rank in the step, or all samples.
  * `skipped`: samples of this rank before this part. */
 static enum status gather_part(struct device_engine *engine, const struct device_set *set, uint32_t epoch,
-                               uint32_t step, const struct share *part, size_t skipped)
+                               uint32_t step, const struct share *part, uint32_t skipped)
 {
-    const struct train *train = engine->train;
     const uint32_t count = (uint32_t)part->count;
-    struct device_set after = device_set_after(set, train->data, skipped);
+    struct device_set of = *set;
     RANGE(GATHER);
-    TRY(batch_draw(train, set, engine->batch, epoch, step, part, engine->stream));
-    TRY(device_augment_run(&engine->augment, epoch, engine->batch->numbers, train_generated(train, count),
-                           &after, engine->stream));
-    return engine->functions->gather(engine, &after, epoch, true, count);
+    of.held.skipped = skipped;
+    TRY(batch_draw(engine->train, &of, engine->batch, epoch, step, part, engine->stream));
+    TRY(device_augment_run(&engine->augment, epoch, engine->batch->numbers, count, &of, engine->stream));
+    return engine->functions->gather(engine, &of, epoch, true, count);
 }
 
 /* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
@@ -172,7 +171,7 @@ static enum status learn_parts(struct device_engine *engine, uint32_t epoch, uin
     for (uint32_t i = 0; i < parts; i++) {
         const struct share part = train_part(train, share, i);
         if (part.count > 0)
-            TRY(gather_part(engine, &set, epoch, step, &part, part.first - share->first));
+            TRY(gather_part(engine, &set, epoch, step, &part, (uint32_t)(part.first - share->first)));
         if (live && i == parts - 1)
             TRY(device_feed_release(&engine->feed, engine->stream));
         if (timed && i == 0)

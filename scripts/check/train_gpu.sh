@@ -81,6 +81,10 @@ if ((sanitize)); then
         check "$tool: an epoch of augmented and mixed samples" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
             --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
+        # shellcheck disable=SC2086  # several words on purpose
+        check "$tool: an epoch of augmented and mixed samples, in parts" compute-sanitizer --tool "$tool" "${exclude[@]}" \
+            --error-exitcode 9 "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 \
+            --train-size 20 --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 3
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -134,8 +138,11 @@ cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
 lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --accumulate 4 --clip-norm 1
 cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9
+cnn digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01 --accumulate 3
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce --accumulate 7
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --interpolation bicubic --repeats 3
 lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored $augmented --accumulate 3 --clip-norm 1
 lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented"
 [[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
@@ -150,8 +157,11 @@ vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
 vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9 --optimizer sgd --lr 0.01
 vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1
+vit-micro digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01 --accumulate 3
+vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce --accumulate 7
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --interpolation bicubic --repeats 3
 vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --accumulate 7
 vit-micro synth 16 100 --res 60 --out-res 32 --feed stored $augmented --accumulate 3 --clip-norm 1
 vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented"
 while read -r net data batch size extra; do
@@ -266,6 +276,8 @@ check "train-$engine with ${recipe[*]}, killed three times within an epoch" \
     killed_within_an_epoch "$engine-recipe" "train-$engine" "$small" "${recipe[@]}"
 check "train-$engine with mixed samples, killed three times within an epoch" \
     killed_within_an_epoch "$engine-mixed" "train-$engine" "$small" --mixup 0.8 --cutmix 1 --clip-norm 0.5 --ema 0.99
+check "train-$engine with mixed samples in parts, killed three times within an epoch" \
+    killed_within_an_epoch "$engine-mixed-parts" "train-$engine" "$small" --mixup 0.8 --cutmix 1 --accumulate 3
 synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
 same_images() { # name, options: compares a live run, a stored run, and a stored run that continues live
     local name=$work/$1
@@ -282,12 +294,12 @@ check 'mixed live and stored samples give the same weights' same_images mixes --
 # shellcheck disable=SC2086  # several words on purpose
 check 'augmented and mixed live and stored samples give the same weights' \
     same_images both --out-res 32 $augmented --repeats 2 --mixup 0.8 --cutmix 1
-same_in_parts() { # compares a live run and a stored run with several parts per step
-    "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
-        "${synth[@]}" 2 --accumulate 5 --feed stored --export "$work/stored-parts" &&
-        cmp "$work/live-parts" "$work/stored-parts"
-}
-check 'live and stored samples in several parts per step give the same weights' same_in_parts
+check 'live and stored samples in several parts per step give the same weights' same_images parts --accumulate 5
+check 'mixed live and stored samples in several parts per step give the same weights' \
+    same_images mixed-parts --accumulate 5 --mixup 0.8 --cutmix 1
+# shellcheck disable=SC2086  # several words on purpose
+check 'augmented and mixed live and stored samples in several parts per step give the same weights' \
+    same_images both-parts --out-res 32 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 5
 same_generators() { # compares images drawn on the host with images drawn on the GPU
     "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
         "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&

@@ -281,6 +281,13 @@ static inline uint32_t train_generated(const struct train *train, uint32_t count
     return train->ranks > 1 ? train_entries(train, count) : count;
 }
 
+/* Returns the number of samples that are augmented for the `count` samples of a part of a step, if each part
+ * is augmented alone. The partners of a part may belong to another part, so they are augmented as well. */
+static inline uint32_t train_part_augmented(const struct train *train, uint32_t count)
+{
+    return train_parts(train) > 1 ? train_entries(train, count) : train_generated(train, count);
+}
+
 /* Returns the index in the step of entry `j` of the list of a rank's samples. */
 FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
 {
@@ -302,7 +309,8 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
-/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. */
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. Their partners are listed
+ * after them, so `numbers` has all samples of this rank, also where a step has several parts. */
 static inline struct target train_target(const struct train *train, const struct mix *mix,
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {

@@ -26,16 +26,6 @@ static enum status check_outputs(const struct train_parameters *parameters, cons
                                                           : STATUS_OK;
 }
 
-/* Rejects mixed samples in parts of a step, because the partner of a sample may belong to another part. */
-static enum status check_mixing(const struct train_parameters *parameters)
-{
-    return parameters->accumulate <= 1 || (parameters->mixup == 0 && parameters->cutmix == 0)
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--accumulate cannot divide steps of mixed samples; drop it, or drop "
-                            "--mixup and --cutmix");
-}
-
 /* Rejects options that do not apply. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
@@ -44,7 +34,6 @@ static enum status check_given(const struct options *given, const struct train_p
         if (needed && options_given(given, option))
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", option, needed, option);
     }
-    TRY(check_mixing(parameters));
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     if (options_given(given, "verify") && train_draws_other_bits(parameters))
