@@ -343,6 +343,40 @@ static void compare_in_parts(struct net *net, const struct engine *engine, uint3
     }
 }
 
+/* Compares the places of a part's entries, in an array of the samples of a rank, with the indices of these
+ * samples in the step. */
+static void compare_places(const struct share *share, const struct share *part, bool partners)
+{
+    const struct train_held held = {true, partners, (uint32_t)share->count,
+                                    (uint32_t)(part->first - share->first)};
+    const uint32_t count = (uint32_t)part->count;
+    for (uint32_t j = 0; j < 2 * count; j++) {
+        const uint32_t at = train_held_at(&held, count, j);
+        cr_assert(at < (partners ? 2 : 1) * held.count);
+        cr_expect_eq(train_entry(share, at), train_entry(part, j));
+        cr_expect(j < count || train_entry(part, j) == share->total - 1 - train_entry(part, j - count));
+    }
+}
+
+/* Engines on a GPU generate the samples of a rank's share of a step, and find those of a part among them. */
+Test(train_mix, parts_find_their_partners_in_the_share)
+{
+    for (uint64_t total = 1; total < 20; total++)
+        for (uint32_t ranks = 1; ranks <= 3; ranks++)
+            for (uint32_t rank = 0; rank < ranks; rank++)
+                for (uint32_t parts = 1; parts < 9; parts++) {
+                    const struct train train = {.accumulate = parts};
+                    const struct partition partition = {.rank = rank, .ranks = ranks, .strong = true};
+                    const struct share share = partition_share(&partition, total);
+                    for (uint32_t i = 0; i < parts; i++) {
+                        const struct share part = train_part(&train, &share, i);
+                        compare_places(&share, &part, true);
+                        if (ranks == 1)
+                            compare_places(&share, &part, false);
+                    }
+                }
+}
+
 /* Augmented copies, and a short last step. The partner of a sample may be in another part, on another rank,
  * or both. A rank may have fewer samples than parts, or none. */
 Test(train_mix, parts_mix_the_samples_of_the_whole_step, .timeout = 120)

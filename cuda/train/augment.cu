@@ -65,7 +65,7 @@ static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32
 /* Block (entry, band, channel of the canvas). `count`: samples of the batch, without their partners. */
 static __global__ void __launch_bounds__(BLOCK)
     resize_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
-                  const __grid_constant__ struct device_held held, uint32_t count, const uint32_t *numbers)
+                  const __grid_constant__ struct train_held held, uint32_t count, const uint32_t *numbers)
 {
     extern __shared__ uint8_t middle[]; /* rows of the canvas, resized along x */
     const struct shape &canvas = augment.plan.canvas, &shape = augment.plan.shape;
@@ -77,7 +77,7 @@ static __global__ void __launch_bounds__(BLOCK)
     const int16_t *across_weights = augment.weights + entry * augment.taps;
     const int16_t *down_weights = across_weights + (size_t)width * augment.taps;
     const uint32_t first = down[begin].first, rows = down[end - 1].first + down[end - 1].count - first;
-    const size_t sample = held.alone ? held_at(held, count, j) : numbers[j] % augment.plan.samples;
+    const size_t sample = held.alone ? train_held_at(&held, count, j) : numbers[j] % augment.plan.samples;
     const size_t plane = (size_t)canvas.height * canvas.width;
     const uint8_t *from = stored + (sample * canvas.channels + blockIdx.z) * plane +
                           (size_t)(part.box.top + first) * canvas.width + part.box.left;

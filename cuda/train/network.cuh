@@ -164,19 +164,11 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Samples ---- */
 
-/* The samples whose values device_set.values has. If `alone` is false, it has the whole set. Otherwise it has
- * `count` samples of a step, in the order of the step; with `partners`, their partners follow. The current
- * batch begins at sample `skipped` of them. */
-struct device_held {
-    bool alone, partners;
-    uint32_t count, skipped;
-};
-
 /* A data set in device memory. `labels` always covers the whole set. */
 struct device_set {
     const void *values;
     const uint32_t *labels;
-    struct device_held held;
+    struct train_held held; /* of `values` */
 };
 
 /* Copies the sets that the engine needs to device memory: not the training set for inference, no live
@@ -196,20 +188,12 @@ struct device_batch {
 enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
                                   struct allocations *allocations);
 
-/* Returns where the values of a set with held.alone have entry `j` of a batch of `count` samples. Values
- * without separate partners are those of all samples of the step, so the partner is at the mirrored index. */
-static __device__ __forceinline__ uint32_t held_at(const struct device_held &held, uint32_t count, uint32_t j)
-{
-    const uint32_t at = held.skipped + (j < count ? j : j - count);
-    return j < count ? at : held.partners ? held.count + at : held.count - 1 - at;
-}
-
 /* Returns where device_set.values has entry `j` of a batch of `count` samples. */
-static __device__ __forceinline__ uint32_t stored_at(const struct device_held &held,
+static __device__ __forceinline__ uint32_t stored_at(const struct train_held &held,
                                                      const struct device_batch &batch, uint32_t count,
                                                      uint32_t j)
 {
-    return held.alone ? held_at(held, count, j) : batch.numbers[j];
+    return held.alone ? train_held_at(&held, count, j) : batch.numbers[j];
 }
 
 /* Chooses the samples of a part of a step, their partners, their moves, and how they are mixed. The results

@@ -110,7 +110,7 @@ struct gather_plan {
     uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    struct device_held held;
+    struct train_held held;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 

@@ -295,6 +295,22 @@ FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
                                        : share->total - 1 - (share->first + j - share->count));
 }
 
+/* Which samples an array of values has. If `alone` is false, it has a whole set. Otherwise it has `count`
+ * samples of a step, in the order of the step; with `partners`, their partners follow. The current part of
+ * the step begins at sample `skipped` of them. */
+struct train_held {
+    bool alone, partners;
+    uint32_t count, skipped;
+};
+
+/* Returns the index in such an array, with held->alone, of entry `j` of the list of a part's `count` samples.
+ * An array without separate partners has all samples of the step, so a partner is at the mirrored index. */
+FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
+{
+    const uint32_t at = held->skipped + (j < count ? j : j - count);
+    return j < count ? at : held->partners ? held->count + at : held->count - 1 - at;
+}
+
 /* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
  * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the count of the
  * samples. */
@@ -309,8 +325,8 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
-/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. Their partners are listed
- * after them, so `numbers` has all samples of this rank, also where a step has several parts. */
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. Their partners are
+ * listed after them, so `numbers` has all samples of this rank, also where a step has several parts. */
 static inline struct target train_target(const struct train *train, const struct mix *mix,
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {

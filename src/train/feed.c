@@ -107,8 +107,8 @@ void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch,
     gather_alone(feed, epoch, numbers[j], j, values);
     if (mix->share >= 1)
         return;
-    const uint32_t at = train->ranks > 1 ? count + j : count - 1 - j; /* see train_generated() */
-    gather_alone(feed, epoch, numbers[count + j], at, partner);
+    const struct train_held held = {true, train_generated(train, 1) > 1, count, 0};
+    gather_alone(feed, epoch, numbers[count + j], train_held_at(&held, count, count + j), partner);
     mix_samples(mix, &train->data->shape, partner, values);
 }
 

@@ -16,7 +16,7 @@ struct patch_plan {
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
     size_t sample_bytes;
-    struct device_held held;
+    struct train_held held;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
