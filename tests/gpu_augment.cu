@@ -229,8 +229,8 @@ static bool same_labels(const struct host_part *part, const uint32_t *labels)
     bool same = true;
     must(cudaMemcpy(mine, labels, entries * sizeof *mine, cudaMemcpyDeviceToHost));
     for (uint32_t j = 0; j < entries; j++)
-        same &= mine[j] ==
-                data->sets[DATA_TRAIN].labels[train_original(data, part->numbers[entry_of(part, j)])];
+        same &=
+            mine[j] == data->sets[DATA_TRAIN].labels[train_original(data, part->numbers[entry_of(part, j)])];
     free(mine);
     return same;
 }
