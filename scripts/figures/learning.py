@@ -119,6 +119,7 @@ def steps(measured):
         raise Missing(LOG_COMMAND)
     runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
     plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
+    free = {}  # slots of variants that have none of their own
     words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
     def label_of(key):
         """Returns the variant, and what differs between its runs."""
@@ -126,7 +127,7 @@ def steps(measured):
         differs = [i for i in words if len({other[i] for other in runs_of}) > 1]
         return ", ".join([key[0]] + [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs])
     for key, rows in sorted(shown, key=lambda run: run[0]):
-        slot = SLOTS.get(key[0], NO_SLOT)
+        slot = SLOTS.get(key[0]) or free.setdefault(key[0], 1 + (4 + len(free)) % (NO_SLOT - 1))
         style = 10 * (1 + used[slot] % DASHES) + slot
         used[slot] += 1
         plot.add_series(style, label_of(key), [(row["samples_seen"], row["loss"]) for row in rows])
