@@ -177,14 +177,14 @@ static void run_part(const struct host_part *part, struct on_device *device, str
     must(batch_gather(train->data, set, &device->batch, part->count, device->values, nullptr));
 }
 
-/* Returns the entry of part->numbers that is entry `j` of the part's list. */
+/* Returns the index in part->numbers of entry `j` of the part's list. */
 static uint32_t entry_of(const struct host_part *part, uint32_t j)
 {
     return part->skipped + (j < part->count ? j : part->own + j - part->count);
 }
 
-/* Compares the images of a part, also those of partners that are computed separately. The host has the
- * partners of one rank among the samples themselves. */
+/* Compares the images of a part, and those of partners that the device computes separately. With one rank,
+ * the host does not compute partners separately: they are among the samples. */
 static bool same_images(const struct host_part *part, const struct device_set *set)
 {
     const struct train *train = part->feed->train;
@@ -296,7 +296,7 @@ static void compare_batches(const struct trial *trial)
 
 /* ---- Times ---- */
 
-/* Prints the time per image of each kernel's part of a step, without the gather. */
+/* Prints the time per image of the draws and the augmentation of a step, without the gather. */
 static void measure(const char *what, const struct trial *trial)
 {
     struct data data;

@@ -89,7 +89,7 @@ Test(augment_batches, partners_are_the_augmented_samples_at_the_mirrored_index)
     }
 }
 
-/* Three ranks have one copy of each sample. The last step has two samples, so both are different. */
+/* A step has 2 samples with 3 copies each. The last step has room for two copies of one sample. */
 Test(augment_batches, a_step_has_copies_of_its_samples)
 {
     struct net net;

@@ -47,7 +47,7 @@ Test(train_mix, shares_of_alpha_1_are_uniform)
         counts[(uint32_t)(mix_beta(1, 3, 0, step) * BINS)]++;
     for (int i = 0; i < BINS; i++)
         cr_expect(abs((int)counts[i] - COUNT / BINS) < 5 * 31, "bin %d: %u", i,
-                  counts[i]); /* 31: deviation */
+                  counts[i]); /* 31: standard deviation of a count */
 }
 
 Test(train_mix, shares_of_extreme_alphas_are_finite)
@@ -343,8 +343,8 @@ static void compare_in_parts(struct net *net, const struct engine *engine, uint3
     }
 }
 
-/* Compares the places of a part's entries, in an array of the samples of a rank, with the indices of these
- * samples in the step. */
+/* Checks that train_held_at() finds each entry of a part among the samples of a rank, and that partners are
+ * at mirrored indices. */
 static void compare_places(const struct share *share, const struct share *part, bool partners)
 {
     const struct train_held held = {true, partners, (uint32_t)share->count,

@@ -23,7 +23,7 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define ROWS  "--log-steps 4 --test-steps 9 "
 #define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
 
-/* Expects that row `row` of the log follows `step` steps, the latest in epoch `epoch`, and whether it has the
+/* Compares the steps, the epoch and the samples in row `row` of the log. Also checks whether the row has the
  * results of a test. */
 static void expect_row(size_t row, double step, double epoch, double samples, bool tested)
 {

@@ -39,8 +39,8 @@ static __global__ void weights_kernel(const __grid_constant__ struct device_augm
 
 /* ---- Resizing ---- */
 
-/* Resizes RESIZE_ROWS adjacent rows of the canvas at column x. `rows` points to the first row of the part;
- * the thread computes those from `begin` on that are below `end`. */
+/* Computes one output column of RESIZE_ROWS adjacent rows of the canvas: row `begin` and the rows after it,
+ * but none from `end` on. `rows` points to the first input of this column in row 0. */
 static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32_t pitch, uint32_t begin,
                                                      uint32_t end, const int16_t *weights, uint32_t count,
                                                      uint32_t bits, uint32_t width, uint8_t *out)
@@ -141,7 +141,7 @@ static __device__ void count_values(const struct shape &shape, const uint8_t *im
     __syncthreads();
 }
 
-/* Computes the tables: a warp per channel, and LANE_LEVELS entries per lane. */
+/* Computes the tables, with one warp per channel and LANE_LEVELS entries per lane. */
 static __device__ void make_tables(const struct shape &shape, enum augment_operation operation,
                                    const struct augment_numbers *numbers, struct change_shared *shared)
 {
@@ -238,8 +238,8 @@ static __device__ void change(const struct shape &shape, enum augment_operation 
     __syncthreads();
 }
 
-/* A block per image. The images are in augment.images before the first operation, and change the buffer with
- * each operation. */
+/* One block per image. The images are in augment.images before the first operation. Each operation writes its
+ * result to the other of the two buffers. */
 static __global__ void __launch_bounds__(CHANGE_BLOCK)
     change_kernel(const __grid_constant__ struct device_augment augment, uint32_t epoch,
                   const uint32_t *numbers)

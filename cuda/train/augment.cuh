@@ -34,8 +34,8 @@ enum status device_augment_open(const struct train *train, struct allocations *a
                                 struct device_augment *augment);
 
 /* Computes the images of the `count` samples of a batch and, with augment->partners, of their partners, from
- * set->values. The numbers of these samples are in device memory. Then makes `set` the set of these images
- * alone. Does nothing where nothing is computed. */
+ * set->values. The numbers of these samples are in device memory. Then sets `set` to these images. Does
+ * nothing if augment->images is NULL. */
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
                                uint32_t count, struct device_set *set, cudaStream_t stream);
 

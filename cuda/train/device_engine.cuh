@@ -1,6 +1,6 @@
-/* What the engines have in common that run a step in parts: those of engine.cuh, and vit/engine.cu. The state
- * of such an engine derives from struct device_engine. The `void *state` of its struct engine points to a
- * struct device_engine. */
+/* Shared by the engines that run a step in parts: those of engine.cuh, and vit/engine.cu. The state of such
+ * an engine derives from struct device_engine. The `void *state` of its struct engine points to a struct
+ * device_engine. */
 #ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 
@@ -25,9 +25,10 @@ struct device_engine_functions {
      * also exchanges the gradients. */
     enum status (*learn_part)(struct device_engine *engine, uint32_t epoch, uint32_t step,
                               const struct share *part, uint32_t index);
-    /* Updates the parameters. `number`: of the step, over all epochs. */
+    /* Updates the parameters. `number` is the number of the step, counted over all epochs. */
     enum status (*update)(struct device_engine *engine, uint64_t number);
-    /* Sets `*logits` to where the logits of `count` samples will be in device memory. */
+    /* Enqueues the forward pass of the `count` samples in engine->batch. Sets `*logits` to the address of
+     * their logits in device memory. */
     enum status (*infer)(struct device_engine *engine, uint32_t count, const float **logits);
 };
 
@@ -88,16 +89,17 @@ enum status device_engine_open_data(struct device_engine *engine);
 enum status device_engine_open_learning(struct device_engine *engine);
 
 /* Makes the device current and waits for it. The engine then releases its own resources, and calls
- * device_engine_close(), which does not free the state. Both ignore errors: nothing can be done about them,
- * and nothing depends on them. */
+ * device_engine_close(), which does not free the state. Both functions ignore errors, because nothing depends
+ * on them. */
 void device_engine_stop(struct device_engine *engine);
 void device_engine_close(struct device_engine *engine);
 
 /* ---- Steps ---- */
 
-/* Passes the final gradients of layers `first` to `end_layer` - 1 to the exchange, as far as they are large
- * enough for a part, or layer 0 is among them. The arena stores the layers in order, and the backward pass
- * begins with the last layer. `*end` is the begin of the gradients that were passed before. */
+/* Call when the gradients of layers `first` to `end_layer` - 1 are final. Passes them to the exchange in
+ * parts. Gradients that are too few for a part wait for a later call; layer 0 completes the last part. The
+ * arena stores the layers in order, and the backward pass begins with the last layer. `*end` is the offset of
+ * the gradients that were passed before. */
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
                                    size_t *end);
 enum status device_engine_exchange_end(struct device_engine *engine);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that a training which is killed and resumed ends in the same bits as a training in one go.
+# Checks that a training which is killed and resumed ends with the same bits as an uninterrupted training.
 #
 #   scripts/check/resume.sh DIR OPTIONS...
 #   scripts/check/resume.sh /tmp/resume --variant train-vit --model vit-tiny --recipe paper --train-size 153600 \
@@ -7,7 +7,8 @@
 #
 # OPTIONS are those of fdsl-bench for one training, without --checkpoint, --checkpoint-steps, --resume, --log and --export.
 # DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
-# resumed. Then the exported weights must be the same bytes, and the rows of --log must have the same losses, none of them NaN.
+# resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
+# learning rates, all of them finite.
 #
 # Environment (defaults in parentheses):
 #   KILLS (2)      number of kills
@@ -17,7 +18,7 @@
 #                  second training follows the first, on the GPU that OPTIONS name
 #   FDSL_BENCH     the program (default: ./fdsl-bench of this project)
 #
-# Exit status: 0 the same, 1 different or a failure, 2 usage.
+# Exit status: 0 if the results are the same, 1 if they differ or a training fails, 2 for wrong usage.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# > 1)) || { echo 'usage: scripts/check/resume.sh DIR OPTIONS...' >&2 && exit 2; }
@@ -73,11 +74,11 @@ if [[ $second ]]; then
     of_whole=$!
     trap 'kill $of_whole 2>/dev/null || true' EXIT
 else
-    whole || fail "the training in one go failed; see $folder/whole.txt"
+    whole || fail "the uninterrupted training failed; see $folder/whole.txt"
 fi
 while ((kills-- > 0)); do killed; done
 parts --export "$folder/parts.safetensors" || fail "the resumed training failed; see $folder/parts.txt"
-[[ ! $second ]] || wait "$of_whole" || fail "the training in one go failed; see $folder/whole.txt"
+[[ ! $second ]] || wait "$of_whole" || fail "the uninterrupted training failed; see $folder/whole.txt"
 cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
 diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
 ! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'

@@ -184,8 +184,9 @@ cudnn() {
         check "cuDNN: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
             --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
-    # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size. The
-    # fastest algorithm may round more than others, and Adam amplifies rounding, so the optimizer is SGD.
+    # --verify repeats each epoch, which has a short batch, and requires the same bits. They are the same because a layer
+    # measures only once per batch size. The fastest algorithm may round more than others, and Adam amplifies rounding, so
+    # the optimizer is SGD.
     while read -r net data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN, measured: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
@@ -213,7 +214,7 @@ same_weights() { # compares two runs of three epochs, and a run that stops after
 check 'the same seed gives the same weights, resumed or not' same_weights
 recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3)
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
-same_recipe() { # as same_weights(), with clipping, an average and parts; the export has the average
+same_recipe() { # compares runs as same_weights() does, with clipping, an average and parts; exports have the average
     "${train[@]}" 3 "${recipe[@]}" --export "$work/r-one" && "${train[@]}" 3 "${recipe[@]}" --export "$work/r-two" &&
         "${train[@]}" 1 "${recipe[@]}" --checkpoint "$work/r-part" &&
         "${train[@]}" 3 "${recipe[@]}" --checkpoint "$work/r-part" --resume --export "$work/r-three" &&
@@ -246,7 +247,7 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
-killed_within_an_epoch() { # name, variant, model, options: stops within epochs, and kills after checkpoints there, change no bits
+killed_within_an_epoch() { # name, variant, model, options: checks that stops and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" --data digits --train-size 5000 --test-size 100 --batch 16 --shift 2
         --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
     local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status

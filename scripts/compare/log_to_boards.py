@@ -66,7 +66,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run at a time: wandb.init() of the next run ends the previous one."""
+    """Writes one run at a time, because wandb.init() of the next run ends the previous one."""
 
     def __init__(self, project):
         try:

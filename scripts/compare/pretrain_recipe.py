@@ -191,7 +191,7 @@ class Recipe:
 
     @staticmethod
     def draw_mix(draw, height, width, mixup, cutmix):
-        """Returns the same as mix_of(). As in timm, half of each side of a rectangle is rounded down."""
+        """Draws a result of the form of mix_of(). As in timm, half of each side of a rectangle is rounded down."""
         if draw.choice([way for way, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]) == "mixup":
             return draw.betavariate(mixup, mixup), None
         side, box = math.sqrt(1 - draw.betavariate(cutmix, cutmix)), []

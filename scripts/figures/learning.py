@@ -119,7 +119,7 @@ def steps(measured):
         raise Missing(LOG_COMMAND)
     runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
     plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
-    free = {}  # slots of variants that have none of their own
+    free = {}  # slots of variants that are not in SLOTS
     words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
     def label_of(key):
         """Returns the variant, and what differs between its runs."""

@@ -59,8 +59,8 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* common options, then the workload's */
     size_t table_count;
-    /* Names and texts of options in turn, NULL-terminated, which replace the defaults of these options. The
-     * text of a flag, which becomes true, is "yes". NULL: none. */
+    /* New defaults: pairs of an option's name and the text of its value, NULL-terminated. A flag can only get
+     * the text "yes". NULL: none. */
     const char *const *defaults;
     const struct config *config; /* the --config file: its options come first in argv, later options override
                                     them. NULL: no file */

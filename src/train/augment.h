@@ -56,7 +56,7 @@ struct augment_numbers {
 
 struct augment_plan {
     uint64_t seed;
-    uint32_t samples; /* of the training set; sample numbers beyond it are copies (train_sample_at()) */
+    uint32_t samples; /* of the training set; sample numbers from here on are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
     uint32_t operations;                                   /* per sample */
@@ -140,8 +140,8 @@ struct augment_channel {
     float mean;           /* contrast: mean gray of the image */
 };
 
-/* Pixels per output level of equalize, as Pillow has it. `most_count` says how often the largest value
- * occurs. */
+/* Returns the pixels per output level of equalize, as in Pillow. `most_count` is the number of pixels with
+ * the largest value. */
 FDSL_HD uint32_t augment_equalize_step(uint32_t pixels, uint32_t most_count)
 {
     return (pixels - most_count) / 255;

@@ -227,9 +227,8 @@ struct train_pick {
     uint32_t distinct; /* different samples of the step */
 };
 
-/* Returns the number of the sample at index `j` of the step, counted over all ranks. The indices of the first
- * copies come before those of the second copies, so ranks have different copies of a sample where they
- * divide the copies. */
+/* Returns the number of the sample at index `j` of the step, counted over all ranks. The first copies of all
+ * samples come before the second copies. With as many ranks as copies, each rank has one copy of a sample. */
 FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
 {
     const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;
@@ -266,16 +265,16 @@ static inline struct mix train_mix(const struct train *train, uint32_t epoch, ui
                               : none;
 }
 
-/* Returns the number of entries of the list of `count` samples of this rank. The list has the samples and, if
- * they are mixed, their partners: entry count + i is the partner of entry i. */
+/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed, their
+ * partners follow in the list: entry count + i is the partner of entry i. */
 static inline uint32_t train_entries(const struct train *train, uint32_t count)
 {
     return train_mixes(train) ? 2 * count : count;
 }
 
 /* Returns the number of samples that are generated (DATA_LIVE) or augmented (augment_computes()) for `count`
- * samples of this rank. A rank that trains alone has the partners among its own samples. Other ranks compute
- * the partners as well. */
+ * samples of this rank. With one rank, the partners are among these samples. With several ranks, each rank
+ * also computes the partners. */
 static inline uint32_t train_generated(const struct train *train, uint32_t count)
 {
     return train->ranks > 1 ? train_entries(train, count) : count;
@@ -295,16 +294,16 @@ FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
                                        : share->total - 1 - (share->first + j - share->count));
 }
 
-/* Which samples an array of values has. If `alone` is false, it has a whole set. Otherwise it has `count`
- * samples of a step, in the order of the step; with `partners`, their partners follow. The current part of
- * the step begins at sample `skipped` of them. */
+/* Describes the samples in an array of values. If `alone` is false, the array has a whole set. Otherwise it
+ * has `count` samples of a step, in the order of the step, followed by their partners if `partners` is true.
+ * The current part of the step begins at sample `skipped` of the array. */
 struct train_held {
     bool alone, partners;
     uint32_t count, skipped;
 };
 
-/* Returns the index in such an array, with held->alone, of entry `j` of the list of a part's `count` samples.
- * An array without separate partners has all samples of the step, so a partner is at the mirrored index. */
+/* Returns the index in such an array of entry `j` of the list of a part's `count` samples; held->alone must
+ * be true. An array without `partners` has all samples of the step, so a partner is at the mirrored index. */
 FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
 {
     const uint32_t at = held->skipped + (j < count ? j : j - count);
@@ -312,8 +311,8 @@ FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, ui
 }
 
 /* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
- * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the count of the
- * samples. */
+ * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the number of
+ * samples, without the partners. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {

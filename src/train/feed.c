@@ -51,7 +51,7 @@ void feed_close(struct feed *feed)
     *feed = (struct feed){0};
 }
 
-/* `count` includes the partners that train_generated() adds. The same holds for compute_images(). */
+/* Generates `count` samples, which include the partners that train_generated() adds. */
 static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     const struct data *data = feed->train->data;
@@ -65,7 +65,8 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
     return status;
 }
 
-/* Threads take samples in any order; each image depends only on its number. */
+/* Computes the images of `count` samples, which include the partners that train_generated() adds. Threads
+ * take samples in any order; each image depends only on its number. */
 static void compute_images(const struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     RANGE(GATHER);

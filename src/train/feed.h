@@ -27,8 +27,8 @@ FDSL_C_BEGIN
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step differ from stored ones. Then feed_step() must be called between two
- * steps. */
+/* Returns whether the samples of a step differ from stored ones. If so, feed_step() must be called before
+ * each step. */
 static inline bool feed_computes(const struct feed *feed)
 {
     return feed->generator || feed->images;

@@ -290,7 +290,7 @@ static uint64_t smallest_batch(const struct train_parameters *parameters, const 
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
-/* Leaves in `parameters` what the rows show: the batch of this rank. */
+/* Sets the batch in `parameters` to that of this rank, which the rows show. */
 enum status train_open(const struct options *given, void *parameters_, const struct partition *partition,
                        void **input)
 {

@@ -412,8 +412,9 @@ static bool is_due(uint32_t every, uint64_t step)
     return every > 0 && step % every == 0;
 }
 
-/* Tests the network, appends a row, and writes a checkpoint, each if it is due after `step` steps. Every stop
- * appends a row, so that a resumed run begins with a new row as an unbroken run does. */
+/* Appends a row about the steps since the previous stop. First tests the network, and then writes a
+ * checkpoint, if these are due after `step` steps. A checkpoint always ends a row, so that a resumed run has
+ * the same rows as an uninterrupted run. */
 static enum status stop(struct trainer *trainer, uint64_t step)
 {
     const struct train_job *job = trainer->job;

@@ -71,8 +71,8 @@ static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *ti
         add_scores<DEPTH>(scores + group / 8, tiles->queries, tiles->keys, at + group);
 }
 
-/* Adds the weighted values of the tile from `at` on, whose scores are `now`. Before, starts the products of
- * the next tile, so that tensor cores work while other units compute exponentials. */
+/* Adds the values of the tile that begins at key `at`, weighted by its scores `now`. First starts the
+ * products of the next tile, so that tensor cores work while other units compute exponentials. */
 template <int DEPTH>
 static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tiles, uint32_t at,
                                                  struct softmax *softmax, float now[TILE / 8][4],

@@ -16,7 +16,7 @@
  * instead of 5. No kernel needs atomic additions, so the bits are always the same. */
 #include "train/vit/attention_parts.cuh"
 
-#define WHOLE 208 /* maximum number of tokens of a head that one block passes back */
+#define WHOLE 208 /* maximum number of tokens of a head whose gradients one block computes */
 
 /* The gradients of one head's outputs, and the saved results of its forward pass. */
 struct head_deltas {
@@ -45,8 +45,9 @@ static __device__ __forceinline__ void row_products(const struct head_deltas *he
     }
 }
 
-/* What a block has in shared memory: two of queries, keys, values and gradients of outputs, and for each
- * query the logarithm and the product outputs . deltas. */
+/* Arrays of a block in shared memory. `one` and `other` have the two matrices that a kernel reads: of
+ * queries, keys, values and gradients of outputs. For each query, `logs` has the logarithm and `dots` the
+ * product outputs . deltas. */
 template <int DEPTH> struct room {
     struct line<DEPTH> *one, *other;
     float *logs, *dots;
@@ -116,8 +117,8 @@ static __device__ __forceinline__ void load_lines(const struct head_deltas *of, 
     }
 }
 
-/* Keeps ds of 16 keys, from `first` on, and 16 queries, from `group` on, in shared memory: rows of keys,
- * which KEPT_APART values separate. Keys after the last have zeros. */
+/* Stores ds of 16 keys, from `first` on, and 16 queries, from `group` on, in shared memory. A key has one
+ * row; the distance between rows is KEPT_APART values. Keys after the last get zeros. */
 #define KEPT_APART (WHOLE + 8)
 static __device__ __forceinline__ void keep(const uint32_t left[4], uint32_t first, uint32_t group,
                                             uint32_t tokens, bf16 *kept)

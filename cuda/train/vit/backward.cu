@@ -17,15 +17,15 @@ static enum status linear_backward(struct vit *vit, const struct layer *layer, u
                      : STATUS_OK;
 }
 
-/* The gradients of the outputs of a branch with these factors. */
+/* Returns the gradients of a branch's outputs. `factors` are those of its stochastic depth, or NULL. */
 static bf16 *branch_deltas(const struct vit *vit, const float *factors)
 {
     return factors ? vit->branch_deltas : vit->deltas;
 }
 
-/* Backward pass of a normalisation and of the sum before it. `before` is the last layer of the branch before
- * it, or NULL. Adds the gradient of the normalisation's input to vit->deltas, unless this is the last
- * normalisation, which sets vit->deltas. */
+/* Computes the gradients of a normalisation and of the sum before it. `before` is the last layer of the
+ * branch before it, or NULL. Adds the gradient of the normalisation's input to vit->deltas, unless this is
+ * the last normalisation, which sets vit->deltas. */
 static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, const struct layer *layer,
                                  const struct layer *before)
 {
@@ -39,7 +39,7 @@ static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, c
     return vit_add_norm_backward(norm, &deltas, vit->partial, vit->stream);
 }
 
-/* The two linear layers. */
+/* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
 static enum status hidden_backward(struct vit *vit, const struct block *block, uint32_t rows)
 {
     const struct saved *saved = &block->saved;
@@ -81,7 +81,7 @@ static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
     return norm_backward(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr);
 }
 
-/* The last normalisation and the head. */
+/* Backward pass of the last normalisation and the head. */
 static enum status head_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_norm norm = vit_last_norm_of(vit, count, true);
@@ -91,7 +91,7 @@ static enum status head_backward(struct vit *vit, uint32_t count)
     return norm_backward(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2);
 }
 
-/* The first two layers. */
+/* Backward pass of the first two layers: the patches and the tokens. */
 static enum status patches_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_rows shape = rows_of(vit, count);

@@ -32,8 +32,8 @@ static void graphs_close(struct graphs *graphs)
     *graphs = {};
 }
 
-/* Returns the graphs for `count` samples, after capturing them if necessary. If all places are taken,
- * replaces the graphs in the last one. */
+/* Returns the graphs for `count` samples, and captures them if they do not exist. If all entries are in use,
+ * replaces the last one. */
 static enum status graphs_for(struct vit *vit, uint32_t count, struct graphs **into)
 {
     struct graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
@@ -104,7 +104,7 @@ static enum status compute_part(struct vit *vit, uint64_t number, const struct s
 static enum status add_part(struct vit *vit, uint64_t number, const struct share *part, bool first)
 {
     const size_t values = vit->train->model->arena_values, bytes = values * sizeof *vit->gradients;
-    if (part->count == 0) { /* then it is the first */
+    if (part->count == 0) { /* only part 0 can be empty here */
         CUDA_TRY(cudaMemsetAsync(vit->gradients, 0, bytes, vit->stream));
         return STATUS_OK;
     }

@@ -21,7 +21,8 @@ static bool is_block(const struct layer *layer)
     return layer[5].spec.back == 6 && layer[11].spec.back == 6;
 }
 
-/* Returns whether the model is: patches, tokens, blocks, the first token, norm, head. */
+/* Returns whether the layers are those of a vision transformer: patches, tokens, blocks, selection of the
+ * first token, norm, head. */
 static bool is_vit(const struct model *model)
 {
     const struct layer *layers = model->layers;
@@ -36,7 +37,7 @@ static bool is_vit(const struct model *model)
     return true;
 }
 
-/* Whether the kernels support these sizes: they read 8 values at a time. */
+/* Returns whether the kernels, which read 8 values at a time, support the sizes of the model. */
 static bool has_sizes(const struct model *model)
 {
     const struct layer *patches = &model->layers[0], *attention = &model->layers[4];
@@ -118,7 +119,7 @@ static enum status open_paths(struct vit *vit)
                                                 vit->path_count * sizeof *paths, vit->stream);
 }
 
-/* Writes how to update the parameters: an entry per VIT_GROUP_VALUES values, because tensors begin at
+/* Sets vit->groups. Each entry is for VIT_GROUP_VALUES parameters of one tensor, because tensors begin at
  * multiples of this number. */
 static enum status open_groups(struct vit *vit)
 {

@@ -9,7 +9,7 @@
 
 #define BLOCK_LAYERS 12 /* layers of a block in the model's table */
 #define BLOCKS_MAX   ((MODEL_LAYERS_MAX - 5) / BLOCK_LAYERS)
-#define GRAPHS       4 /* a step of several parts has two numbers of samples, and so has the last step */
+#define GRAPHS       4 /* full steps and short steps, each with parts of two sizes */
 
 /* What the forward pass of a block saves: the inputs of its layers, and what vit_attention() and the
  * normalisations save. `qkv` has the queries, keys and values. */
@@ -26,7 +26,7 @@ struct block {
     struct saved saved;
 };
 
-/* A step's work for `count` samples. */
+/* The CUDA graphs for a step, or a part of a step, with `count` samples. */
 struct graphs {
     uint32_t count;
     cudaGraphExec_t forward, backward;
@@ -81,7 +81,7 @@ enum status vit_open_activations(struct vit *vit);
 
 /* ---- Passes (forward.cu, backward.cu) ---- */
 
-/* The product of a layer that computes each of `rows` rows. */
+/* Returns the matrix product of a linear layer with `rows` rows of inputs. */
 struct vit_linear vit_linear_of(const struct layer *layer, uint32_t rows);
 
 /* The normalisations of block `i`, and the last one, each with the factors of the branch before it. */
