@@ -45,7 +45,7 @@ enum augment_operation {
     AUGMENT_OPERATIONS
 };
 
-/* The numbers of an operation at the magnitude of a run. */
+/* The constants of an operation at the magnitude of a run. */
 struct augment_numbers {
     float map[6];   /* shear, translate, rotate: output (x, y) is the input at (map[0] x + map[1] y + map[2],
                        map[3] x + map[4] y + map[5]) */
