@@ -420,10 +420,10 @@ bool options_given(const struct options *options, const char *name)
     if (!options->given || !option_has_name(options, name, &index) || options->given[index] == 0)
         return false;
     const struct option_spec *spec = option_spec_at(options, index, &values);
-    char text[8]; /* long enough to tell whether there is a value */
+    char text[8] = "set"; /* long enough to tell whether there is a value */
     if (option_takes_none(spec))
         options_text(spec, values, text, sizeof text);
-    return !option_takes_none(spec) || *text;
+    return *text;
 }
 
 /* ---- Before the parse ---- */
