@@ -199,7 +199,7 @@ Test(train_cli, resumes_the_moving_average)
                    "--model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw "
                    "--weight-decay 0.05 --clip-norm 0.5 --layer-decay 0.75 --drop-path 0.2 --checkpoint "
                    "whole --resume",
-                   "no ema now, ema=0.9 in the checkpoint");
+                   "ema=0.9 in the checkpoint, none now; give --ema 0.9, or name another folder");
 }
 
 Test(train_cli, columns_of_the_recipe_are_empty_without_it)
@@ -534,21 +534,6 @@ Test(train_cli, rejects_invalid_options)
                    "--checkpoint works with one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export works with one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step works with one variant");
-}
-
-/* A recipe replaces defaults. Options that are given win, and options without effect are not refused. */
-Test(train_cli, a_recipe_replaces_defaults)
-{
-#define PAPER "$P --variant train-naive --model logreg --recipe paper --dry-run "
-    EXPECT(0, PAPER "--data digits --flip=no --lr 0.5");
-    cr_expect_not_null(
-        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
-    cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
-    EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
-    cr_expect_str_eq(out, "");
-    expect_refusal(2, "--recipe papers", "did you mean 'paper'?");
-    expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
-    expect_refusal(2, "--mean 0.5", "--mean needs --std S; add that");
 }
 
 /* Sets that do not fit into memory must be rejected before they are generated. Sets that fit must be

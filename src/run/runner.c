@@ -508,6 +508,14 @@ static enum status begin(struct runner *runner)
     return runner_count_sharers(runner);
 }
 
+/* For options_print_defaults(): whether an option has an effect with these settings. */
+static bool has_effect(const void *context, const char *option)
+{
+    const struct settings *settings = context;
+    const struct workload *workload = settings->workload;
+    return !workload->applies || workload->applies(settings->parameters, NULL, option);
+}
+
 enum status runner_combination(struct settings *settings, struct report **report)
 {
     struct runner runner = {
@@ -520,7 +528,7 @@ enum status runner_combination(struct settings *settings, struct report **report
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);
     if (status == STATUS_OK && settings->dry_run && comm_rank() == 0)
-        options_print_defaults(stdout, &settings->options);
+        options_print_defaults(stdout, &settings->options, has_effect, settings);
     runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);

@@ -376,7 +376,9 @@ static bool fits(const struct header *header, size_t size)
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
-        return damaged(is_damaged, "this is not a checkpoint of fdsl-bench");
+        return damaged(is_damaged,
+                       "this is not a checkpoint of fdsl-bench; --init also reads files of tensors, whose "
+                       "names must end in .safetensors, .pt or .pth");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
@@ -483,7 +485,10 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         TRY(latest_before(folder, point, &point));
         if (point >= 0)
             status_warn("%s; using the previous checkpoint", reason);
-        status_set(status, "%s", reason);
+        status_set(status,
+                   "no checkpoint in %s can be used, because all are damaged; delete them to start from the "
+                   "beginning, or name another folder. The oldest: %s",
+                   folder, reason);
     }
     return status;
 }

@@ -42,7 +42,7 @@ struct job_parameters {
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
-     "resize the images of other data to this width and height (default: as stored)"},                         \
+     "resize images to this width and height; none: do not (default: as stored; synth: --res)"},                         \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), "resize", 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \

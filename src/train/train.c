@@ -50,7 +50,8 @@ static const struct option_spec options[] = {
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
      "epochs over which the learning rate rises linearly to --lr"},
     {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), "10", 1, 1 << 20, NULL, true,
-     "epochs between two decays of --lr-schedule step"},
+     "epochs between two decays of --lr-schedule step, counted from the start of training, including the "
+     "warm-up"},
     {"lr-milestones", "E1:E2:...", OPTION_TEXT, AT(lr_milestones), NULL, 0, 0, NULL, true,
      "epochs after which --lr-schedule multistep decays, ascending, at most 8"},
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true,
@@ -95,7 +96,8 @@ static const struct option_spec options[] = {
     {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), "bilinear", 0, 0, interpolations, true,
      "how --fit random-resized-crop resizes training samples. HOW is one of"},
     {"rand-augment", "M", OPTION_REAL, AT(rand_augment), NULL, 0, 30, NULL, true,
-     "apply operations of RandAugment with this magnitude (0 to 30) to each training sample"},
+     "apply operations of RandAugment with this magnitude (0 to 30) to each training sample; none: do not "
+     "(default: none)"},
     {"rand-augment-ops", "N", OPTION_COUNT, AT(rand_augment_ops), "2", 1, 16, NULL, true,
      "number of operations that --rand-augment applies to a sample"},
     {"erasing", "P", OPTION_REAL, AT(erasing), "0", 0, 1, NULL, true,
@@ -110,10 +112,12 @@ static const struct option_spec options[] = {
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples with the training set's mean and standard deviation"},
-    {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "normalise samples with this mean and with --std instead of the training set's; bytes count as 0 to 1"},
+    {"mean", "M", OPTION_REAL, AT(mean), NULL, -1e6, 1e6, NULL, true,
+     "normalise the samples of all channels with this mean and with --std; bytes count as 0 to 1 (default: "
+     "the training set's mean)"},
     {"std", "S", OPTION_REAL, AT(std), NULL, 1e-6, 1e6, NULL, true,
-     "normalise samples with this standard deviation and with --mean"},
+     "normalise the samples of all channels with this standard deviation and with --mean (default: the "
+     "training set's)"},
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), NULL, 0, 0, NULL, true,
      "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
@@ -136,7 +140,8 @@ static const struct option_spec options[] = {
      "one "
      "of"},
     {"stages", "S", OPTION_COUNT, AT(stages), NULL, 1, MODEL_LAYERS_MAX, NULL, true,
-     "parts into which --parallel pipeline cuts the network; must be the number of ranks (default)"},
+     "parts into which --parallel pipeline cuts the network; must be the number of ranks (default: the "
+     "number of ranks)"},
     {"microbatches", "M", OPTION_COUNT, AT(micros), "8", 1, 1 << 16, NULL, true,
      "parts into which --parallel pipeline divides the samples of a step"},
     {"schedule", "NAME", OPTION_CHOICE, AT(pipe_schedule), "1f1b", 0, 0, pipe_schedule_names, true,
@@ -146,7 +151,8 @@ static const struct option_spec options[] = {
      "waits. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export or of timm, whose name ends in .safetensors. The model must be the same. If the number of "
+     "of --export, timm or torch.save(), whose name ends in .safetensors, .pt or .pth. The model must be the "
+     "same. If the number of "
      "classes differs, the last layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
@@ -163,15 +169,17 @@ static const struct option_spec options[] = {
     {"test-steps", "N", OPTION_COUNT, AT(test_steps), NULL, 1, 1 << 30, NULL, false,
      "also test the network every N steps, counted over all epochs, and append a row to the file of --log"},
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
-     "write the parameters after the last epoch as safetensors, which PyTorch can load"},
+     "write the parameters after the last epoch as safetensors, which PyTorch can load; the name must end "
+     "in .safetensors, or have no ending"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
-     "write the first step as safetensors: its samples, gradients and loss, and the parameters before and "
-     "after it"},
+     "write the first step as safetensors: its samples, gradients (before clipping and weight decay) and "
+     "loss, and the parameters before and after it"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
      "write the training set, the test set and the initial parameters as safetensors; add --dry-run to skip "
      "training"},
     {"save-batch", "N:DIR", OPTION_TEXT, AT(save_batch), NULL, 0, 0, NULL, false,
-     "write the first N samples of the first step as PNG files into this folder, as the network sees them"},
+     "write the first N samples of the first step as PNG files into this new or empty folder, as the network "
+     "sees them"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,

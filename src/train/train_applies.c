@@ -20,6 +20,11 @@ bool train_crops(const struct train_parameters *parameters)
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
 }
 
+bool train_has_mean(const struct train_parameters *parameters)
+{
+    return !parameters->raw && !isnan(parameters->mean) && !isnan(parameters->std);
+}
+
 bool train_draws_other_bits(const struct train_parameters *parameters)
 {
     return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
@@ -44,8 +49,9 @@ const char *train_lacking(const struct train_parameters *parameters, const char 
         {multistep, "--lr-schedule multistep", {"lr-milestones"}},
         {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
         {schedule_has_end(schedule), "--lr-schedule cosine or polynomial", {"lr-min", "lr-cycles"}},
-        {parameters->std > 0, "--std S", {"mean"}}, /* NaN without --std */
-        {!parameters->raw, "samples that are normalised; drop --raw", {"std"}},
+        {!parameters->raw, "samples without --raw", {"mean", "std"}},
+        {!isnan(parameters->std), "--std S", {"mean"}},
+        {!isnan(parameters->mean), "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},

@@ -5,30 +5,67 @@
 #include "data/safetensors.h"
 #include "train/augment.h"
 #include "train/checkpoint.h"
+#include "train/export.h"
 #include "train/pipeline.h"
 #include "train/step_log.h"
 #include "train/train_parts.h"
 
 /* ---- The options alone ---- */
 
+/* Rejects a name that promises another format than safetensors. A name may have no ending. */
+static enum status check_ending(const char *option, const char *path)
+{
+    static const char ours[] = ".safetensors";
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    return !dot || dot == name || strcmp(dot, ours) == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--%s %.200s: the file has the format safetensors; name it %.*s%s, and convert "
+                            "it if a program needs another format",
+                            option, path, (int)(dot - path < 200 ? dot - path : 200), path, ours);
+}
+
 /* Rejects output files that cannot be written. Only rank 0 writes files. */
 static enum status check_outputs(const struct train_parameters *parameters, const struct partition *partition)
 {
+    static const char *const options[] = {"export", "export-step", "export-data"};
     const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
+    for (size_t i = 0; i < COUNT_OF(paths); i++)
+        if (paths[i])
+            TRY(check_ending(options[i], paths[i]));
     if (parameters->step_path && partition->ranks > 1)
         return status_set(STATUS_USAGE, "--export-step writes the samples of one rank; start without mpirun");
     for (size_t i = 0; partition->rank == 0 && i < COUNT_OF(paths); i++)
         if (paths[i])
             TRY(safetensors_check(paths[i]));
+    if (parameters->save_batch && partition->rank == 0)
+        TRY(export_batch_check(parameters->save_batch));
     if (parameters->log_path && partition->rank == 0)
         TRY(step_log_check(parameters->log_path));
     return parameters->checkpoint && partition->rank == 0 ? checkpoint_check_folder(parameters->checkpoint)
                                                           : STATUS_OK;
 }
 
+/* Rejects options that need a known batch with --batch max. */
+static enum status check_largest(const struct train_parameters *parameters)
+{
+    const char *option = parameters->repeats > 1 ? "repeats" : parameters->save_batch ? "save-batch" : NULL;
+    if (option)
+        return status_set(STATUS_USAGE, "--%s needs a known batch; give --batch a number", option);
+    return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
+                                                            "max is known; give --batch a number")
+                                 : STATUS_OK;
+}
+
 /* Rejects options that do not apply. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
+    static const char *const normalising[] = {"mean", "std"};
+    for (size_t i = 0; parameters->raw && i < COUNT_OF(normalising); i++)
+        if (options_given(given, normalising[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s normalises samples, but --raw leaves them as they are; drop one of them",
+                              normalising[i]);
     for (size_t i = 0; i < workload_train.option_count; i++) {
         const char *option = workload_train.options[i].name, *needed = train_lacking(parameters, option);
         if (needed && options_given(given, option))
@@ -41,13 +78,7 @@ static enum status check_given(const struct options *given, const struct train_p
                           "--verify: images of --generator %s differ from those of the reference; use "
                           "--generator fused or omp, or drop --verify",
                           train_generators[parameters->generator]);
-    if (parameters->largest && (parameters->repeats > 1 || parameters->save_batch))
-        return status_set(STATUS_USAGE,
-                          "--repeats and --save-batch need a known batch; give --batch a number");
-    if (parameters->largest && parameters->data_path)
-        return status_set(STATUS_USAGE, "--export-data writes its file before --batch max is known; give "
-                                        "--batch a number");
-    return STATUS_OK;
+    return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 
 enum status train_check_options(const struct options *given, const struct train_parameters *parameters,
@@ -141,16 +172,45 @@ enum status train_check_model(const struct train_parameters *all, const struct p
                             model->name, most, most);
 }
 
-/* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
-static enum status check_schedule(const struct train_parameters *all, const struct schedule *schedule)
+/* Warns about parts of a schedule without an end that this run does not reach. They are no errors: a later
+ * run with a larger --epochs may resume this one. */
+static void warn_of_schedule(const struct train_parameters *all, const struct schedule *schedule)
 {
-    if (!schedule_has_end(schedule->kind))
+    const uint64_t total = schedule->total_steps;
+    const uint32_t milestones = schedule->milestone_count;
+    if (schedule->warmup_steps >= total && total > 0)
+        status_warn("--lr-warmup %g: the learning rate does not reach --lr within %" PRIu64
+                    " epoch%s; lower --lr-warmup, or raise --epochs",
+                    all->lr_warmup, all->epochs, all->epochs == 1 ? "" : "s");
+    if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= total)
+        status_warn("--lr-step %" PRIu64 ": the learning rate does not decay within %" PRIu64
+                    " epoch%s; lower --lr-step, or raise --epochs",
+                    all->lr_step, all->epochs, all->epochs == 1 ? "" : "s");
+    if (schedule->kind == SCHEDULE_MULTISTEP && schedule->milestones[milestones - 1] >= total)
+        status_warn("--lr-milestones %.80s: the last one is not reached within %" PRIu64
+                    " epoch%s; lower it, or raise --epochs",
+                    all->lr_milestones, all->epochs, all->epochs == 1 ? "" : "s");
+}
+
+/* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
+static enum status check_schedule(const struct train_parameters *all, const struct train *train)
+{
+    const struct schedule *schedule = &train->schedule;
+    if (!schedule_has_end(schedule->kind)) {
+        if (train->rank == 0)
+            warn_of_schedule(all, schedule);
         return STATUS_OK;
+    }
     if (schedule->warmup_steps >= schedule->total_steps)
         return status_set(STATUS_USAGE,
                           "--lr-warmup %g leaves none of the %" PRIu64
                           " epochs for the decay; lower --lr-warmup",
                           all->lr_warmup, all->epochs);
+    if (schedule->cycles > schedule->total_steps - schedule->warmup_steps)
+        return status_set(STATUS_USAGE,
+                          "--lr-cycles %" PRIu64 ": there are only %" PRIu64
+                          " steps after the warm-up; lower --lr-cycles",
+                          all->lr_cycles, schedule->total_steps - schedule->warmup_steps);
     if (schedule->least > schedule->rate)
         return status_set(STATUS_USAGE, "--lr-min %g is more than the learning rate %g; lower --lr-min",
                           schedule->least, schedule->rate);
@@ -178,7 +238,7 @@ static enum status check_augment(const struct train_parameters *all, const struc
 
 enum status train_check_steps(const struct train_parameters *all, const struct train *train)
 {
-    TRY(check_schedule(all, &train->schedule));
+    TRY(check_schedule(all, train));
     return check_augment(all, train);
 }
 

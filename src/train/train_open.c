@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "train/export.h"
 #include "train/init.h"
@@ -242,19 +241,6 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
     return all;
 }
 
-/* Writes the files of --save-batch. */
-static enum status save_batch(const char *text, const struct train *train)
-{
-    const char *end;
-    const uint32_t count = read_number(text, &end);
-    if (count == 0 || *end != ':' || !end[1])
-        return status_set(STATUS_USAGE, "--save-batch %.80s: give a number and a folder, as in 16:samples",
-                          text);
-    if (mkdir(end + 1, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s", end + 1, strerror(errno));
-    return export_batch(train, &(struct resources){.threads = 1}, count, end + 1);
-}
-
 /* Opens the data, the model and the initial parameters of the whole training run. */
 static enum status open_all(const struct train_parameters *all, const struct partition *partition,
                             struct opened *opened)
@@ -265,7 +251,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
     TRY(job_open_data(&job, &opened->data));
     TRY(train_check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
-    if (all->std > 0 && !all->raw)
+    if (train_has_mean(all))
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(train_check_model(all, partition, &opened->model));
@@ -275,7 +261,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
     TRY(plan(all, partition, opened));
     TRY(train_check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)
-        TRY(save_batch(all->save_batch, &opened->job.train));
+        TRY(export_batch(&opened->job.train, &(struct resources){.threads = 1}, all->save_batch));
     return all->data_path && partition->rank == 0
                ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
                : STATUS_OK;

@@ -55,6 +55,9 @@ extern const char *const train_generators[]; /* in the order of enum live_genera
  * Otherwise returns NULL. */
 const char *train_lacking(const struct train_parameters *parameters, const char *option);
 
+/* Returns true if --mean and --std normalise the samples. */
+bool train_has_mean(const struct train_parameters *parameters);
+
 /* Implements workload->applies(). */
 bool train_applies(const void *parameters, const struct variant *variant, const char *option);
 

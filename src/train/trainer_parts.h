@@ -1,6 +1,6 @@
 /* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_verify.c
- * (verification), trainer_ranks.c (communication between ranks), and trainer_balance.c (shares). No other
- * file includes this header. */
+ * (verification), trainer_same.c (whether a checkpoint belongs to the run), trainer_ranks.c (communication
+ * between ranks), and trainer_balance.c (shares). No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
@@ -45,6 +45,12 @@ struct trainer {
     struct found found; /* results of trainer_verify() */
     uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
 };
+
+/* ---- trainer_same.c ---- */
+
+/* Checks that a checkpoint belongs to this training run. STATUS_USAGE with the first option that differs and
+ * what to give instead. */
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint);
 
 /* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
 
