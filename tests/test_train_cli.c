@@ -341,7 +341,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/5");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/6");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&

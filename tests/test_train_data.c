@@ -47,6 +47,16 @@ Test(train_data, live_samples_equal_stored_ones)
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
 }
 
+/* Rows say from which preset the classes come. Rows of other data have no preset. */
+Test(train_data, rows_have_the_preset)
+{
+    EXPECT(0, "$P " LIVE "--epochs 1 --preset visualatom --format csv");
+    cr_expect_str_eq(value(out, 1, "preset"), "visualatom");
+    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --train-size 20 --test-size 5 --batch 4 "
+              "--recipe paper --data digits --out-res 28 --channels 1 --lr-warmup 0 --format csv");
+    cr_expect_str_eq(value(out, 1, "preset"), "");
+}
+
 /* Fresh samples differ between epochs. A resumed run must get the same samples as an uninterrupted one. */
 Test(train_data, resume_with_fresh_samples)
 {
@@ -183,6 +193,9 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     double held_out = number(out, 1, "test_samples");
     cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
+    EXPECT(0, "$P --variant train-naive " ON "--image 'png;npy' --label cls --format csv");
+    cr_expect_str_eq(value(out, 1, "image"), "png;npy");
+    cr_expect_str_eq(value(out, 1, "label"), "cls");
     EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --store files");
     EXPECT(0, "$P --prepare two/test --from digits --samples 30");
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");

@@ -30,14 +30,14 @@ struct job_parameters {
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX), with CIFAR-10 (binary) or with a data set of --prepare; "                         \
      "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
-    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), false), \
+    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
      "take the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
-    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, false,                \
+    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
      "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: uji)"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
