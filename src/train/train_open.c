@@ -18,6 +18,7 @@ void train_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     free(opened->identity);
+    free(opened->samples);
     free(opened->initial);
     free(opened->weights);
     free(opened->shares);
@@ -122,13 +123,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
                                                .micros = (uint32_t)parameters->micros};
     job->identity = opened->identity;
     job->data = parameters->job.data;
-    job->samples = (struct train_samples){
-        parameters->job.train_size,
-        parameters->job.test_size,
-        parameters->job.classes,
-        parameters->job.res,
-        {opened->data.hashes[DATA_TRAIN], opened->data.hashes[DATA_TEST]},
-    };
+    job->samples = opened->samples;
     job->export_path = parameters->export_path;
     job->step_path = parameters->step_path;
 }
@@ -272,6 +267,9 @@ static enum status open_all(const struct train_parameters *all, const struct par
     if (!isnan(all->drop_path) && opened->model.transformer) /* other networks ignore that of --recipe */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
+    opened->samples = job_samples(&all->job);
+    if (!opened->samples)
+        return status_set(STATUS_FAILED, "out of memory");
     TRY(plan(all, partition, opened));
     TRY(train_check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)

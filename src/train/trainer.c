@@ -10,6 +10,7 @@
 #include "machine/comm.h"
 #include "train/display.h"
 #include "train/export.h"
+#include "train/job.h"
 
 void trainer_close(void *state)
 {
@@ -72,17 +73,17 @@ static bool find_lacking(const char *mine, const char *theirs, const char *there
     return false;
 }
 
+/* Names the options of the samples that differ. If none differs, the files or the generator have changed. */
 static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
 {
-    const struct train_samples *samples = &checkpoint->samples;
-    char sizes[128] = "";
-    if (samples->train_size || samples->test_size)
-        snprintf(sizes, sizeof sizes, " with --train-size %" PRIu64 " --test-size %" PRIu64 " (0: all)",
-                 samples->train_size, samples->test_size);
-    return status_set(STATUS_USAGE,
-                      "--resume: the checkpoints in %s belong to other samples: --data %s%s; give the same "
-                      "samples, or name another folder with --checkpoint",
-                      job->checkpoints, checkpoint->data, sizes);
+    char words[512];
+    if (!job_differences(checkpoint, job->data, job->samples, NULL, words, sizeof words))
+        snprintf(words, sizeof words, "the samples of --data %.400s have changed", job->data);
+    return status_set(
+        STATUS_USAGE,
+        "--resume: the checkpoints in %s belong to other samples: %s; give the same samples, or "
+        "name another folder with --checkpoint",
+        job->checkpoints, words);
 }
 
 /* Checks that a checkpoint belongs to this training run. */
@@ -147,9 +148,10 @@ static enum status resume(struct trainer *trainer, bool *found)
     }
     /* Keep this run's --data: the same samples may have moved to another path. */
     free(latest.data);
+    free(latest.samples);
     latest.data = trainer->now.data;
-    latest.samples = job->samples;
-    trainer->now.data = NULL;
+    latest.samples = trainer->now.samples;
+    trainer->now.data = trainer->now.samples = NULL;
     checkpoint_free(&trainer->now);
     trainer->now = latest;
     if (latest.history.epochs < job->epochs && latest.partial.steps)
@@ -190,16 +192,17 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
-    now->samples = job->samples;
+    memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->identity = strdup(job->identity);
     now->data = strdup(job->data ? job->data : "");
+    now->samples = strdup(job->samples ? job->samples : "");
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    if (!room || !now->identity || !now->data || !now->row || !trainer->logits)
+    if (!room || !now->identity || !now->data || !now->samples || !now->row || !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)

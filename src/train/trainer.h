@@ -31,12 +31,12 @@ struct train_job {
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
     enum balance balance;
-    const double *weights; /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
-    uint32_t *shares;      /* per rank: samples in a full step of the current epoch, written by the trainer;
-                            * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
-    const char *identity;  /* the options that affect the parameters, as text */
-    const char *data;      /* value of --data; `samples` has the other options that choose samples */
-    struct train_samples samples;
+    const double *weights;   /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
+    uint32_t *shares;        /* per rank: samples in a full step of the current epoch, written by the trainer;
+                              * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
+    const char *identity;    /* the options that affect the parameters, as text */
+    const char *data;        /* value of --data */
+    const char *samples;     /* the other options that choose the samples (job_samples()); NULL: none */
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
 };
