@@ -167,12 +167,13 @@ static const struct option_spec options[] = {
      "write the parameters after the last epoch as safetensors, which PyTorch can load"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
      "write the first step as safetensors: its samples, gradients and loss, and the parameters before and "
-     "after it"},
+     "after it; add --dry-run to stop then"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
-     "write the training set, the test set and the initial parameters as safetensors; add --dry-run to skip "
-     "training"},
+     "write the training set, the test set and the initial parameters as safetensors; add --dry-run to stop "
+     "then"},
     {"save-batch", "N:DIR", OPTION_TEXT, AT(save_batch), NULL, 0, 0, NULL, false,
-     "write the first N samples of the first step as PNG files into this folder, as the network sees them"},
+     "write the first N samples of the first step as PNG files into this folder, as the network sees them; "
+     "add --dry-run to stop then"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
@@ -237,6 +238,7 @@ const struct workload workload_train = {
     .applies = train_applies,
     .accepts = train_accepts,
     .largest = {job_batch, train_range, train_set_batch, trainer_probe},
+    .epochs.check = trainer_check,
     .epochs.more = trainer_more,
     .work = train_work,
     .verify = trainer_verify,

@@ -115,6 +115,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->log_steps = parameters->log_path ? (uint32_t)parameters->log_steps : 0;
     job->test_steps = (uint32_t)parameters->test_steps;
     job->resume = parameters->resume;
+    job->largest = parameters->largest;
     job->allow_nan = parameters->allow_nan;
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
@@ -247,7 +248,9 @@ static enum status save_batch(const char *text, const struct train *train)
                           text);
     if (mkdir(end + 1, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s", end + 1, strerror(errno));
-    return export_batch(train, &(struct resources){.threads = 1}, count, end + 1);
+    TRY(export_batch(train, &(struct resources){.threads = 1}, count, end + 1));
+    status_say("%" PRIu32 " images written to %s", count, end + 1);
+    return STATUS_OK;
 }
 
 /* Opens the data, the model and the initial parameters of the whole training run. */
@@ -274,9 +277,11 @@ static enum status open_all(const struct train_parameters *all, const struct par
     TRY(train_check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)
         TRY(save_batch(all->save_batch, &opened->job.train));
-    return all->data_path && partition->rank == 0
-               ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
-               : STATUS_OK;
+    if (!all->data_path || partition->rank > 0)
+        return STATUS_OK;
+    TRY(export_data(&opened->job.train, opened->initial, opened->identity, all->data_path));
+    status_say("the samples and the initial parameters were written to %s", all->data_path);
+    return STATUS_OK;
 }
 
 /* Returns the smallest value of --batch: every part of a rank's step and every micro-batch needs a sample. */

@@ -1,6 +1,6 @@
-/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_verify.c
- * (verification), trainer_ranks.c (communication between ranks), and trainer_balance.c (shares). No other
- * file includes this header. */
+/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_folder.c (the folder of
+ * --checkpoint), trainer_verify.c (verification), trainer_ranks.c (communication between ranks), and
+ * trainer_balance.c (shares). No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
@@ -45,6 +45,15 @@ struct trainer {
     struct found found; /* results of trainer_verify() */
     uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
 };
+
+/* ---- trainer_folder.c ---- */
+
+/* On rank 0: locks the folder of --checkpoint. With --resume, sets trainer->now to the latest checkpoint, if
+ * there is one; otherwise checks that the folder has no checkpoints. */
+enum status trainer_take_folder(struct trainer *trainer);
+
+/* STATUS_USAGE if --export-step is given, but training continues after the first step. */
+enum status trainer_check_first_step(const struct train_job *job, const struct checkpoint *latest);
 
 /* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
 
