@@ -54,6 +54,7 @@ Test(augment_cli, live_and_stored_and_resumed_runs_are_the_same)
 Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 {
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --save-batch 8:images --dry-run");
+    cr_expect_str_eq(out, "fdsl-bench: 8 images written to images\n");
     EXPECT(0, "test $(ls images | wc -l) -eq 8");
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --cutmix 1 --save-batch 8:mixed --dry-run");
     EXPECT(1, "diff -q images mixed");

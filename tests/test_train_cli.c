@@ -277,8 +277,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
                    "--optimizer sgd",
                    "other options: optimizer=adam in the checkpoint, sgd now");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "belong to other samples: --data");
-    cr_expect_not_null(strstr(out, "--train-size 200 --test-size 50"), "%s", out);
+                   "belong to other samples: --train-size 200 in the checkpoint, 201 now; give the same");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
                    "cannot be created");
@@ -341,7 +340,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/5");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/6");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
@@ -354,11 +353,13 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training"));
+    cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training "
+                                   "(--test-size 50 in the checkpoint, 40 now)"));
     EXPECT(
         0,
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
+    cr_expect_not_null(strstr(out, "(--data digits in the checkpoint, synth now; "), "%s", out);
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
     /* Generated test samples must be the same for any number of training samples. */

@@ -93,6 +93,10 @@ void options_free(struct options *options);
  * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
 enum status options_set(struct options *options, const char *name, const char *text);
 
+/* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
+ * message that begins with the option's name. */
+enum status option_set(const struct option_spec *spec, void *values, const char *text);
+
 /* Finds the value of an option in `argv` without options_parse(). Returns NULL if the option is not given.
  * Used for options that decide which tables options_parse() gets. Accepts `--name value`, `--name=value` and
  * prefixes that are unique in `specs`. The text belongs to `argv`. */

@@ -36,10 +36,6 @@ void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size
  * is stored as 0 or NaN if it is not given. */
 bool option_takes_none(const struct option_spec *spec);
 
-/* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
- * message that begins with the option's name. */
-enum status option_set(const struct option_spec *spec, void *values, const char *text);
-
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */
 enum status option_set_default(const struct option_spec *spec, void *values);
 

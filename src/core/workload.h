@@ -184,6 +184,11 @@ struct workload {
      * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
      * are NULL. */
     struct {
+        /* With --dry-run: checks what the variant's set-up checks in a run, and writes files that need no
+         * training. Called on rank 0. */
+        enum status (*check)(const void *input, const struct variant *variant,
+                             const struct resources *resources);
+
         /* Whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 

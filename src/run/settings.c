@@ -49,7 +49,8 @@ static const struct option_spec specs[] = {
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
-     "combinations; with --recipe, print the options that it adds to yours"},
+     "combinations; with --recipe, print the options that it adds to yours. train still writes the files "
+     "of --export-data, --export-step and --save-batch"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,

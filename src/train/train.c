@@ -21,7 +21,8 @@ static const char *const parallels[] = {"data", "pipeline", NULL};       /* in t
 static const struct option_spec options[] = {
     JOB_OPTIONS(struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
                 "all; 2000 of generated data",
-                "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", ""),
+                "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", "", "uji",
+                "as stored; synth: --res", "resize", "3"),
     {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,
      "replace the defaults of other options: paper trains as in the published pre-training on VisualAtom. "
      "Add --help or --dry-run to see the values. NAME is one of"},
@@ -173,13 +174,13 @@ static const struct option_spec options[] = {
      "in .safetensors, or have no ending"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
      "write the first step as safetensors: its samples, gradients (before clipping and weight decay) and "
-     "loss, and the parameters before and after it"},
+     "loss, and the parameters before and after it; add --dry-run to stop then"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
-     "write the training set, the test set and the initial parameters as safetensors; add --dry-run to skip "
-     "training"},
+     "write the training set, the test set and the initial parameters as safetensors; add --dry-run to stop "
+     "then"},
     {"save-batch", "N:DIR", OPTION_TEXT, AT(save_batch), NULL, 0, 0, NULL, false,
      "write the first N samples of the first step as PNG files into this new or empty folder, as the network "
-     "sees them"},
+     "sees them; add --dry-run to stop then"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
@@ -244,6 +245,7 @@ const struct workload workload_train = {
     .applies = train_applies,
     .accepts = train_accepts,
     .largest = {job_batch, train_range, train_set_batch, trainer_probe},
+    .epochs.check = trainer_check,
     .epochs.more = trainer_more,
     .work = train_work,
     .verify = trainer_verify,

@@ -94,8 +94,9 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
     static const char *const others[] = {
-        "data",     "train-size", "test-size",    "res",      "lr-scale",   "balance",
-        "parallel", "stages",     "microbatches", "schedule", "accumulate", "checkpoint-activations",
+        "data",      "image",        "label",    "preset",     "train-size",
+        "test-size", "res",          "lr-scale", "balance",    "parallel",
+        "stages",    "microbatches", "schedule", "accumulate", "checkpoint-activations",
         NULL};
     if (is_one_of(option, others))
         return true;

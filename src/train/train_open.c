@@ -17,6 +17,7 @@ void train_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     free(opened->identity);
+    free(opened->samples);
     free(opened->initial);
     free(opened->weights);
     free(opened->shares);
@@ -113,6 +114,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->log_steps = parameters->log_path ? (uint32_t)parameters->log_steps : 0;
     job->test_steps = (uint32_t)parameters->test_steps;
     job->resume = parameters->resume;
+    job->largest = parameters->largest;
     job->allow_nan = parameters->allow_nan;
     job->sync = parameters->sync;
     if (parameters->parallel == PARALLEL_PIPELINE)
@@ -121,13 +123,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
                                                .micros = (uint32_t)parameters->micros};
     job->identity = opened->identity;
     job->data = parameters->job.data;
-    job->samples = (struct train_samples){
-        parameters->job.train_size,
-        parameters->job.test_size,
-        parameters->job.classes,
-        parameters->job.res,
-        {opened->data.hashes[DATA_TRAIN], opened->data.hashes[DATA_TEST]},
-    };
+    job->samples = opened->samples;
     job->export_path = parameters->export_path;
     job->step_path = parameters->step_path;
 }
@@ -258,13 +254,18 @@ static enum status open_all(const struct train_parameters *all, const struct par
     if (!isnan(all->drop_path) && opened->model.transformer) /* other networks ignore that of --recipe */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
+    opened->samples = job_samples(&all->job);
+    if (!opened->samples)
+        return status_set(STATUS_FAILED, "out of memory");
     TRY(plan(all, partition, opened));
     TRY(train_check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)
         TRY(export_batch(&opened->job.train, &(struct resources){.threads = 1}, all->save_batch));
-    return all->data_path && partition->rank == 0
-               ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
-               : STATUS_OK;
+    if (!all->data_path || partition->rank > 0)
+        return STATUS_OK;
+    TRY(export_data(&opened->job.train, opened->initial, opened->identity, all->data_path));
+    status_say("the samples and the initial parameters were written to %s", all->data_path);
+    return STATUS_OK;
 }
 
 /* Returns the smallest value of --batch: every part of a rank's step and every micro-batch needs a sample. */

@@ -37,6 +37,7 @@ struct opened {
     struct model model;
     struct data data;
     char *identity;
+    char *samples;    /* job_samples() */
     float *initial;   /* initial parameters */
     double *weights;  /* per rank; NULL with one rank */
     uint32_t *shares; /* per rank; NULL with one rank */

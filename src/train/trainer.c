@@ -28,68 +28,6 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* Checks that a checkpoint within an epoch is within this training run. */
-static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint)
-{
-    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
-    if (done >= steps)
-        return status_set(STATUS_FAILED,
-                          "--resume: the latest checkpoint in %s is damaged: it is after %" PRIu32
-                          " steps of an epoch of %" PRIu32 "; delete it",
-                          job->checkpoints, done, steps);
-    return done == 0 || checkpoint->history.epochs < job->epochs
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
-                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
-                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
-}
-
-static enum status resume(struct trainer *trainer, bool *found)
-{
-    const struct train_job *job = trainer->job;
-    struct checkpoint latest;
-    TRY(checkpoint_read_latest(job->checkpoints, true, &latest, found));
-    enum status status = *found ? trainer_check_same(job, &latest) : STATUS_OK;
-    if (*found && status == STATUS_OK)
-        status = check_point(job, &latest);
-    if (!*found || status != STATUS_OK) {
-        checkpoint_free(&latest);
-        return status;
-    }
-    /* Keep this run's --data: the same samples may have moved to another path. */
-    free(latest.data);
-    latest.data = trainer->now.data;
-    latest.samples = job->samples;
-    trainer->now.data = NULL;
-    checkpoint_free(&trainer->now);
-    trainer->now = latest;
-    if (latest.history.epochs < job->epochs && latest.partial.steps)
-        status_say("%u of %u epochs and %u of %u steps are done: continuing", latest.history.epochs,
-                   job->epochs, latest.partial.steps, train_steps(&job->train));
-    else if (latest.history.epochs < job->epochs)
-        status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
-    return STATUS_OK;
-}
-
-/* On rank 0: resumes from the checkpoint folder, or checks that it holds no checkpoints. */
-static enum status take_folder(struct trainer *trainer)
-{
-    const struct train_job *job = trainer->job;
-    bool found = false;
-    if (!job->checkpoints || comm_rank() > 0)
-        return STATUS_OK;
-    TRY(checkpoint_lock(job->checkpoints, &trainer->lock));
-    if (job->resume)
-        return resume(trainer, &found);
-    TRY(checkpoint_exists(job->checkpoints, &found));
-    return !found ? STATUS_OK
-                  : status_set(STATUS_USAGE,
-                               "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
-                               "another folder",
-                               job->checkpoints);
-}
-
 /* Sets trainer->now to the initial parameters, or to the checkpoint to resume. */
 static enum status take_beginning(struct trainer *trainer)
 {
@@ -102,21 +40,22 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
-    now->samples = job->samples;
+    memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->identity = strdup(job->identity);
     now->data = strdup(job->data ? job->data : "");
+    now->samples = strdup(job->samples ? job->samples : "");
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    if (!room || !now->identity || !now->data || !now->row || !trainer->logits)
+    if (!room || !now->identity || !now->data || !now->samples || !now->row || !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
         memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
-    return take_folder(trainer);
+    return trainer_take_folder(trainer);
 }
 
 /* Opens the engine, and sets its state to the state of rank 0, with which training begins. */
@@ -145,13 +84,12 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     trainer->engine = engine;
     trainer->lock = -1;
     TRY(begin(trainer, resources));
-    if (trainer->job->step_path && (trainer->now.history.epochs > 0 || trainer->now.partial.steps > 0))
-        return status_set(
-            STATUS_USAGE,
-            "--export-step writes the first step, but --resume continues after it; drop one of the two");
-    if (trainer->job->step_path)
+    TRY(trainer_check_first_step(trainer->job, &trainer->now));
+    if (trainer->job->step_path) {
         TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, trainer->job->identity,
                         trainer->job->step_path));
+        status_say("the first step was written to %s", trainer->job->step_path);
+    }
     trainer->display = display_open(engine, trainer->state, &trainer->train, trainer->job->epochs);
     return STATUS_OK;
 }

@@ -1,6 +1,7 @@
-/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_verify.c
- * (verification), trainer_same.c (whether a checkpoint belongs to the run), trainer_ranks.c (communication
- * between ranks), and trainer_balance.c (shares). No other file includes this header. */
+/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_folder.c (the folder of
+ * --checkpoint), trainer_same.c (whether a checkpoint belongs to the run), trainer_verify.c (verification),
+ * trainer_ranks.c (communication between ranks), and trainer_balance.c (shares). No other file includes this
+ * header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
@@ -48,9 +49,19 @@ struct trainer {
 
 /* ---- trainer_same.c ---- */
 
-/* Checks that a checkpoint belongs to this training run. STATUS_USAGE with the first option that differs and
- * what to give instead. */
-enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint);
+/* Checks that a checkpoint belongs to this training run. Options are not compared unless `batch_known`.
+ * STATUS_USAGE with the first option that differs and what to give instead. */
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known);
+
+/* ---- trainer_folder.c ---- */
+
+/* On rank 0: locks the folder of --checkpoint. With --resume, sets trainer->now to the latest checkpoint, if
+ * there is one; otherwise checks that the folder has no checkpoints. */
+enum status trainer_take_folder(struct trainer *trainer);
+
+/* STATUS_USAGE if --export-step is given, but training continues after the first step. */
+enum status trainer_check_first_step(const struct train_job *job, const struct checkpoint *latest);
 
 /* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
 

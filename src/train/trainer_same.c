@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/workload.h"
+#include "train/job.h"
 #include "train/trainer_parts.h"
 
 /* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
@@ -88,29 +89,21 @@ static bool find_lacking(const char *some, const char *others, bool now, char *w
     return false;
 }
 
+/* Names the options of the samples that differ. If none differs, the files or the generator have changed. */
 static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
 {
-    const struct train_samples *theirs = &checkpoint->samples, *ours = &job->samples;
-    char sizes[128] = "";
-    if (strcmp(checkpoint->data, job->data) == 0 && theirs->train_size == ours->train_size &&
-        theirs->test_size == ours->test_size && theirs->res == ours->res)
-        return status_set(STATUS_USAGE,
-                          "--resume: the checkpoints in %s belong to other samples of --data %s; give "
-                          "--preset, --image and --label as before, or name another folder with --checkpoint",
-                          job->checkpoints, checkpoint->data);
-    if (theirs->train_size || theirs->test_size)
-        snprintf(sizes, sizeof sizes, " with --train-size %" PRIu64 " --test-size %" PRIu64 " (0: all)",
-                 theirs->train_size, theirs->test_size);
-    if (theirs->res != ours->res && theirs->res)
-        snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s --res %" PRIu64,
-                 *sizes ? "," : " with", theirs->res);
-    return status_set(STATUS_USAGE,
-                      "--resume: the checkpoints in %s belong to other samples: --data %s%s; give the same "
-                      "samples, or name another folder with --checkpoint",
-                      job->checkpoints, checkpoint->data, sizes);
+    char words[512];
+    if (!job_differences(checkpoint, job->data, job->samples, NULL, words, sizeof words))
+        snprintf(words, sizeof words, "the samples of --data %.400s have changed", job->data);
+    return status_set(
+        STATUS_USAGE,
+        "--resume: the checkpoints in %s belong to other samples: %s; give the same samples, or "
+        "name another folder with --checkpoint",
+        job->checkpoints, words);
 }
 
-enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint)
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known)
 {
     const struct model *model = job->train.model;
     char words[384];
@@ -123,6 +116,8 @@ enum status trainer_check_same(const struct train_job *job, const struct checkpo
                           job->checkpoints, checkpoint->model, checkpoint->input.channels,
                           checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
                           checkpoint->classes);
+    if (!batch_known)
+        return STATUS_OK;
     /* If an option is missing, usually the value of another option is the cause. So report differing values
      * first. */
     if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
