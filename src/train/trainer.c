@@ -121,33 +121,51 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
     return trainer->engine->get(trainer->state, before);
 }
 
-/* Finds the layer that made the loss non-finite: restores the state before the step with this loss, and lets
- * the reference find the first layer with a non-finite output. Returns an error on the ranks whose own
- * samples had this loss. */
+/* Returns whether the reference trains on the same images as the engine. Images of the generators bat and
+ * gbase differ from those of the reference. */
+static bool has_images_of_reference(const struct train *train)
+{
+    const char *generator = train->generator ? train->generator : "";
+    return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
+}
+
+/* Finds the layer that made the loss non-finite: restores the state before the step, and lets the reference
+ * find the first layer with a non-finite output. Writes what it found, or why it found nothing, to `found`.
+ * Collective. */
+static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, char *found, size_t size)
+{
+    const uint32_t steps = train_steps(&trainer->train), epoch = (uint32_t)(bad_step / steps),
+                   step = (uint32_t)(bad_step % steps);
+    const char *layer = "the loss";
+    struct train_state before = {0};
+    enum status status = go_before(trainer, epoch, step, &before);
+    if (status == STATUS_OK && trainer->own_bad_step == bad_step)
+        status = naive_find_bad_layer(&trainer->train, &before, epoch, step, &layer);
+    train_state_free(&before);
+    if (status == STATUS_OK)
+        snprintf(found, size, "first non-finite result: %s; ", layer);
+    else
+        snprintf(found, size, "the first layer with a non-finite result could not be found (%.400s); ",
+                 status_text());
+    return status;
+}
+
+/* Reports the step whose loss was not finite and, if the reference has the same images, the layer. Returns an
+ * error on the ranks whose own samples had this loss. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;
-    uint32_t steps = train_steps(train), epoch = (uint32_t)(bad_step / steps),
-             step = (uint32_t)(bad_step % steps);
-    const char *layer = "the loss";
-    struct train_state before = {0};
-    bool own = trainer->own_bad_step == bad_step;
-    enum status status = go_before(trainer, epoch, step, &before);
-    if (status == STATUS_OK && own)
-        status = naive_find_bad_layer(train, &before, epoch, step, &layer);
-    train_state_free(&before);
-    if (status == STATUS_OK && !own)
+    const uint32_t steps = train_steps(train);
+    enum status status = STATUS_OK;
+    char found[512] = "";
+    if (has_images_of_reference(train))
+        status = find_bad_layer(trainer, bad_step, found, sizeof found);
+    if (status == STATUS_OK && trainer->own_bad_step != bad_step)
         return STATUS_OK;
-    char found[512];
-    if (status == STATUS_OK)
-        snprintf(found, sizeof found, "first non-finite result: %s", layer);
-    else /* the message still reports the step */
-        snprintf(found, sizeof found, "the first layer with a non-finite result could not be found (%.400s)",
-                 status_text());
     return status_set(STATUS_FAILED,
-                      "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
+                      "epoch %u, step %u of %u: the loss is not finite; %slower --lr, or continue with "
                       "--allow-nan",
-                      epoch + 1, step + 1, steps, found);
+                      (uint32_t)(bad_step / steps) + 1, (uint32_t)(bad_step % steps) + 1, steps, found);
 }
 
 /* Adds the steps of one call of the engine to the current epoch. */

@@ -1,6 +1,6 @@
-/* Shared by the parts of the trainer: trainer.c (epochs), trainer_resume.c (resuming), trainer_stops.c (tests,
- * rows of --log, checkpoints within an epoch), trainer_verify.c (verification), trainer_ranks.c (communication
- * between ranks), and trainer_balance.c (shares). No other file includes this header. */
+/* Shared by the parts of the trainer: trainer.c (epochs), trainer_resume.c (resuming), trainer_stops.c
+ * (tests, rows of --log, checkpoints within an epoch), trainer_verify.c (verification), trainer_ranks.c
+ * (communication between ranks), and trainer_balance.c (shares). No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 

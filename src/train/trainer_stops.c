@@ -54,7 +54,7 @@ enum status trainer_log_part(struct trainer *trainer, const struct train_epoch *
 }
 
 /* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
- * --verify and explain_bad_loss() need. */
+ * --verify and the search for a bad layer need. */
 static enum status keep_within(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
