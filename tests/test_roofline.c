@@ -298,25 +298,18 @@ Test(roofline, train_graph_is_near_15_percent)
 static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
                             const char *feed, const char *ema)
 {
-    const char *const given[] = {"--model",
-                                 "logreg",
-                                 "--train-size",
-                                 "500",
-                                 "--test-size",
-                                 "10",
-                                 "--batch",
-                                 "64",
-                                 "--optimizer",
-                                 optimizer,
-                                 "--feed",
-                                 feed,
-                                 "--data",
-                                 "digits",
-                                 "--ema",
-                                 ema ? ema : "0",
-                                 momentum ? "--momentum" : NULL,
-                                 momentum,
-                                 NULL};
+    const char *given[20] = {"--model", "logreg",  "--train-size", "500",         "--test-size",
+                             "10",      "--batch", "64",           "--optimizer", optimizer,
+                             "--feed",  feed,      "--data",       "digits"};
+    size_t count = 14;
+    if (momentum) {
+        given[count++] = "--momentum";
+        given[count++] = momentum;
+    }
+    if (ema) {
+        given[count++] = "--ema";
+        given[count++] = ema;
+    }
     const struct variant variant = {.platform = "cuda", .traits = engine};
     return work_of("train", given, &variant);
 }

@@ -33,7 +33,10 @@ read -r first second <<<"${DEVICES:-}" || true
 whole_pid='' parts_pid='' # of the trainings in the background
 stop_trainings() {
     local pid
-    for pid in $whole_pid $parts_pid; do kill -KILL "$pid" 2>/dev/null || true; done
+    for pid in $whole_pid $parts_pid; do
+        kill -KILL "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
 }
 trap stop_trainings EXIT
 trap 'exit 130' INT
