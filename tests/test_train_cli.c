@@ -522,6 +522,9 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--data synth --feed stored --generator omp",
                    "--generator needs --feed live; add that");
     expect_refusal(2, "--data synth --generator bat --verify", "--verify: images of --generator bat differ");
+    expect_refusal(2, "--data synth --generator gbase --export-step x",
+                   "--export-step: images of --generator gbase differ from those of the reference; use");
+    expect_refusal(2, "--data synth --generator bat --save-batch 2", "or drop --save-batch");
     expect_refusal(2, "--data synth --res 28 --model lenet --generator fused",
                    "it runs on a CPU, and --generator fused generates images on a GPU; use --generator omp");
     expect_refusal(2, "--keep 2", "--keep needs --checkpoint");

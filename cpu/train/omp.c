@@ -232,7 +232,7 @@ static void choose_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t
     net->mix = train_mix(net->train, epoch, step);
 }
 
-/* Computes the loss and the gradients of a part of the samples of this rank. */
+/* Computes the loss and the gradients of a part of the samples of this rank. The part is not empty. */
 static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
 #pragma omp master
@@ -240,8 +240,6 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
     if (net->accumulates && part == 0)
         net_clear_sums(net);
     barrier_wait(&net->barrier);
-    if (net->count == 0)
-        return;
     net_forward(net, epoch, DATA_TRAIN, true);
     net_take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
@@ -251,14 +249,20 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
  * part in the exchange. */
 static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
 {
-    if (train_share(net->train, step).count == 0) {
+    const struct share share = train_share(net->train, step);
+    if (share.count == 0) {
 #pragma omp master
         memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
         barrier_wait(&net->barrier);
         return;
     }
-    for (uint32_t part = 0; part < train_parts(net->train); part++)
+    /* Every thread looks for the first empty part by itself, because net->count may already belong to the
+     * next part. */
+    for (uint32_t part = 0; part < train_parts(net->train); part++) {
+        if (train_part(net->train, &share, part).count == 0)
+            break;
         compute_part(net, epoch, step, part);
+    }
     if (net->accumulates && net->flat > 1)
         net_gather_sums(net, net->chunks);
 }
@@ -267,7 +271,8 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 {
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
-    train_batch(net->train, order, step, net->step_numbers);
+    if (!feed_computes(&net->feed)) /* otherwise omp_steps() filled the list */
+        train_batch(net->train, order, step, net->step_numbers);
     compute_gradients(net, epoch, step);
     exchange(net);
     if (net->exchanged == STATUS_OK)

@@ -50,9 +50,9 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
-/* Returns image j of a batch. Without `numbers`, this is image_input_at() of run `run`. With `numbers`, the
- * image has the number numbers[j], relative to input.first. The caller must be able to dereference `numbers`.
- */
+/* Returns the parameters of image j of a batch. If `numbers` is NULL, the batch is that of run `run`, as for
+ * image_input_at(). Otherwise the image has the number numbers[j], relative to input.first. The caller must
+ * be able to dereference `numbers`, `classes` and `spoke_offset`. */
 FDSL_HD struct image_input image_input_listed(const struct device_input &input,
                                               const struct atom_class *classes, const uint64_t *spoke_offset,
                                               const uint64_t *numbers, uint64_t run, uint64_t j)

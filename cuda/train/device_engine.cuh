@@ -1,6 +1,6 @@
-/* Shared by the engines that run a step in parts: those of engine.cuh, and vit/engine.cu. The state of such
- * an engine derives from struct device_engine. The `void *state` of its struct engine points to a struct
- * device_engine. */
+/* What the engines of engine.cuh and vit/engine.cu share: device memory, data, the exchange, and steps in
+ * parts. The state of each of these engines derives from struct device_engine. The `void *state` of its
+ * struct engine points to a struct device_engine. */
 #ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 

@@ -38,14 +38,14 @@ static bool has_products(const struct layer *layer)
 
 /* Fuses a ReLU into its neighbours. If a later LAYER_ADD also uses the ReLU's output, the next layer computes
  * only a part of that output's gradient. The ReLU's backward pass then stays separate. */
-static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
+static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *after)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
         return;
     before->relu = relu->forward_done = has_products(before->layer) || before->layer->spec.kind == LAYER_ADD;
-    if (behind && !relu->layer->is_added)
-        behind->relu_before = relu->backward_done =
-            has_products(behind->layer) || behind->layer->spec.kind == LAYER_POOL;
+    if (after && !relu->layer->is_added)
+        after->relu_before = relu->backward_done =
+            has_products(after->layer) || after->layer->spec.kind == LAYER_POOL;
 }
 
 /* Opens layer i; the layers before it must be open. */

@@ -30,13 +30,25 @@ mkdir "$folder" || exit 2
 bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
 
+whole_pid='' parts_pid='' # of the trainings in the background
+stop_trainings() {
+    local pid
+    for pid in $whole_pid $parts_pid; do
+        kill -KILL "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+}
+trap stop_trainings EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 fail() {
     echo "check/resume.sh: $1" >&2
     exit 1
 }
 
-whole() {
-    "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
+whole() { # never returns; call it in a subshell, whose process becomes the training
+    exec "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
 }
 
 latest() { # prints the latest checkpoint, or the pattern itself if there is none
@@ -50,16 +62,17 @@ parts() { # arguments: further options
 }
 
 killed() { # starts the second training, and kills it after a new checkpoint within an epoch
-    local before pid status=0
+    local before status=0
     before=$(latest)
     # exec, so that the process which is killed is the training itself
     (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
         --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
-    pid=$!
-    while kill -0 $pid 2>/dev/null && { [[ $(latest) == "$before" ]] || [[ $(latest) != *step* ]]; }; do sleep 0.01; done
+    parts_pid=$!
+    while kill -0 "$parts_pid" 2>/dev/null && { [[ $(latest) == "$before" ]] || [[ $(latest) != *step* ]]; }; do sleep 0.01; done
     sleep "0.$(printf %03d $((RANDOM % 200)))"
-    kill -KILL $pid 2>/dev/null || true
-    wait $pid || status=$?
+    kill -KILL "$parts_pid" 2>/dev/null || true
+    wait "$parts_pid" || status=$?
+    parts_pid=''
     ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
     echo "killed after $(basename "$(latest)")"
 }
@@ -71,14 +84,13 @@ losses() { # file: prints the columns of the steps that do not depend on time, o
 
 if [[ $second ]]; then
     whole &
-    of_whole=$!
-    trap 'kill $of_whole 2>/dev/null || true' EXIT
+    whole_pid=$!
 else
-    whole || fail "the uninterrupted training failed; see $folder/whole.txt"
+    (whole) || fail "the uninterrupted training failed; see $folder/whole.txt"
 fi
 while ((kills-- > 0)); do killed; done
 parts --export "$folder/parts.safetensors" || fail "the resumed training failed; see $folder/parts.txt"
-[[ ! $second ]] || wait "$of_whole" || fail "the uninterrupted training failed; see $folder/whole.txt"
+[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed; see $folder/whole.txt"
 cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
 diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
 ! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'

@@ -16,7 +16,8 @@ DIR is created. It gets init.safetensors; ours.csv and pytorch.csv with rows of 
 draws; and the output of the programs, ours.txt and pytorch.txt. With --cpu, or on one GPU, PyTorch trains first.
 Arguments after -- are passed on to fdsl-bench.
 
-Exit status: 0 done, 1 a failure, or the losses differ by more than a bound, 2 usage, 4 a package or a GPU is missing.
+Exit status: 0 done, 1 a failure, or the losses differ by more than a bound, 2 usage, 4 a package or a GPU is missing, 130
+interrupted.
 """
 
 import argparse

@@ -89,10 +89,15 @@ def log_gamma_draw(alpha, which, draw):
             return math.log(d * v) + (math.log(words[3]) / alpha if alpha < 1 else 0)
 
 
-def cut_axis(size, side, word):
-    """Returns the part of an axis that a rectangle covers: its begin and its end."""
-    half, centre = int(size * side) // 2, word * size >> 32
-    return max(0, centre - half), min(size, centre + half)
+def cut(height, width, share, middle):
+    """Returns the rectangle of CutMix that takes about 1 - `share` of an image's area, as its top, bottom, left and right. Each side
+    is an even number of pixels. The parts of the rectangle outside the image are cut off. The exact share comes first. `middle(size)`
+    draws the middle of the rectangle on an axis."""
+    side, box = math.sqrt(1 - share), []
+    for size in (height, width):
+        half, centre = int(size * side) // 2, middle(size)
+        box += [max(0, centre - half), min(size, centre + half)]
+    return 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width), box
 
 
 def mix_of(seed, epoch, step, height, width, mixup, cutmix):
@@ -106,5 +111,5 @@ def mix_of(seed, epoch, step, height, width, mixup, cutmix):
     share = 1 / (1 + math.exp(other - one))
     if not cut:
         return share, None
-    box = (*cut_axis(height, math.sqrt(1 - share), words[1]), *cut_axis(width, math.sqrt(1 - share), words[2]))
-    return 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width), box
+    rest = iter(words[1:])
+    return cut(height, width, share, lambda size: next(rest) * size >> 32)

@@ -11,7 +11,7 @@ import math
 import random
 
 import torch
-from pretrain_order import mix_of
+from pretrain_order import cut, mix_of
 from pretrain_sources import to
 from torch.nn import functional
 
@@ -191,11 +191,8 @@ class Recipe:
 
     @staticmethod
     def draw_mix(draw, height, width, mixup, cutmix):
-        """Draws a result of the form of mix_of(). As in timm, half of each side of a rectangle is rounded down."""
+        """Draws how the samples of a step are mixed. Returns the share of a sample in its mixed sample; and for CutMix, top, bottom,
+        left and right of the rectangle, otherwise None."""
         if draw.choice([way for way, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]) == "mixup":
             return draw.betavariate(mixup, mixup), None
-        side, box = math.sqrt(1 - draw.betavariate(cutmix, cutmix)), []
-        for size in (height, width):
-            half, middle = int(size * side) // 2, draw.randrange(size)
-            box += [max(0, middle - half), min(size, middle + half)]
-        return 1 - (box[1] - box[0]) * (box[3] - box[2]) / (height * width), box
+        return cut(height, width, draw.betavariate(cutmix, cutmix), draw.randrange)

@@ -202,8 +202,8 @@ FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed,
     return move;
 }
 
-/* Index (row * width + column) of the input element that becomes output (y, x); -1 if it is outside the
- * image. */
+/* Returns the index (row * width + column) of the input element that becomes output (y, x), or -1 if the
+ * element is outside the image. */
 FDSL_HD int32_t draw_moved(const struct draw_move *move, uint32_t height, uint32_t width, uint32_t y,
                            uint32_t x)
 {

@@ -13,8 +13,8 @@
 #include "train/engine.h"
 #include "train/model.h"
 
-/* Training progress of a network. Random numbers are functions of the epoch, so `epochs` is the whole state
- * of the random number generator. */
+/* Training progress of a network. Random numbers are functions of the epoch and the step or sample, so there
+ * is no state of a random number generator. */
 struct train_history {
     uint32_t epochs;         /* completed epochs */
     double trained_s;        /* seconds spent in the training steps of these epochs */

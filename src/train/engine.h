@@ -1,14 +1,15 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
  * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
  *
- * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
- * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
- * (drop_last). Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted
- * and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another one (mix.h), and
- * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log p for
- * probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients are
- * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
- * e * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
+ * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the permutation
+ * draw_order(seed, e, size of the training set), where n is batch / augment.repeats. Each sample occurs in
+ * the step augment.repeats times, as different copies (train_pick()). The last batch of an epoch may be
+ * short, or is left out (drop_last). Samples come from any source (enum data_feed). Each sample is augmented
+ * (augment.h), shifted and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another
+ * one (mix.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log
+ * p for probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients
+ * are those of the mean loss of the batch. optimizer_step() updates every parameter with step number e *
+ * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
  * optimizer_average() then updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
@@ -302,8 +303,9 @@ struct train_held {
     uint32_t count, skipped;
 };
 
-/* Returns the index in such an array of entry `j` of the list of a part's `count` samples; held->alone must
- * be true. An array without `partners` has all samples of the step, so a partner is at the mirrored index. */
+/* Returns the index in the array that `held` describes of entry `j` of the list of a part's `count` samples;
+ * held->alone must be true. An array without `partners` has all samples of the step, so a partner is at the
+ * mirrored index. */
 FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
 {
     const uint32_t at = held->skipped + (j < count ? j : j - count);

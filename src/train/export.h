@@ -23,7 +23,8 @@ enum status export_data(const struct train *train, const float *initial, const c
                         const char *path);
 
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
- * file holds `inputs` (normalised), `labels` and `loss` (the mean). Each parameter has before.NAME,
+ * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels`, `targets` (one
+ * probability per class) and `loss` (the mean). Each parameter has before.NAME,
  * gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its
  * inputs; stochastic depth has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,

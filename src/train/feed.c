@@ -51,7 +51,7 @@ void feed_close(struct feed *feed)
     *feed = (struct feed){0};
 }
 
-/* Generates `count` samples, which include the partners that train_generated() adds. */
+/* Generates the `count` samples in `numbers`; train_generated() says which partners are among them. */
 static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     const struct data *data = feed->train->data;
@@ -65,7 +65,8 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
     return status;
 }
 
-/* Computes the images of `count` samples, which include the partners that train_generated() adds. Threads
+/* Computes the images of the `count` samples in `numbers`; train_generated() says which partners are among
+ * them. Threads
  * take samples in any order; each image depends only on its number. */
 static void compute_images(const struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {

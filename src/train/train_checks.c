@@ -53,8 +53,21 @@ static enum status check_largest(const struct train_parameters *parameters)
     if (option)
         return status_set(STATUS_USAGE, "--%s needs a known batch; give --batch a number", option);
     return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
-                                                            "max is known; give --batch a number")
+                                                            "max chooses a batch; give --batch a number")
                                  : STATUS_OK;
+}
+
+/* Rejects options that compute the images of a step on the host, if the generator draws other images. */
+static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
+{
+    static const char *const computed[] = {"verify", "export-step", "save-batch"};
+    for (size_t i = 0; train_draws_other_bits(parameters) && i < COUNT_OF(computed); i++)
+        if (options_given(given, computed[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s: images of --generator %s differ from those of the reference; use "
+                              "--generator fused or omp, or drop --%s",
+                              computed[i], train_generators[parameters->generator], computed[i]);
+    return STATUS_OK;
 }
 
 /* Rejects options that do not apply. */
@@ -73,11 +86,7 @@ static enum status check_given(const struct options *given, const struct train_p
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
-    if (options_given(given, "verify") && train_draws_other_bits(parameters))
-        return status_set(STATUS_USAGE,
-                          "--verify: images of --generator %s differ from those of the reference; use "
-                          "--generator fused or omp, or drop --verify",
-                          train_generators[parameters->generator]);
+    TRY(check_drawn(given, parameters));
     return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 

@@ -26,12 +26,14 @@ const struct measure train_columns[] = {
     {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
 };
 
-/* Returns the bytes of the parameters and their optimizer state, which every step must read and write. */
+/* Returns the bytes of the parameters, their moving average and their optimizer state, which every step must
+ * read and write. */
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;
     int moments = optimizer->kind != OPTIMIZER_SGD ? 2 : optimizer->momentum > 0 ? 1 : 0;
-    return (double)train->model->parameters * (1 + moments) * sizeof(float);
+    const int arrays = 1 + moments + train_averages(train);
+    return (double)train->model->parameters * arrays * sizeof(float);
 }
 
 struct work train_work(const void *input, const struct variant *variant)

@@ -121,33 +121,51 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
     return trainer->engine->get(trainer->state, before);
 }
 
-/* Finds the layer that made the loss non-finite: restores the state before the step with this loss, and lets
- * the reference find the first layer with a non-finite output. Returns an error on the ranks whose own
- * samples had this loss. */
+/* Returns whether the reference trains on the same images as the engine. Images of the generators bat and
+ * gbase differ from those of the reference. */
+static bool has_images_of_reference(const struct train *train)
+{
+    const char *generator = train->generator ? train->generator : "";
+    return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
+}
+
+/* Finds the layer that made the loss non-finite: restores the state before the step, and lets the reference
+ * find the first layer with a non-finite output. Writes what it found, or why it found nothing, to `found`.
+ * Collective. */
+static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, char *found, size_t size)
+{
+    const uint32_t steps = train_steps(&trainer->train), epoch = (uint32_t)(bad_step / steps),
+                   step = (uint32_t)(bad_step % steps);
+    const char *layer = "the loss";
+    struct train_state before = {0};
+    enum status status = go_before(trainer, epoch, step, &before);
+    if (status == STATUS_OK && trainer->own_bad_step == bad_step)
+        status = naive_find_bad_layer(&trainer->train, &before, epoch, step, &layer);
+    train_state_free(&before);
+    if (status == STATUS_OK)
+        snprintf(found, size, "first non-finite result: %s; ", layer);
+    else
+        snprintf(found, size, "the first layer with a non-finite result could not be found (%.400s); ",
+                 status_text());
+    return status;
+}
+
+/* Reports the step whose loss was not finite and, if the reference has the same images, the layer. Returns an
+ * error on the ranks whose own samples had this loss. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;
-    uint32_t steps = train_steps(train), epoch = (uint32_t)(bad_step / steps),
-             step = (uint32_t)(bad_step % steps);
-    const char *layer = "the loss";
-    struct train_state before = {0};
-    bool own = trainer->own_bad_step == bad_step;
-    enum status status = go_before(trainer, epoch, step, &before);
-    if (status == STATUS_OK && own)
-        status = naive_find_bad_layer(train, &before, epoch, step, &layer);
-    train_state_free(&before);
-    if (status == STATUS_OK && !own)
+    const uint32_t steps = train_steps(train);
+    enum status status = STATUS_OK;
+    char found[512] = "";
+    if (has_images_of_reference(train))
+        status = find_bad_layer(trainer, bad_step, found, sizeof found);
+    if (status == STATUS_OK && trainer->own_bad_step != bad_step)
         return STATUS_OK;
-    char found[512];
-    if (status == STATUS_OK)
-        snprintf(found, sizeof found, "first non-finite result: %s", layer);
-    else /* the message still reports the step */
-        snprintf(found, sizeof found, "the first layer with a non-finite result could not be found (%.400s)",
-                 status_text());
     return status_set(STATUS_FAILED,
-                      "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
+                      "epoch %u, step %u of %u: the loss is not finite; %slower --lr, or continue with "
                       "--allow-nan",
-                      epoch + 1, step + 1, steps, found);
+                      (uint32_t)(bad_step / steps) + 1, (uint32_t)(bad_step % steps) + 1, steps, found);
 }
 
 /* Adds the steps of one call of the engine to the current epoch. */
@@ -163,7 +181,7 @@ static void add_part(struct train_partial *done, const struct train_totals *part
         sums->skipped += part->skipped;
         sums->norms += part->norms;
         sums->normed += part->normed;
-        sums->data_s = part->data_s < 0 ? part->data_s : sums->data_s + part->data_s;
+        sums->data_s = sums->data_s < 0 || part->data_s < 0 ? -1 : sums->data_s + part->data_s;
         sums->generate_s += part->generate_s;
         sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
     }
@@ -183,108 +201,11 @@ static enum status make_part(struct trainer *trainer, uint32_t count)
     trainer->part_s = timer_now_s() - begin_s;
     add_part(done, &trainer->part, count);
     done->epoch_s += trainer->part_s;
+    display_pass(trainer->display, &done->totals, done->epoch_s);
     done->exchange_s += exchange ? exchange->spent_s : 0;
     if (trainer->part.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
         return comm_agree(explain_bad_loss(trainer, trainer->part.bad_step));
     return STATUS_OK;
-}
-
-/* ---- Stops within an epoch ---- */
-
-void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
-                  double *accuracy)
-{
-    uint32_t right = 0;
-    *loss = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const float *of = logits + (size_t)i * classes;
-        uint32_t best = 0;
-        double sum = 1; /* exp(0), for the largest logit */
-        for (uint32_t k = 1; k < classes; k++)
-            if (of[k] > of[best])
-                best = k;
-        for (uint32_t k = 0; k < classes; k++)
-            sum += k == best ? 0 : exp((double)of[k] - of[best]);
-        *loss += log(sum) + of[best] - of[labels[i]];
-        right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
-    }
-    *loss /= count;
-    *accuracy = (double)right / count;
-}
-
-static enum status test(struct trainer *trainer, double *loss, double *accuracy)
-{
-    const struct train *train = &trainer->train;
-    const struct data_set *set = &train->data->sets[DATA_TEST];
-    TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
-    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, loss, accuracy);
-    return STATUS_OK;
-}
-
-/* Appends a row about the steps since the latest stop to the log. */
-static enum status log_part(struct trainer *trainer, const struct train_epoch *tested)
-{
-    const struct train *train = &trainer->train;
-    const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
-                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch;
-    if (!trainer->log)
-        return STATUS_OK;
-    const struct step_row row = {.epoch = (uint32_t)epochs + 1,
-                                 .step = epochs * steps + trainer->done.steps,
-                                 .samples_seen = epochs * (full < samples ? full : samples) +
-                                                 trainer->done.totals.samples,
-                                 .totals = trainer->part,
-                                 .steps_s = trainer->part_s,
-                                 .test_loss = tested->test_loss,
-                                 .test_accuracy = tested->test_accuracy};
-    return step_log_add(trainer->log, &row);
-}
-
-/* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
- * --verify and explain_bad_loss() need. */
-static enum status keep_within(struct trainer *trainer)
-{
-    const struct train_job *job = trainer->job;
-    trainer->within.scale =
-        trainer->now.state.scale; /* engines that do not scale the loss leave it unchanged */
-    TRY(trainer_get(trainer, &trainer->within));
-    if (comm_rank() > 0)
-        return STATUS_OK;
-    TRY(trainer_note_shares(trainer));
-    struct checkpoint within = trainer->now;
-    within.partial = trainer->done;
-    within.state = trainer->within;
-    return checkpoint_write(job->checkpoints, job->keep, &within);
-}
-
-static bool is_due(uint32_t every, uint64_t step)
-{
-    return every > 0 && step % every == 0;
-}
-
-/* Appends a row about the steps since the previous stop. First tests the network, and then writes a
- * checkpoint, if these are due after `step` steps. A checkpoint always ends a row, so that a resumed run has
- * the same rows as an uninterrupted run. */
-static enum status stop(struct trainer *trainer, uint64_t step)
-{
-    const struct train_job *job = trainer->job;
-    struct train_epoch tested = {.test_loss = NAN, .test_accuracy = NAN};
-    enum status status = STATUS_OK;
-    if (is_due(job->test_steps, step))
-        status = test(trainer, &tested.test_loss, &tested.test_accuracy);
-    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, &tested) : status));
-    return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
-                                                                   : STATUS_OK;
-}
-
-/* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
-static uint64_t next_stop(const struct train_job *job, uint64_t step, uint64_t end)
-{
-    const uint32_t every[] = {job->checkpoint_steps, job->test_steps, job->log_steps};
-    for (size_t i = 0; i < COUNT_OF(every); i++)
-        if (every[i] && (step / every[i] + 1) * every[i] < end)
-            end = (step / every[i] + 1) * every[i];
-    return end;
 }
 
 /* Runs the steps of an epoch, or those that remain after a checkpoint within it. Without stops, they are one
@@ -297,10 +218,10 @@ static enum status make_steps(struct trainer *trainer)
     for (;;) {
         const uint64_t step = begin + done->steps;
         display_pass(trainer->display, &done->totals, done->epoch_s);
-        TRY(make_part(trainer, (uint32_t)(next_stop(trainer->job, step, begin + steps) - step)));
+        TRY(make_part(trainer, (uint32_t)(trainer_next_stop(trainer->job, step, begin + steps) - step)));
         if (done->steps == steps)
             return STATUS_OK;
-        TRY(stop(trainer, begin + done->steps));
+        TRY(trainer_stop(trainer, begin + done->steps));
     }
 }
 
@@ -341,7 +262,7 @@ static enum status test_average(struct trainer *trainer, struct train_epoch *epo
     struct train_state averaged = trainer->now.state;
     averaged.parameters = averaged.ema;
     TRY(trainer->engine->set(trainer->state, &averaged));
-    TRY(test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
+    TRY(trainer_test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
     return trainer->engine->set(trainer->state, &trainer->now.state);
 }
 
@@ -381,8 +302,8 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->done.exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->done.epoch_s;
-    enum status status = test(trainer, &epoch->test_loss, &epoch->test_accuracy);
-    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, epoch) : status));
+    enum status status = trainer_test(trainer, &epoch->test_loss, &epoch->test_accuracy);
+    TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, epoch) : status));
     TRY(trainer_get(trainer, &trainer->now.state));
     if (trainer->now.state.ema)
         TRY(comm_agree(test_average(trainer, epoch)));

@@ -109,7 +109,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs);
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.
  *
- * Otherwise (after an epoch, before trainer_finish()), trains the epoch again. The repetition must give
+ * Otherwise (after an epoch, before trainer_finish()), trains the epoch again; after resuming within the
+ * epoch, only the steps since then. The repetition must give
  * bit-identical parameters and, within bounds.loss, the same loss. Also compares the last step and one step
  * drawn at random with the oracle. If such a step differs, the result of its neighbouring step counts
  * instead.
