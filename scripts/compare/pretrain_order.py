@@ -89,10 +89,10 @@ def log_gamma_draw(alpha, which, draw):
             return math.log(d * v) + (math.log(words[3]) / alpha if alpha < 1 else 0)
 
 
-def cut(height, width, share, middle):
-    """Returns the rectangle of CutMix that takes about 1 - `share` of an image's area, as its top, bottom, left and right. Each side
-    is an even number of pixels. The parts of the rectangle outside the image are cut off. The exact share comes first. `middle(size)`
-    draws the middle of the rectangle on an axis."""
+def cut_box(height, width, share, middle):
+    """Returns the exact share of a sample in an image with a rectangle of CutMix, and the rectangle's top, bottom, left and right.
+    The rectangle takes about 1 - `share` of the area. Half of each side is rounded down, as in timm, and the parts outside the image
+    are cut off. `middle(size)` draws the middle of the rectangle on an axis."""
     side, box = math.sqrt(1 - share), []
     for size in (height, width):
         half, centre = int(size * side) // 2, middle(size)
@@ -112,4 +112,4 @@ def mix_of(seed, epoch, step, height, width, mixup, cutmix):
     if not cut:
         return share, None
     rest = iter(words[1:])
-    return cut(height, width, share, lambda size: next(rest) * size >> 32)
+    return cut_box(height, width, share, lambda size: next(rest) * size >> 32)

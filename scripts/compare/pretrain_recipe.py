@@ -11,7 +11,7 @@ import math
 import random
 
 import torch
-from pretrain_order import cut, mix_of
+from pretrain_order import cut_box, mix_of
 from pretrain_sources import to
 from torch.nn import functional
 
@@ -195,4 +195,4 @@ class Recipe:
         left and right of the rectangle, otherwise None."""
         if draw.choice([way for way, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]) == "mixup":
             return draw.betavariate(mixup, mixup), None
-        return cut(height, width, draw.betavariate(cutmix, cutmix), draw.randrange)
+        return cut_box(height, width, draw.betavariate(cutmix, cutmix), draw.randrange)
