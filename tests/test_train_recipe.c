@@ -167,7 +167,8 @@ Test(train_recipe, resume_says_what_to_give)
 #define DRAWN SMALL "--data synth --res 8 --feed stored --checkpoint s "
     EXPECT(0, "$P " DRAWN "--epochs 1");
     expect_refusal(2, DRAWN "--resume --preset visualatom",
-                   "belong to other samples of --data synth; give --preset, --image and --label as before");
+                   "belong to other samples: --preset not given in the checkpoint, visualatom now; give the "
+                   "same samples");
 #endif
 }
 #endif

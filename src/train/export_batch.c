@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -124,5 +125,7 @@ enum status export_batch(const struct train *train, const struct resources *reso
     free(numbers);
     free(values);
     free(pixels);
+    if (status == STATUS_OK)
+        status_say("%" PRIu32 " images written to %s", count, folder);
     return status;
 }
