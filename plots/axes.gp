@@ -1,5 +1,6 @@
 # Sets the axes from variables of scripts/figures/draw.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[].
-# A log y axis also has y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. A tick without text is minor.
+# A y axis with own ticks also has y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. It is logarithmic, unless y_linear exists.
+# A tick without text is minor.
 if (x_log) {
     set logscale x
 }
@@ -7,7 +8,7 @@ set xrange [x_low:x_high]
 set xtics ()
 do for [i = 1:x_ticks] { set xtics add (x_tick_text[i] x_tick_at[i] x_tick_text[i] eq '') }
 if (exists('y_ticks')) {
-    set logscale y
+    if (!exists('y_linear')) { set logscale y }
     set yrange [y_low:y_high]
     set ytics ()
     do for [i = 1:y_ticks] { set ytics add (y_tick_text[i] y_tick_at[i] y_tick_text[i] eq '') }

@@ -1,7 +1,7 @@
-# Training loss vs. samples seen, one line without points per run, log y. Variables: series, series_style[], x_name, y_name, and
-# those of axes.gp. Blocks of data: one per run (samples, loss).
+# Training loss vs. samples seen, one line per run, with a few points that the legend shows. Variables: series, series_style[], x_name, y_name, and those
+# of axes.gp. Blocks of data: one per run (samples, loss).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel x_name
 set ylabel y_name offset character 0.5, 0
-plot for [i = 1:series] data index i - 1 using 1:2 with lines ls series_style[i]
+plot for [i = 1:series] data index i - 1 using 1:2 with linespoints ls series_style[i] pointnumber 8

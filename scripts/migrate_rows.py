@@ -52,12 +52,12 @@ PARAMETERS = {
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
     "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
         out_res fit channels layout decoder augment shift mean std dtype ring chunk resident_bytes compute""",
-    "train": """data train_size test_size classes res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
+    "train": """data image label train_size test_size classes preset res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_milestones lr_gamma lr_power lr_min lr_cycles label_smoothing loss clip_norm accumulate ema layer_decay drop_path
         checkpoint_activations feed generator fresh shift flip interpolation rand_augment rand_augment_ops erasing mixup cutmix
         repeats raw mean std cudnn_benchmark seed sync lr_scale balance
         parallel stages microbatches schedule""",
-    "infer": "checkpoint data train_size test_size classes res out_res fit channels batch",
+    "infer": "checkpoint data image label train_size test_size classes preset res out_res fit channels batch",
     "exchange": "array_bytes dtype",
     "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample resident ring chunk async "
            "pool gpu_memory_limit",
@@ -83,7 +83,7 @@ COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}"
 STEPS_LOG = """schema time_utc host job_id revision workload variant device ranks seed model epoch step samples_seen loss accuracy lr
     gradient_norm items_per_s gpu_utilisation_percent gpu_memory_bytes test_loss test_acc"""
 COLUMNS["monitor"], COLUMNS["steps"] = MONITOR.split(), STEPS_LOG.split()
-CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
+CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 6, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -121,8 +121,8 @@ ADDED_AFTER = {
                  "bubble_formula", 6: "batch_probes", 7: "out_res fit channels",
               8: "lr_milestones lr_power lr_min lr_cycles loss clip_norm accumulate ema layer_decay drop_path "
                  "checkpoint_activations generator interpolation rand_augment rand_augment_ops erasing mixup cutmix repeats "
-                 "mean std cudnn_benchmark gradient_norm ema_test_loss ema_test_acc"},
-    "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels"},
+                 "mean std cudnn_benchmark gradient_norm ema_test_loss ema_test_acc image label preset"},
+    "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels", 5: "image label preset"},
     "exchange": {},
     "ops": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},

@@ -94,6 +94,7 @@ struct trial {
     uint32_t batch, count; /* samples of a step, and of the training set */
     struct mixing mixing;
     uint32_t rank, ranks; /* 0 ranks mean 1 */
+    uint32_t parts;       /* of a step; 0 means 1 */
 };
 
 /* `model` has only a shape. */
@@ -123,6 +124,7 @@ static void open_trial(const struct trial *trial, struct data *data, struct mode
     train->mixing = trial->mixing;
     train->rank = trial->rank;
     train->ranks = trial->ranks;
+    train->accumulate = trial->parts;
     train->seed = 11;
     train->batch = trial->batch;
     train->augment = trial->augment;
@@ -150,49 +152,68 @@ static void open_device(const struct train *train, struct on_device *device)
                        nullptr));
     must(allocate_copy(allocations, &device->set.labels, set->labels, set->count * sizeof *set->labels,
                        nullptr));
-    must(device_batch_allocate(train, train->batch, &device->batch, allocations));
-    must(allocate(allocations, &device->values, train->batch * data->sample_values));
+    must(device_batch_allocate(train, train_part_max(train), &device->batch, allocations));
+    must(allocate(allocations, &device->values, train_part_max(train) * data->sample_values));
 }
 
-/* Runs a step on the device: its images, and the values that the network gets. */
-static void run_step(const struct train *train, struct on_device *device, uint32_t epoch, uint32_t step,
-                     struct device_set *set)
+/* A part of a step on the host: samples `skipped` to skipped + count - 1 of the `own` samples of this rank,
+ * whose numbers come from train_batch(). */
+struct host_part {
+    struct feed *feed;
+    uint32_t epoch, step, own, skipped, count;
+    const uint32_t *numbers;
+};
+
+/* Runs a part on the device: its images, and the values that the network gets. */
+static void run_part(const struct host_part *part, struct on_device *device, struct device_set *set)
 {
-    const struct share share = train_share(train, step);
-    const auto count = (uint32_t)share.count;
+    const struct train *train = part->feed->train;
+    struct share share = train_share(train, part->step);
+    share.first += part->skipped;
+    share.count = part->count;
     *set = device->set;
-    must(batch_draw(train, set, &device->batch, epoch, step, &share, nullptr));
-    must(device_augment_run(&device->augment, epoch, device->batch.numbers, train_generated(train, count),
-                            set, nullptr));
-    must(batch_gather(train->data, set, &device->batch, count, device->values, nullptr));
+    must(batch_draw(train, set, &device->batch, part->epoch, part->step, &share, nullptr));
+    must(device_augment_run(&device->augment, part->epoch, device->batch.numbers, part->count, set, nullptr));
+    must(batch_gather(train->data, set, &device->batch, part->count, device->values, nullptr));
 }
 
-/* Compares the images of a step, also those of partners that are computed separately. */
-static bool same_images(const struct feed *feed, const uint32_t *numbers, uint32_t count,
-                        const struct device_set *set)
+/* Returns the index in part->numbers of entry `j` of the part's list. */
+static uint32_t entry_of(const struct host_part *part, uint32_t j)
 {
-    const size_t bytes = feed->train->data->sample_bytes;
-    const uint32_t images = train_generated(feed->train, count);
+    return part->skipped + (j < part->count ? j : part->own + j - part->count);
+}
+
+/* Compares the images of a part, and those of partners that the device computes separately. With one rank,
+ * the host does not compute partners separately: they are among the samples. */
+static bool same_images(const struct host_part *part, const struct device_set *set)
+{
+    const struct train *train = part->feed->train;
+    const size_t bytes = train->data->sample_bytes;
+    const uint32_t images = train_part_augmented(train, part->count),
+                   there = train_generated(train, part->own);
     uint8_t *mine = host<uint8_t>(images * bytes);
-    bool same = set->partners == (images > count);
+    bool same = set->held.alone && set->held.partners == (images > part->count);
     must(cudaMemcpy(mine, set->values, images * bytes, cudaMemcpyDeviceToHost));
-    for (uint32_t j = 0; j < images; j++)
-        same &= memcmp(feed_sample(feed, numbers[j], j), mine + j * bytes, bytes) == 0;
+    for (uint32_t j = 0; j < images; j++) {
+        const uint32_t entry = entry_of(part, j), at = entry < there ? entry : 2 * part->own - 1 - entry;
+        same &= memcmp(feed_sample(part->feed, part->numbers[entry], at), mine + j * bytes, bytes) == 0;
+    }
     free(mine);
     return same;
 }
 
 /* Compares the values that the network gets. */
-static bool same_values(const struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
-                        uint32_t count, const float *values)
+static bool same_values(const struct host_part *part, const float *values)
 {
-    const size_t length = feed->train->data->sample_values;
-    const struct mix mix = train_mix(feed->train, epoch, step);
-    float *right = host<float>(2 * length), *mine = host<float>(count * length);
+    const struct train *train = part->feed->train;
+    const size_t length = train->data->sample_values;
+    const struct mix mix = train_mix(train, part->epoch, part->step);
+    float *right = host<float>(2 * length), *mine = host<float>(part->count * length);
     bool same = true;
-    must(cudaMemcpy(mine, values, count * length * sizeof *mine, cudaMemcpyDeviceToHost));
-    for (uint32_t j = 0; j < count; j++) {
-        feed_gather(feed, &mix, epoch, numbers, count, j, right + length, right);
+    must(cudaMemcpy(mine, values, part->count * length * sizeof *mine, cudaMemcpyDeviceToHost));
+    for (uint32_t j = 0; j < part->count; j++) {
+        feed_gather(part->feed, &mix, part->epoch, part->numbers, part->own, part->skipped + j,
+                    right + length, right);
         same &= memcmp(right, mine + j * length, length * sizeof *right) == 0;
     }
     free(right);
@@ -200,33 +221,43 @@ static bool same_values(const struct feed *feed, uint32_t epoch, uint32_t step, 
     return same;
 }
 
-static bool same_labels(const struct train *train, const uint32_t *numbers, uint32_t count,
-                        const uint32_t *labels)
+static bool same_labels(const struct host_part *part, const uint32_t *labels)
 {
-    const uint32_t entries = train_entries(train, count);
+    const struct data *data = part->feed->train->data;
+    const uint32_t entries = train_entries(part->feed->train, part->count);
     uint32_t *mine = host<uint32_t>(entries);
     bool same = true;
     must(cudaMemcpy(mine, labels, entries * sizeof *mine, cudaMemcpyDeviceToHost));
     for (uint32_t j = 0; j < entries; j++)
-        same &= mine[j] == train->data->sets[DATA_TRAIN].labels[train_original(train->data, numbers[j])];
+        same &=
+            mine[j] == data->sets[DATA_TRAIN].labels[train_original(data, part->numbers[entry_of(part, j)])];
     free(mine);
     return same;
+}
+
+static bool same_part(const struct host_part *part, struct on_device *device)
+{
+    struct device_set set;
+    run_part(part, device, &set);
+    return same_images(part, &set) && same_values(part, device->values) &&
+           same_labels(part, device->batch.labels);
 }
 
 static bool same_step(const struct train *train, struct feed *feed, struct on_device *device, uint32_t epoch,
                       uint32_t step)
 {
     const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const struct share share = train_share(train, step);
     uint32_t *numbers = host<uint32_t>(2 * train->batch);
-    const uint32_t count = train_batch(train, &order, step, numbers);
-    struct device_set set;
+    const uint32_t own = train_batch(train, &order, step, numbers);
     bool same = true;
-    if (count > 0) { /* in a short last step, a rank may have no samples */
-        must(feed_step(feed, epoch, numbers, count));
-        run_step(train, device, epoch, step, &set);
-        same = same_images(feed, numbers, count, &set) &&
-               same_values(feed, epoch, step, numbers, count, device->values) &&
-               same_labels(train, numbers, count, device->batch.labels);
+    must(feed_step(feed, epoch, numbers, own));
+    for (uint32_t i = 0; i < train_parts(train); i++) {
+        const struct share of = train_part(train, &share, i);
+        const struct host_part part = {
+            feed, epoch, step, own, (uint32_t)(of.first - share.first), (uint32_t)of.count, numbers};
+        if (part.count > 0) /* in a short last step, a rank or a part may have no samples */
+            same &= same_part(&part, device);
     }
     free(numbers);
     return same;
@@ -251,12 +282,12 @@ static void compare_batches(const struct trial *trial)
     snprintf(
         text, sizeof text,
         "batches of %u from %ux%ux%u to %ux%ux%u: crop %d, bicubic %d, flip %d, shift %u, operations %u, "
-        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u",
+        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
         trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
         trial->shape.channels, trial->shape.height, trial->shape.width, trial->augment.crop,
         trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
         trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup, trial->mixing.cutmix,
-        trial->rank, trial->ranks ? trial->ranks : 1);
+        trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);
@@ -265,7 +296,7 @@ static void compare_batches(const struct trial *trial)
 
 /* ---- Times ---- */
 
-/* Prints the time per image of each kernel's part of a step, without the gather. */
+/* Prints the time per image of the draws and the augmentation of a step, without the gather. */
 static void measure(const char *what, const struct trial *trial)
 {
     struct data data;
@@ -308,7 +339,8 @@ static void measure_all(void)
                               .count = 1024,
                               .mixing = {},
                               .rank = 0,
-                              .ranks = 1};
+                              .ranks = 1,
+                              .parts = 1};
         trial.augment.crop = trial.augment.flip = true;
         measure("crop and resize, bilinear, 512x512x1 to 224x224x3", &trial);
         trial.augment.operations = 2;
@@ -330,7 +362,8 @@ static struct trial small_trial(uint32_t i)
                           .count = 20,
                           .mixing = {},
                           .rank = 0,
-                          .ranks = 1};
+                          .ranks = 1,
+                          .parts = 1};
     trial.augment = {.shift = i & 2, .flip = true, .crop = true, .bicubic = (i & 1) != 0};
     trial.augment.operations = i & 4 ? 3 : 2;
     trial.augment.magnitude = 28;
@@ -352,9 +385,7 @@ static void compare_small(uint32_t i)
     compare_batches(&trial);
 }
 
-/* The partner of a sample is in the same batch on one rank, and is augmented separately on several ranks. The
- * last step has 2 samples, so one of 3 ranks has none. */
-static void compare_mixed(void)
+static void compare_mixed_in(uint32_t parts)
 {
     static const struct mixing mixings[] = {{0.8, 0}, {0, 1}, {0.8, 1}};
     for (uint32_t i = 0; i < COUNT_OF(mixings); i++)
@@ -364,8 +395,18 @@ static void compare_mixed(void)
                 trial.mixing = mixings[i];
                 trial.rank = rank;
                 trial.ranks = ranks;
+                trial.parts = parts;
                 compare_batches(&trial);
             }
+}
+
+/* The partner of a sample is in the same batch on one rank, and is augmented separately on several ranks and
+ * in several parts. The last step has 2 samples, so one of 3 ranks has none. */
+static void compare_mixed(void)
+{
+    compare_mixed_in(1);
+    compare_mixed_in(2);
+    compare_mixed_in(3);
 }
 
 static void compare_big(void)
@@ -377,7 +418,8 @@ static void compare_big(void)
                         .count = 80,
                         .mixing = {},
                         .rank = 0,
-                        .ranks = 1};
+                        .ranks = 1,
+                        .parts = 1};
     big.augment.crop = big.augment.flip = true;
     big.augment.operations = 2;
     big.augment.magnitude = 28;

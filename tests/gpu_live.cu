@@ -138,8 +138,8 @@ static uint64_t count_apart(const uint8_t *one, const uint8_t *other, size_t pix
 }
 
 /* Compares images of a list with the same images as single calls. The generator paints overlapping lines in
- * any order, so grays may differ, but the same pixels are painted. Of these, few are black: the gray of an
- * orbit is 0 in one of 256 cases. As a control, compares each image with that of another number. */
+ * any order, so grays may differ, but the same pixels are painted. A painted pixel is black only if the gray
+ * of its orbit is 0, in one of 256 cases. As a control, compares each image with another one. */
 static void compare_lists(const struct set *set)
 {
     struct data data;
@@ -402,7 +402,7 @@ static const struct set generated[] = {{1, 24, 7, 1, false, nullptr, false},
                                        {7, 33, 23, 7, false, nullptr, false},
                                        {1000, 64, 600, 257, false, nullptr, false},
                                        {1000, 224, 300, 256, false, nullptr, false}};
-/* The first of these sets also run with --short. Drawn by the host, a batch takes longer than a step. */
+/* The first of these sets also run with --short. The host takes longer to draw a batch than a step takes. */
 static const struct set ordered[] = {
     {10, 64, 37, 1, false, nullptr, false},        {10, 64, 61, 7, true, "omp", false},
     {1000, 224, 1000, 256, false, nullptr, false}, {1000, 64, 2000, 257, true, nullptr, false},

@@ -18,7 +18,8 @@ static void expect_refusal(int wanted, const char *options, const char *words)
 
 Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 {
-    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3"};
+    static const char *const extra[] = {"", "--mixup 0.8 --cutmix 1 --loss bce", "--accumulate 3",
+                                        "--accumulate 7 --mixup 0.8 --cutmix 1"};
     for (size_t i = 0; i < COUNT_OF(extra); i++) {
         EXPECT(0,
                "$P --variant train-naive,train-omp " SYNTH "--interpolation bicubic --epochs 2 --verify "
@@ -53,6 +54,7 @@ Test(augment_cli, live_and_stored_and_resumed_runs_are_the_same)
 Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 {
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --save-batch 8:images --dry-run");
+    cr_expect_str_eq(out, "fdsl-bench: 8 images written to images\n");
     EXPECT(0, "test $(ls images | wc -l) -eq 8");
     EXPECT(0, "$P --variant train-naive " SYNTH "--epochs 1 --cutmix 1 --save-batch 8:mixed --dry-run");
     EXPECT(1, "diff -q images mixed");

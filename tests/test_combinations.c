@@ -188,8 +188,8 @@ Test(combinations, errors_before_the_first_run)
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
     static const struct refusal of_training[] = {
         {"--seed 1,2 --checkpoint x", "--checkpoint is for one combination"},
-        {"--seed 1,2 --export x.st", "--export is for one combination"},
-        {"--seed 1,2 --export-data x.st --dry-run", "--export-data is for one combination"},
+        {"--seed 1,2 --export x.safetensors", "--export is for one combination"},
+        {"--seed 1,2 --export-data x.safetensors --dry-run", "--export-data is for one combination"},
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
     run("--prepare %s/set --samples 2,3", folder);

@@ -66,7 +66,18 @@ Test(figures_train, rows_of_steps_are_passed_on_to_boards)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n") && says("lr 0.001 120\n"),
               "%s", out);
-    cr_expect(says("steps.csv: 24 rows of 2 runs\n"), "%s", out);
+    cr_expect(says("steps.csv: 24 rows of 2 runs; 3 repeated rows left out\n"), "%s", out);
+    /* A resumed run repeats a row; a second run has another loss. */
+    shell("cd $D && cat $OLDPWD/" FIXTURES
+          "/steps.csv >steps.csv && sed -n 3p steps.csv >row && cat row >>steps.csv");
+    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
+    cr_expect(status == 0 && says("steps.csv: 24 rows of 2 runs; 4 repeated rows left out\n"), "%s", out);
+    shell("sed 's/,1.59174,/,1.6,/' $D/row >>$D/steps.csv");
+    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
+    cr_expect(
+        status == 1 &&
+            says("train-cuda Made-up Accelerator X1 1 0 have different losses in step 20; use one file"),
+        "%s", out);
     shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
     cr_expect(status == 4 && says("neither is installed: torch and tensorboard, or tensorboardX"), "%s", out);
     shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --wandb project");

@@ -122,5 +122,6 @@ Test(memory, training)
 {
 #define TRAIN "--workload train --data digits --train-size 20 --test-size 10 --batch 7 --epochs 1 --model "
     expect_refusals(TRAIN "lenet --variant train-naive");
-    expect_refusals(TRAIN "lenet --variant train-omp --checkpoint made --export e.npz --shift 2 --flip");
+    expect_refusals(TRAIN
+                    "lenet --variant train-omp --checkpoint made --export e.safetensors --shift 2 --flip");
 }

@@ -76,10 +76,11 @@ Test(migrate, older_schemas_become_current)
                  {"train_6", "train/9", ""},
                  {"train_7", "train/9", ""},
                  {"train_8", "train/9", ""},
-                 {"infer_1", "infer/5", "roofline_share"},
-                 {"infer_2", "infer/5", ""},
-                 {"infer_3", "infer/5", ""},
-                 {"infer_4", "infer/5", ""},
+                 {"infer_1", "infer/6", "roofline_share"},
+                 {"infer_2", "infer/6", ""},
+                 {"infer_3", "infer/6", ""},
+                 {"infer_4", "infer/6", ""},
+                 {"infer_5", "infer/6", ""},
                  {"monitor_1", "monitor/2", ""}};
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
@@ -274,7 +275,7 @@ static const struct {
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/12,' $F", "rows of load/12, newer than load/11, which this script writes"},
     {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/9, "
-                                   "infer/5, exchange/1, ops/1, monitor/2, steps/1"},
+                                   "infer/6, exchange/1, ops/1, monitor/2, steps/1"},
     {"sed 's,^load/5,load/11,' $F", "line 1: the columns are not those of load/11"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

@@ -5,9 +5,7 @@
 #define _GNU_SOURCE
 #endif
 
-#ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
-#endif
+#include "cpu_engines.h"
 #include "machine/comm.h"
 #include "train/pipeline.h"
 #include "train_support.h"
@@ -175,23 +173,17 @@ static int expect_same_training(const struct engine *engine, int model, struct s
  * the input of a stage. */
 static int train_stages(void)
 {
-    static const struct engine *const engines[] = {
-        &engine_naive,
-#ifdef _OPENMP
-        &engine_omp,
-#endif
-    };
 #ifdef FDSL_SANITIZED /* sanitizers make training several times slower */
     static const uint32_t micros[] = {3};
 #else
     static const uint32_t micros[] = {1, 3, 8};
 #endif
     int wrong = 0;
-    for (size_t e = 0; e < COUNT_OF(engines); e++)
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
         for (size_t m = 0; m < COUNT_OF(micros); m++) {
-            wrong |= expect_same_training(engines[e], 1, (struct shape){1, 1, 16, 16}, 7, micros[m]);
-            wrong |= expect_same_training(engines[e], 2, (struct shape){3, 1, 8, 8}, 9, micros[m]);
-            wrong |= expect_same_training(engines[e], 4, (struct shape){1, 1, 9, 9}, 5, micros[m]);
+            wrong |= expect_same_training(cpu_engines[e], 1, (struct shape){1, 1, 16, 16}, 7, micros[m]);
+            wrong |= expect_same_training(cpu_engines[e], 2, (struct shape){3, 1, 8, 8}, 9, micros[m]);
+            wrong |= expect_same_training(cpu_engines[e], 4, (struct shape){1, 1, 9, 9}, 5, micros[m]);
         }
     return wrong;
 }

@@ -178,11 +178,13 @@ Test(mpi_shares, a_resumed_run_has_the_measured_shares)
     cr_expect_str_eq(value(out, 1, "samples_per_step"), "8");
 }
 
+/* Epochs have six steps. The second checkpoint is after the first step of the second epoch. */
 Test(mpi_shares, measured_shares_resume_within_an_epoch)
 {
     run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint measured --checkpoint-steps 1 --keep 99");
     shell("mkdir part && cp measured/epoch-000001.step-0000000001.ckpt part");
     run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint part --resume");
+    cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 6 steps are done: continuing"), "%s", err);
 }
 
 Test(mpi_shares, training_with_fixed_shares_resumes_bit_exactly)

@@ -4,194 +4,11 @@
 #define _GNU_SOURCE
 #endif
 
-#ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
-#endif
-#include "core/fnv.h"
-#include "machine/comm.h"
-#include "mpi_train.h"
-#include "mpirun.h"
-#include "train/trainer.h"
 #include "same_state.h"
-#include "train_support.h"
+
+#include "mpi_train.h" /* last, because its `out` and `status` would shadow names in other headers */
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
-
-/* ---- The sum of arrays ---- */
-
-#define COUNTED     "FDSL_TEST_SUM"   /* set in the ranks of the test of comm_reduce() */
-#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in the ranks of the test of different engines */
-
-static float part(int rank, size_t i)
-{
-    return (float)(1 + rank) / (float)(3 + i % 7);
-}
-
-/* Adds up arrays of `count` values twice. Returns an exit status. */
-static int add_up(size_t count)
-{
-    struct comm_reducer *reducer = NULL;
-    float *values = malloc((count + 1) * sizeof *values);
-    int wrong = !values || comm_reducer_open(count, &reducer) != STATUS_OK;
-    for (int round = 0; !wrong && round < 2; round++) {
-        for (size_t i = 0; i < count; i++)
-            values[i] = part(comm_rank(), i);
-        wrong = comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
-        for (size_t i = 0; !wrong && i < count; i++) {
-            float sum = part(0, i);
-            for (int rank = 1; rank < comm_size(); rank++)
-                sum += part(rank, i);
-            wrong = values[i] != sum;
-        }
-    }
-    comm_reducer_close(reducer);
-    free(values);
-    return wrong;
-}
-
-/* All ranks must report a failure on rank 1, and the next sum must succeed. */
-static int fail_on_one_rank(void)
-{
-    struct comm_reducer *reducer = NULL;
-    float values[8] = {0};
-    int wrong = comm_reducer_open(8, &reducer) != STATUS_OK;
-    enum status mine = comm_rank() == 1 ? status_set(STATUS_WRONG, "planted") : STATUS_OK;
-    wrong |=
-        comm_reduce(reducer, mine, values) != STATUS_WRONG || strcmp(status_text(), "rank 1: planted") != 0;
-    wrong |= comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
-    comm_reducer_close(reducer);
-    wrong |= comm_reducer_open(comm_rank() == 1 ? 9 : 8, &reducer) != STATUS_USAGE ||
-             !strstr(status_text(), "rank 1: its numbers of gradients differ from those of rank 0");
-    comm_reducer_close(reducer);
-    return wrong;
-}
-
-#ifdef _OPENMP
-#define MIXED_STEPS 3
-
-/* Trains MIXED_STEPS steps from the initial parameters. Sets `end` to the final state. */
-static enum status train_steps_of(const struct engine *engine, const struct train *train,
-                                  const float *initial, struct train_state *end)
-{
-    const struct resources resources = {.threads = 1};
-    const struct train_state begin = {
-        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}, NULL}; /* the moments are 0 */
-    void *state = NULL;
-    enum status ended = engine->open(train, &resources, &state);
-    if (ended == STATUS_OK)
-        ended = engine->set(state, &begin);
-    if (ended == STATUS_OK)
-        ended = engine->steps(state, 0, 0, MIXED_STEPS);
-    if (ended == STATUS_OK)
-        ended = engine->get(state, end);
-    if (state)
-        engine->close(state);
-    return ended;
-}
-
-/* Returns whether two states are equal up to rounding. */
-static bool close_to(const struct train_state *one, const struct train_state *other, size_t values)
-{
-    double off = 0, norm = 0;
-    for (size_t i = 0; i < values; i++) {
-        off += pow((double)one->parameters[i] - other->parameters[i], 2);
-        norm += pow((double)other->parameters[i], 2);
-    }
-    return sqrt(off) < 1e-5 * sqrt(norm);
-}
-
-/* Even ranks train with train-omp, odd ranks with train-naive, whose layout of the gradients differs. All
- * ranks must get the same bits. Their result must equal that of one rank up to rounding. The model is so
- * large that its gradients are exchanged in several parts and pieces (exchange_pieces.h). */
-static int train_mixed(void)
-{
-    static const uint32_t shares[] = {2, 4, 0, 1};
-    struct data data;
-    struct model model;
-    struct train_state end, alone;
-    data_random(&data, (struct shape){1, 1, 28, 28}, 10, 20, 5);
-    if (model_build(&model_tables[2], data.shape, 10, &model) != STATUS_OK || model.arena_values < 1 << 20)
-        return 1;
-    float *initial = calloc(model.arena_values, sizeof *initial);
-    struct exchange exchange = {.mixed = &model, .count = model.arena_values};
-    struct train train = {.model = &model,
-                          .data = &data,
-                          .batch = 7,
-                          .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
-                          .schedule = {.rate = 0.01}};
-    if (!initial || !train_state_new(model.arena_values, &end) ||
-        !train_state_new(model.arena_values, &alone))
-        return 1;
-    model_initialise(&model, 3, initial);
-    int wrong = comm_rank() == 0 && train_steps_of(&engine_naive, &train, initial, &alone) != STATUS_OK;
-    train.rank = (uint32_t)comm_rank();
-    train.ranks = (uint32_t)comm_size();
-    train.shares = comm_size() == 4 ? shares : NULL;
-    train.share_max = 7;
-    train.exchange = &exchange;
-    const struct engine *engine = comm_rank() % 2 ? &engine_naive : &engine_omp;
-    wrong |= exchange_open(2, engine, &exchange) != STATUS_USAGE; /* nccl */
-    wrong |= exchange_open(0, engine, &exchange) != STATUS_OK;
-    wrong |= train_steps_of(engine, &train, initial, &end) != STATUS_OK;
-    wrong |= comm_check_same(fnv_add(FNV_BEGIN, end.parameters, model.arena_values * sizeof(float)), "bits",
-                             "") != STATUS_OK;
-    wrong |= comm_rank() == 0 && !close_to(&end, &alone, model.arena_values);
-    exchange_close(&exchange);
-    return wrong;
-}
-
-__attribute__((constructor)) static void be_mixed_rank(void)
-{
-    if (!getenv(MIXED_RANKS))
-        return;
-    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(MIXED_RANKS)) || train_mixed();
-    comm_close();
-    _exit(wrong);
-}
-
-Test(mpi_train, different_engines_exchange_the_same_parts)
-{
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 2; ranks <= 4; ranks++) {
-        shell("timeout 100 mpirun --bind-to none -x " MIXED_RANKS "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-    }
-}
-#endif
-
-/* Runs before main() in all processes. A process that is a rank does its work here and exits. The counts are
- * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_shared.c. */
-__attribute__((constructor)) static void be_rank(void)
-{
-    static const size_t counts[] = {0,    1,    3,    4,    15,     16,     17,     1000,
-                                    1023, 1024, 1025, 1031, 131071, 131072, 131073, 300007};
-    if (!getenv(COUNTED))
-        return;
-    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(COUNTED));
-    for (int shares = 0; shares < 2; shares++) {
-        comm_shares_memory = shares;
-        for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
-            wrong = add_up(counts[i]);
-        if (!wrong && comm_size() > 1)
-            wrong = fail_on_one_rank();
-    }
-    comm_close();
-    _exit(wrong);
-}
-
-/* All ranks must get the same bits as a sum in rank order, in shared memory and over MPI. This must also be
- * true for arrays with fewer values than there are ranks. */
-Test(mpi_train, arrays_are_added_up_in_rank_order)
-{
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 1; ranks <= 5; ranks++) {
-        shell("timeout 50 mpirun --bind-to none -x " COUNTED "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-        cr_expect_str_empty(err); /* no warning about shared memory */
-    }
-}
 
 /* ---- Results ---- */
 
@@ -234,8 +51,8 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
     }
 }
 
-/* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
- * its samples, and augments them. */
+/* The partner of a sample may belong to another rank, and to another part of the step. With live samples,
+ * each rank generates the partners of its samples, and augments them. */
 Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 {
 #define MIX                                                                              \
@@ -247,18 +64,27 @@ Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
     "0.5 --repeats 3 "
     static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live",
                                        CANVASES "--feed live", CANVASES "--feed stored --loss bce"};
+    static const struct {
+        int ranks;
+        const char *options;
+    } runs[] = {{1, ""},
+                {1, "--accumulate 3"},
+                {2, ""},
+                {2, "--accumulate 7"},
+                {3, "--balance 1:0:2"},
+                {3, "--balance 1:0:2 --accumulate 3"}};
     for (size_t i = 0; i < COUNT_OF(data); i++) {
         double one = 0;
-        for (int ranks = 1; ranks <= 3; ranks++) {
+        for (size_t j = 0; j < COUNT_OF(runs); j++) {
             char line[512];
-            snprintf(line, sizeof line, MIX "%s --verify --balance %s", data[i],
-                     ranks == 3 ? "1:0:2" : "equal");
+            const int ranks = runs[j].ranks;
+            snprintf(line, sizeof line, MIX "%s --verify %s", data[i], runs[j].options);
             run_well(ranks, line);
             const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
             const double loss = number(out, last, "test_loss");
-            one = ranks == 1 ? loss : one;
-            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", data[i], ranks,
-                      loss, one);
+            one = j == 0 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks, %s: %.9g instead of %.9g", data[i], ranks,
+                      runs[j].options, loss, one);
             cr_expect_str_eq(value(out, last, "wrong"), "0");
         }
     }
@@ -391,7 +217,7 @@ Test(mpi_train, recipes_resume_within_an_epoch)
     "--epochs 2 --threads 1 --format csv --optimizer adamw --clip-norm 0.5 --ema 0.9 --drop-path 0.2 "     \
     "--checkpoint-steps 3 --keep 9 --log-steps 2 "
     static const char *const cases[] = {"--accumulate 3 --layer-decay 0.8 ", "--mixup 0.8 --cutmix 1 ",
-                                        "--accumulate 2 --balance 3:1 "};
+                                        "--accumulate 2 --balance 3:1 --mixup 0.8 "};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char options[1024];
         shell("rm -rf k part other *.csv");
@@ -417,7 +243,8 @@ Test(mpi_train, recipes_resume_within_an_epoch)
     }
     read_text("rows.csv", out);
     double loss = number(out, count_of(out, "\n") - 1, "ema_test_loss");
-    run_well(3, RECIPE "--accumulate 3 --balance 1:1:1 --checkpoint other --log other.csv --resume");
+    run_well(3,
+             RECIPE "--accumulate 3 --mixup 0.8 --balance 1:1:1 --checkpoint other --log other.csv --resume");
     cr_expect_float_eq(number(out, count_of(out, "\n") - 1, "ema_test_loss"), loss, 1e-3 * loss, "%s", out);
 }
 

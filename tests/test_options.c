@@ -157,6 +157,19 @@ Test(options, given_flags, .fini = stop)
     cr_expect(!options_given(&options, "batch"), "no option may count as given before a parse");
 }
 
+/* "none" switches off a number without a default, as if the option were not given. */
+Test(options, none_is_no_value, .fini = stop)
+{
+    cr_assert_eq(parse("--limit none --rate none"), STATUS_OK, "%s", status_text());
+    cr_expect_eq(values.limit, 0);
+    cr_expect(isnan(values.rate));
+    cr_expect(!options_given(&options, "limit") && !options_given(&options, "rate"));
+    cr_assert_eq(parse("--limit 3 --rate 0"), STATUS_OK);
+    cr_expect(options_given(&options, "limit") && options_given(&options, "rate"));
+    expect_usage("--batch none", "--batch: 'none' is not a whole number");
+    expect_usage("--noise none", "--noise: 'none' is not a number");
+}
+
 Test(options, none_is_given_twice, .fini = stop)
 {
     expect_usage("--batch 1 --format csv --batch=2", "--batch is given twice; drop one of them");

@@ -3,6 +3,8 @@
 #include "figures.h"
 
 #include "core/portable.h"
+#include "data/draws.h"
+#include "train/mix.h"
 
 TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
@@ -45,6 +47,9 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--batch 3", "--batch 3: MixUp and CutMix pair images; give an even number"},
         {"--batch 300 --images 299", "--images 299: fewer than the 300 images of one step of all ranks"},
         {"--source bat --order same", "--order same is for --source live, omp and folder"},
+        {"--source bat --order train", "--order train is for --source live and omp"},
+        {"--order train --images 2147483648", "--images 2147483648: --order train needs fewer than 2^31"},
+        {"--step-log $D/other.csv", "other.csv: its header is not that of steps/1; choose another file"},
         {"--order same", "--order same needs --data DIR or --images N"},
         {"--order same --images 1000000 --curve $D/new.csv", "--curve needs --evaluate"},
         {"--order same --data /nowhere", "--data /nowhere: no such folder; write one with --make-data"},
@@ -229,4 +234,75 @@ Test(pretrain, without_rows_the_command_is_printed)
               "%s", out);
     cr_expect(says("skipped pretraining_accuracy: no data; to measure it: ") && says("--evaluate"), "%s",
               out);
+}
+
+/* Python computes the order of samples that train uses: for small and odd numbers, and seeds above 2^32. */
+Test(pretrain, the_order_of_samples_is_that_of_train)
+{
+    static const struct {
+        uint64_t seed;
+        uint32_t epoch, count;
+    } cases[] = {{0, 0, 1}, {0, 1, 7}, {5, 0, 16}, {UINT64_C(77777777777), 3, 1000}, {0, 0, 1000000}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        shell(PYTHON "'import pretrain_order as p\n"
+                     "order = p.Order(%llu, %u, %u)\n"
+                     "print(*(order.at(i) for i in range(min(50, order.count))))'",
+              (unsigned long long)cases[i].seed, cases[i].epoch, cases[i].count);
+        const struct draw_order order = draw_order(cases[i].seed, cases[i].epoch, cases[i].count);
+        char expected[1024], *end = expected;
+        for (uint32_t j = 0; j < cases[i].count && j < 50; j++)
+            end += snprintf(end, 16, "%s%u", j ? " " : "", draw_order_at(&order, j));
+        expect_line(0, expected);
+    }
+}
+
+/* Python draws the same methods, shares and rectangles as train, also with one method alone. */
+Test(pretrain, samples_are_mixed_as_by_train)
+{
+    static const struct mixing ways[] = {{0.8, 1}, {0.2, 0}, {0, 3}};
+    const struct shape shape = {.channels = 3, .depth = 1, .height = 24, .width = 31};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        shell(PYTHON "'import pretrain_order as p, struct\n"
+                     "for step in range(40): share, box = p.mix_of(9, 2, step, 24, 31, %g, %g); "
+                     "print(\"%%.9g\" %% struct.unpack(\"f\", struct.pack(\"f\", share)), *(box[0], box[2], "
+                     "box[1], box[3]) if box else (\"-\",))' | tr '\\n' ';'",
+              ways[i].mixup, ways[i].cutmix);
+        char expected[4096], *end = expected;
+        for (uint32_t step = 0; step < 40; step++) {
+            const struct mix mix = mix_draw(&ways[i], 9, 2, step, &shape);
+            end += snprintf(end, 24, "%.9g", mix.share);
+            end += mix.cut ? snprintf(end, 64, " %u %u %u %u;", mix.top, mix.left, mix.bottom, mix.right)
+                           : snprintf(end, 8, " -;");
+        }
+        cr_expect_str_eq(out, expected);
+    }
+}
+
+#define COMPARE                                                                                             \
+    PYTHON "'import curves as c; rows = lambda factor, rate=1: {s: (factor * (3 if s <= 90 else 2), rate, " \
+           "8) for s in range(10, 101, 10)}; sys = __import__(\"sys\")\n"
+
+/* Only steps that both programs have reached count. The last tenth of 100 steps is one row. */
+Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
+{
+    shell(COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"
+                  "sys.exit(not c.compare(longer, rows(0.99), 2, None))'");
+    cr_expect(status == 0 && says("steps: 110 in fdsl-bench, 100 in PyTorch, 100 in both\n"), "%s", out);
+    cr_expect(
+        says("last tenth, 1 rows from step 100 on: mean loss 2.00000 in fdsl-bench, 1.98000 in PyTorch, "
+             "ratio 1.01010\nwithin the bounds: 2 %\n"),
+        "%s", out);
+    static const char *const outside[] = {"rows(1.0), rows(0.98), 2, None", "rows(1.0), rows(0.99), 2, 1",
+                                          "rows(float(\"nan\")), rows(1.0), 2, None",
+                                          "rows(1.0), {**rows(1.0), 10: (float(\"nan\"), 1, 8)}, 2, 2"};
+    for (size_t i = 0; i < COUNT_OF(outside); i++) {
+        shell(COMPARE "sys.exit(not c.compare(%s))'", outside[i]);
+        cr_expect(status == 1 && says("OUTSIDE THE BOUNDS"), "%s: %s", outside[i], out);
+    }
+    shell(COMPARE "c.compare(rows(1), rows(1, 1.1), 2, None)'");
+    cr_expect(status == 1 && says("the learning rates differ in step 10"), "%s", out);
+    shell("scripts/compare/curves.py $D --cpu");
+    expect_line(2, "File exists; name a new folder");
+    shell("scripts/compare/curves.py $D/new --cpu --steps 9 --lr-warmup 9 && ls $D");
+    expect_line(2, "--steps 9: give at least 2, and more than --lr-warmup");
 }

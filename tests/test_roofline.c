@@ -293,15 +293,23 @@ Test(roofline, train_graph_is_near_15_percent)
     cr_expect_eq(roofline.bound, BOUND_COMPUTE);
 }
 
-/* Returns the work of an epoch of 500 samples in batches of 64, with this engine, optimizer and feed. */
+/* Returns the work of an epoch of 500 samples in batches of 64, with this engine, optimizer and feed.
+ * `momentum` and `ema` may be NULL. */
 static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
-                            const char *feed)
+                            const char *feed, const char *ema)
 {
-    const char *const given[] = {
-        "--model", "logreg",  "--train-size", "500",         "--test-size",
-        "10",      "--batch", "64",           "--optimizer", optimizer,
-        "--feed",  feed,      "--data",       "digits",      momentum ? "--momentum" : NULL,
-        momentum,  NULL};
+    const char *given[20] = {"--model", "logreg",  "--train-size", "500",         "--test-size",
+                             "10",      "--batch", "64",           "--optimizer", optimizer,
+                             "--feed",  feed,      "--data",       "digits"};
+    size_t count = 14;
+    if (momentum) {
+        given[count++] = "--momentum";
+        given[count++] = momentum;
+    }
+    if (ema) {
+        given[count++] = "--ema";
+        given[count++] = ema;
+    }
     const struct variant variant = {.platform = "cuda", .traits = engine};
     return work_of("train", given, &variant);
 }
@@ -332,7 +340,7 @@ Test(roofline, work_of_an_epoch)
     } cases[] = {{"sgd", "0", 1}, {"sgd", "0.9", 2}, {"adam", NULL, 3}, {"adamw", NULL, 3}};
     const struct engine half = {.unit = UNIT_HALF}, plain = {.unit = UNIT_FP32};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const struct work work = training(&half, cases[i].optimizer, cases[i].momentum, "stored");
+        const struct work work = training(&half, cases[i].optimizer, cases[i].momentum, "stored", NULL);
         cr_expect_eq(work.items, 500);
         cr_expect_eq(work.least.flops, 500 * 2 * 2 * 7840.0); /* forward, and the gradient of the weights */
         cr_expect_eq(work.least.unit, UNIT_HALF);
@@ -340,7 +348,9 @@ Test(roofline, work_of_an_epoch)
         cr_expect_eq(work.least.round_bytes, cases[i].tensors * 4 * 7850, "%s", cases[i].optimizer);
         cr_expect_eq(work.least.rounds, 2 * 8.0); /* each of 8 steps reads and writes the tensors once */
     }
-    const struct work constant = training(&plain, "adam", NULL, "constant");
+    const struct work averaged = training(&half, "adam", NULL, "stored", "0.9");
+    cr_expect_eq(averaged.least.round_bytes, 4 * 4 * 7850); /* and the moving average */
+    const struct work constant = training(&plain, "adam", NULL, "constant", NULL);
     cr_expect_eq(constant.least.unit, UNIT_FP32);
     cr_expect_eq(constant.least.once_bytes, 0, "constant samples stay in the cache and must not count");
 }

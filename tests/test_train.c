@@ -317,8 +317,9 @@ static enum status write_rows(uint32_t epochs, uint32_t keep, const char *rows)
                                     .scale = {2},
                                     .offset = {-1},
                                     .history = {epochs, 1.5, -1, 0.25},
-                                    .samples = {200, 50, 0, 64, {11, 12}},
+                                    .hashes = {11, 12},
                                     .data = (char *)"digits",
+                                    .samples = (char *)"train-size=200\nres=64\n",
                                     .row = (char *)rows,
                                     .identity = (char *)"model=lenet batch=3",
                                     .state = {arenas[0], arenas[1], arenas[2], {0, 0}},
@@ -350,7 +351,8 @@ Test(checkpoint, round_trip)
     cr_assert(found && exists);
     cr_expect_str_eq(back.data, "digits");
     cr_expect_str_eq(back.row, "a,b\n1,2\n");
-    cr_expect(back.samples.train_size == 200 && back.samples.hashes[DATA_TEST] == 12);
+    cr_expect_str_eq(back.samples, "train-size=200\nres=64\n");
+    cr_expect(back.hashes[DATA_TRAIN] == 11 && back.hashes[DATA_TEST] == 12);
     cr_expect_str_eq(back.model, "lenet");
     cr_expect_str_eq(back.identity, "model=lenet batch=3");
     cr_expect(back.input.height == 16 && back.classes == 7 && back.scale[0] == 2 && back.offset[0] == -1);

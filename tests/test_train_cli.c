@@ -199,7 +199,7 @@ Test(train_cli, resumes_the_moving_average)
                    "--model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw "
                    "--weight-decay 0.05 --clip-norm 0.5 --layer-decay 0.75 --drop-path 0.2 --checkpoint "
                    "whole --resume",
-                   "no ema now, ema=0.9 in the checkpoint");
+                   "ema=0.9 in the checkpoint, none now; give --ema 0.9, or name another folder");
 }
 
 Test(train_cli, columns_of_the_recipe_are_empty_without_it)
@@ -212,21 +212,28 @@ Test(train_cli, columns_of_the_recipe_are_empty_without_it)
 }
 
 /* Live samples are generated for a whole step, and taken part by part. */
-Test(train_cli, parts_of_live_steps)
+static void take_parts_of_live_steps(const char *mixing)
 {
 #define PARTS                                                                                             \
     "--model lenet --data synth --res 32 --classes 5 --train-size 50 --test-size 10 --batch 20 --epochs " \
-    "2 --format csv "
-    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors");
-    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors");
+    "2 --format csv %s "
+    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors", mixing);
+    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors", mixing);
     EXPECT(0, "cmp naive.safetensors whole.safetensors");
 #ifdef _OPENMP
-    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors", mixing);
     cr_expect_str_eq(value(out, 2, "wrong"), "0");
     cr_expect_str_eq(value(out, 2, "accumulate"), "3");
-    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors",
+           mixing);
     EXPECT(0, "cmp live.safetensors stored.safetensors");
 #endif
+}
+
+Test(train_cli, parts_of_live_steps)
+{
+    take_parts_of_live_steps("");
+    take_parts_of_live_steps("--mixup 0.8 --cutmix 1");
 }
 
 Test(train_cli, refuses_options_of_transformers_elsewhere)
@@ -270,8 +277,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
                    "--optimizer sgd",
                    "other options: optimizer=adam in the checkpoint, sgd now");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "belong to other samples: --data");
-    cr_expect_not_null(strstr(out, "--train-size 200 --test-size 50"), "%s", out);
+                   "belong to other samples: --train-size 200 in the checkpoint, 201 now; give the same");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
                    "cannot be created");
@@ -334,7 +340,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/5");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/6");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
@@ -347,11 +353,13 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training"));
+    cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training "
+                                   "(--test-size 50 in the checkpoint, 40 now)"));
     EXPECT(
         0,
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
+    cr_expect_not_null(strstr(out, "(--data digits in the checkpoint, synth now; "), "%s", out);
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
     /* Generated test samples must be the same for any number of training samples. */
@@ -514,6 +522,9 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--data synth --feed stored --generator omp",
                    "--generator needs --feed live; add that");
     expect_refusal(2, "--data synth --generator bat --verify", "--verify: images of --generator bat differ");
+    expect_refusal(2, "--data synth --generator gbase --export-step x",
+                   "--export-step: images of --generator gbase differ from those of the reference; use");
+    expect_refusal(2, "--data synth --generator bat --save-batch 2", "or drop --save-batch");
     expect_refusal(2, "--data synth --res 28 --model lenet --generator fused",
                    "it runs on a CPU, and --generator fused generates images on a GPU; use --generator omp");
     expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
@@ -527,21 +538,6 @@ Test(train_cli, rejects_invalid_options)
                    "--checkpoint works with one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export works with one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step works with one variant");
-}
-
-/* A recipe replaces defaults. Options that are given win, and options without effect are not refused. */
-Test(train_cli, a_recipe_replaces_defaults)
-{
-#define PAPER "$P --variant train-naive --model logreg --recipe paper --dry-run "
-    EXPECT(0, PAPER "--data digits --flip=no --lr 0.5");
-    cr_expect_not_null(
-        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
-    cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
-    EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
-    cr_expect_str_eq(out, "");
-    expect_refusal(2, "--recipe papers", "did you mean 'paper'?");
-    expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
-    expect_refusal(2, "--mean 0.5", "--mean needs --std S; add that");
 }
 
 /* Sets that do not fit into memory must be rejected before they are generated. Sets that fit must be

@@ -47,6 +47,54 @@ Test(train_data, live_samples_equal_stored_ones)
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
 }
 
+/* Rows say from which preset the classes come. Rows of other data have no preset. */
+Test(train_data, rows_have_the_preset)
+{
+    EXPECT(0, "$P " LIVE "--epochs 1 --preset visualatom --format csv");
+    cr_expect_str_eq(value(out, 1, "preset"), "visualatom");
+    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --train-size 20 --test-size 5 --batch 4 "
+              "--recipe paper --data digits --out-res 28 --channels 1 --lr-warmup 0 --format csv");
+    cr_expect_str_eq(value(out, 1, "preset"), "");
+}
+
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the training. */
+static void expect_same_test(const char *options, const char *trained)
+{
+    char column[4][64];
+    static const char *const columns[] = {"preset", "out_res", "fit", "channels"};
+    EXPECT(0, "$P %s--epochs 1 --checkpoint k --format csv", trained);
+    const double loss = number(out, 1, "test_loss");
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        snprintf(column[i], sizeof column[i], "%s", value(out, 1, columns[i]));
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv %s", options);
+    cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
+    cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6 * loss, "%s", out);
+    for (size_t i = 0; i < COUNT_OF(columns); i++)
+        cr_expect_str_eq(value(out, 1, columns[i]), column[i]);
+    EXPECT(0, "rm -r k");
+}
+
+/* `infer` takes the options of the samples and the normalisation from the checkpoint. */
+Test(train_data, infer_tests_the_samples_of_the_training)
+{
+    expect_same_test("", LIVE "--preset lowercompute --out-res 14 --fit crop --channels 1 ");
+    expect_same_test("--preset visualatom --classes 5 --out-res 14",
+                     LIVE "--preset visualatom --out-res 14 --mean 0.5 --std 0.25 ");
+    expect_same_test("", "--variant train-naive --model logreg --recipe paper --preset visualatom --res 40 "
+                         "--classes 4 --out-res 20 --train-size 30 --test-size 9 --batch 8 --lr-warmup 0 ");
+    EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint k --preset visualatom --out-res 14");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --preset uji --fit crop");
+    cr_expect_not_null(strstr(out, "(--preset visualatom in the checkpoint, uji now; --fit resize in the "
+                                   "checkpoint, crop now)"),
+                       "%s", out);
+    EXPECT(2, "$P --variant infer-naive --checkpoint k --loops 1 --data digits");
+    cr_expect_not_null(strstr(out, "--data has samples of 3x1x14x14 and 10 classes"), "%s", out);
+    EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint k --resume --out-res 14");
+    cr_expect_not_null(
+        strstr(out, "belong to other samples: --preset visualatom in the checkpoint, not given now; give"),
+        "%s", out);
+}
+
 /* Fresh samples differ between epochs. A resumed run must get the same samples as an uninterrupted one. */
 Test(train_data, resume_with_fresh_samples)
 {
@@ -55,7 +103,8 @@ Test(train_data, resume_with_fresh_samples)
     EXPECT(1, "cmp a b");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --fresh");
     EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint c --resume");
-    cr_expect_not_null(strstr(out, "other options: no fresh now, fresh=1 in the checkpoint"), "%s", out);
+    cr_expect_not_null(
+        strstr(out, "other options: fresh=1 in the checkpoint, none now; give --fresh, or name"), "%s", out);
     EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --fresh --export d");
     EXPECT(0, "cmp b d");
 }
@@ -144,6 +193,11 @@ Test(train_data, truncated_gzip_file)
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
     EXPECT(0, "gzip m/*");
     EXPECT(0, "$P --variant train-naive " ON);
+    EXPECT(0, "gunzip m/*labels*"); /* each file may be plain or gzipped */
+    EXPECT(0, "$P --variant train-naive " ON);
+    EXPECT(0, "gzip m/*labels* && gunzip m/*images*");
+    EXPECT(0, "$P --variant train-naive " ON);
+    EXPECT(0, "gzip m/*images*");
     EXPECT(0, "truncate -s 100 m/train-images-idx3-ubyte.gz");
     expect_refusal(1, ON, "damaged or truncated gzip file");
 }
@@ -183,6 +237,14 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     double held_out = number(out, 1, "test_samples");
     cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
+    EXPECT(0, "$P --variant train-naive " ON "--image 'png;npy' --label cls --format csv");
+    cr_expect_str_eq(value(out, 1, "image"), "png;npy");
+    cr_expect_str_eq(value(out, 1, "label"), "cls");
+    EXPECT(0,
+           "$P --variant train-naive " ON "--image 'png;npy' --checkpoint k >log && $P --variant infer-naive "
+           "--checkpoint k --loops 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "image"), "png;npy");
+    cr_expect_str_eq(value(out, 1, "label"), "");
     EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --store files");
     EXPECT(0, "$P --prepare two/test --from digits --samples 30");
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");

@@ -60,70 +60,134 @@ static enum status recorded_evaluate(void *state, enum data_part part, uint32_t 
     return engine_naive.evaluate(state, part, first, count, logits);
 }
 
-static void train_epochs(void)
+/* An engine that records its calls. */
+static struct engine recording(void)
 {
     struct engine engine = engine_naive;
-    struct net net;
-    struct run_time unused;
-    struct train_epoch epoch;
-    const struct resources resources = {.threads = 1};
-    void *trainer;
     engine.set = recorded_set;
     engine.get = recorded_get;
     engine.steps = recorded_steps;
     engine.totals = recorded_totals;
     engine.evaluate = recorded_evaluate;
+    return engine;
+}
+
+/* Trains EPOCHS epochs of ten steps, and tests after every `test_steps` steps. */
+static void train_epochs(const struct engine *engine, uint32_t test_steps, struct train_epoch *epoch)
+{
+    struct net net;
+    struct run_time unused;
+    const struct resources resources = {.threads = 1};
+    void *trainer;
     net_open(&net, &engine_naive, &model_tables[0], (struct shape){1, 1, 8, 8}, 4, 40, 4, 0);
-    const struct train_job job = {
-        .train = net.train, .initial = net.initial, .epochs = EPOCHS, .identity = "test", .keep = 1};
+    const struct train_job job = {.train = net.train,
+                                  .initial = net.initial,
+                                  .epochs = EPOCHS,
+                                  .identity = "test",
+                                  .keep = 1,
+                                  .test_steps = test_steps};
     *calls = '\0';
-    must(trainer_open(&engine, &resources, &job, &trainer));
+    must(trainer_open(engine, &resources, &job, &trainer));
     for (uint32_t i = 0; i < EPOCHS; i++) {
         must(trainer_run(trainer, i, &unused));
-        must(trainer_finish(trainer, &epoch));
+        must(trainer_finish(trainer, epoch));
     }
     trainer_close(trainer);
     net_close(&net);
 }
 
 /* Trains with stderr redirected to `fd`, and closes `fd`. */
-static void train_before(int fd)
+static void train_before(int fd, const struct engine *engine, uint32_t test_steps)
 {
+    struct train_epoch epoch;
     int before = dup(STDERR_FILENO);
     cr_assert(fd >= 0 && before >= 0 && dup2(fd, STDERR_FILENO) >= 0);
     close(fd);
-    train_epochs();
+    train_epochs(engine, test_steps, &epoch);
     fflush(stderr);
     dup2(before, STDERR_FILENO);
     close(before);
 }
 
-Test(train_display, display_does_not_change_the_calls)
+/* Trains with stderr on a pseudo-terminal, and copies what was shown to `shown`. */
+static void train_on_terminal(const struct engine *engine, uint32_t test_steps, char *shown, size_t size)
 {
-    char alone[sizeof calls], shown[1 << 14];
-    FILE *file = tmpfile();
-    cr_assert_not_null(file);
-    train_before(dup(fileno(file)));
-    cr_expect_eq(lseek(fileno(file), 0, SEEK_END), 0,
-                 "progress was shown, although stderr is not a terminal");
-    strcpy(alone, calls);
-    fclose(file);
-
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
     if (terminal < 0)
         cr_skip_test("this system has no pseudo-terminals");
     cr_assert(grantpt(terminal) == 0 && unlockpt(terminal) == 0);
     int slave = open(ptsname(terminal), O_RDWR | O_NOCTTY);
     int kept = dup(slave); /* keeps the output readable after train_before() */
-    train_before(slave);
+    train_before(slave, engine, test_steps);
+    ssize_t length = read(terminal, shown, size - 1);
+    shown[length > 0 ? length : 0] = '\0';
+    close(kept);
+    close(terminal);
+}
+
+Test(train_display, display_does_not_change_the_calls)
+{
+    char alone[sizeof calls], shown[1 << 14];
+    const struct engine engine = recording();
+    FILE *file = tmpfile();
+    cr_assert_not_null(file);
+    train_before(dup(fileno(file)), &engine, 0);
+    cr_expect_eq(lseek(fileno(file), 0, SEEK_END), 0,
+                 "progress was shown, although stderr is not a terminal");
+    strcpy(alone, calls);
+    fclose(file);
+
+    train_on_terminal(&engine, 0, shown, sizeof shown);
     cr_expect_str_eq(calls, alone, "without a terminal:\n%s\nwith one:\n%s", alone, calls);
     cr_expect(strstr(alone, "steps 0 0 10\n") && strstr(alone, "steps 1 0 10\n"),
               "not one call per epoch: %s", alone);
-    ssize_t length = read(terminal, shown, sizeof shown - 1);
-    shown[length > 0 ? length : 0] = '\0';
     cr_expect(strstr(shown, "train-naive: epoch 1 of 2, step "), "progress is not shown: %s", shown);
-    close(kept);
-    close(terminal);
+}
+
+static enum status slow_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                 float *logits)
+{
+    usleep(10 * STEP_US);
+    return engine_naive.evaluate(state, part, first, count, logits);
+}
+
+/* While a test within an epoch runs, the engine's totals are empty. The display must still count their steps.
+ */
+Test(train_display, progress_does_not_fall_during_a_stop)
+{
+    char shown[1 << 14];
+    struct engine engine = recording();
+    engine.evaluate = slow_evaluate;
+    train_on_terminal(&engine, 5, shown, sizeof shown);
+    bool stopped = false;
+    unsigned epoch, step, last_epoch = 0, last = 0;
+    for (const char *at = shown; (at = strstr(at, ": epoch ")); at++) {
+        cr_assert_eq(sscanf(at, ": epoch %u of %*u, step %u of", &epoch, &step), 2, "%s", at);
+        cr_expect(epoch != last_epoch || step >= last, "step %u after step %u: %s", step, last, shown);
+        stopped |= step == 5;
+        last_epoch = epoch, last = step;
+    }
+    cr_expect(stopped, "no line during the test after step 5: %s", shown);
+}
+
+/* Adds up what the parts of an epoch report: the first part does not know its waiting time, as in a run that
+ * resumes on another variant. */
+static enum status half_known_totals(void *state, struct train_totals *totals)
+{
+    static bool later;
+    must(engine_naive.totals(state, totals));
+    totals->data_s = later ? 1 : -1;
+    later = !later;
+    return STATUS_OK;
+}
+
+Test(train_display, unknown_waiting_time_stays_unknown)
+{
+    struct train_epoch epoch;
+    struct engine engine = recording();
+    engine.totals = half_known_totals;
+    train_epochs(&engine, 5, &epoch);
+    cr_expect_eq(epoch.data_s, -1, "%g", epoch.data_s);
 }
 
 static void expect_progress(const struct engine *engine, void *state, uint64_t samples, double loss)

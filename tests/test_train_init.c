@@ -53,7 +53,8 @@ Test(train_init, fine_tuning_can_be_resumed)
     EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
     EXPECT(0, "cmp whole again");
     EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
-    cr_expect_not_null(strstr(out, "other options: no init now, init="), "%s", out);
+    cr_expect_not_null(strstr(out, "in the checkpoint, none now; give --init with the parameters"), "%s",
+                       out);
     EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
     cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
     EXPECT(0, FINE "--epochs 1 --format csv");
@@ -83,6 +84,31 @@ Test(train_init, starts_from_a_file_of_tensors)
     cr_expect_not_null(strstr(out, "30 of 32 tensors"), "%s", out);
     EXPECT(0, "tail -c 396 c | tr -d '\\0' | wc -c");
     cr_expect_eq(atoi(out), 0, "%s", out);
+}
+
+/* Training scripts save the tensors of the model under a key, beside other tensors. The learning rate is 0,
+ * so the parameters keep their initial values. */
+Test(train_init, starts_from_the_inner_tensors_of_a_file)
+{
+    static const char *const keys[] = {"model", "state_dict"};
+    EXPECT(0, "$P " SMALL "--epochs 1 --export a.safetensors && tail -c 31400 a.safetensors >values");
+    for (size_t i = 0; i < COUNT_OF(keys); i++) {
+        char header[1024];
+        const int length =
+            snprintf(header + 8, sizeof header - 8,
+                     "{\"optimizer.0\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[31400,"
+                     "31404]},\"%s.fc1.weight\":{\"dtype\":\"F32\",\"shape\":[10,784],"
+                     "\"data_offsets\":[0,31360]},\"%s.fc1.bias\":{\"dtype\":\"F32\",\"shape\":"
+                     "[10],\"data_offsets\":[31360,31400]}}",
+                     keys[i], keys[i]);
+        const uint64_t bytes = (uint64_t)length;
+        memcpy(header, &bytes, sizeof bytes);
+        put("header", header, sizeof bytes + bytes);
+        EXPECT(0, "{ cat header values; head -c 4 /dev/zero; } >b.safetensors");
+        EXPECT(0, "$P " SMALL KEEP "--epochs 1 --init b.safetensors --export c");
+        cr_expect_not_null(strstr(out, "2 of 2 tensors taken"), "%s", out);
+        EXPECT(0, "tail -c 31400 c | cmp - values");
+    }
 }
 
 Test(train_init, rejects_unsuitable_files_of_tensors)
@@ -117,7 +143,9 @@ Test(train_init, rejects_unsuitable_initial_parameters)
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
     expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
-    expect_refusal(1, "--init text", "text: this is not a checkpoint of fdsl-bench");
+    expect_refusal(1, "--init text",
+                   "text: this is not a checkpoint of fdsl-bench; --init also reads files of tensors");
+    expect_refusal(2, "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
     expect_refusal(2, "--model lenet --init k",
                    "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
     expect_refusal(2, "--model logreg --classes 12 --init k",

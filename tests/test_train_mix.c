@@ -1,10 +1,20 @@
-/* Tests MixUp, CutMix, soft targets and binary cross-entropy. */
+/* Tests MixUp, CutMix, soft targets, binary cross-entropy, and mixed steps in parts. */
 #include <criterion/criterion.h>
 
 #include <math.h>
 #include <stdlib.h>
 
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
 #include "train_support.h"
+
+static const struct engine *const engines[] = {
+    &engine_naive,
+#ifdef _OPENMP
+    &engine_omp,
+#endif
+};
 
 /* ---- The share ---- */
 
@@ -37,7 +47,7 @@ Test(train_mix, shares_of_alpha_1_are_uniform)
         counts[(uint32_t)(mix_beta(1, 3, 0, step) * BINS)]++;
     for (int i = 0; i < BINS; i++)
         cr_expect(abs((int)counts[i] - COUNT / BINS) < 5 * 31, "bin %d: %u", i,
-                  counts[i]); /* 31: deviation */
+                  counts[i]); /* 31: standard deviation of a count */
 }
 
 Test(train_mix, shares_of_extreme_alphas_are_finite)
@@ -238,12 +248,13 @@ static double direct_step(const struct net *net, uint32_t step, uint32_t count)
 
 /* Compares every step of an epoch of 10 samples. The last step of batches of 4 is short. */
 static void compare_steps(const struct engine *engine, struct mixing mixing, enum loss_kind loss,
-                          uint32_t batch)
+                          uint32_t batch, uint32_t parts)
 {
     struct net net;
     net_open(&net, &engine_oracle, &only, (struct shape){3, 1, 7, 5}, 4, 10, batch, 0.1f);
     net.train.mixing = mixing;
     net.train.loss = loss;
+    net.train.accumulate = parts;
     net.train.augment = (struct augment){.shift = 1, .flip = true};
     for (uint32_t step = 0; step < train_steps(&net.train); step++) {
         struct train_totals totals;
@@ -252,8 +263,9 @@ static void compare_steps(const struct engine *engine, struct mixing mixing, enu
         must(engine->totals(net.state, &totals));
         const double is = totals.loss / (double)totals.samples,
                      wanted = direct_step(&net, step, (uint32_t)totals.samples);
-        cr_expect(fabs(is - wanted) < 1e-5 * wanted, "%s, mixup %g, cutmix %g, batch %u, step %u: %g, not %g",
-                  engine->name, mixing.mixup, mixing.cutmix, batch, step, is, wanted);
+        cr_expect(fabs(is - wanted) < 1e-5 * wanted,
+                  "%s, mixup %g, cutmix %g, batch %u, %u parts, step %u: %g, not %g", engine->name,
+                  mixing.mixup, mixing.cutmix, batch, parts, step, is, wanted);
     }
     net_close(&net);
 }
@@ -265,7 +277,131 @@ Test(train_mix, losses_of_steps_match_a_direct_computation)
     for (size_t i = 0; i < COUNT_OF(mixings); i++)
         for (size_t j = 0; j < COUNT_OF(batches); j++)
             for (int loss = 0; loss < 2; loss++) {
-                compare_steps(&engine_oracle, mixings[i], (enum loss_kind)loss, batches[j]);
-                compare_steps(&engine_naive, mixings[i], (enum loss_kind)loss, batches[j]);
+                compare_steps(&engine_oracle, mixings[i], (enum loss_kind)loss, batches[j], 1);
+                for (size_t e = 0; e < COUNT_OF(engines); e++)
+                    for (uint32_t parts = 1; parts <= 7; parts += parts == 1 ? 2 : 4)
+                        compare_steps(engines[e], mixings[i], (enum loss_kind)loss, batches[j], parts);
             }
+}
+
+/* ---- Steps in parts, on several ranks ---- */
+
+/* The loss and the gradients of a step of all ranks. */
+struct step_sums {
+    double loss;
+    float *gradients;
+};
+
+/* Computes a step rank by rank, each with the initial parameters, and adds up the results. */
+static struct step_sums sums_of_step(struct net *net, const struct engine *engine, uint32_t ranks,
+                                     const uint32_t *shares, uint32_t parts, uint32_t step)
+{
+    const size_t values = net->model.arena_values;
+    const struct train whole = net->train;
+    struct step_sums sums = {0, calloc(values, sizeof(float))};
+    float *own = calloc(values, sizeof(float));
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        struct train_totals totals;
+        net->train.rank = rank;
+        net->train.ranks = ranks;
+        net->train.shares = shares;
+        net->train.accumulate = parts;
+        net->train.share_max = train_room(&net->train, false);
+        net_reopen(net, engine);
+        must(engine->steps(net->state, 1, step, 1));
+        must(engine->totals(net->state, &totals));
+        must(engine->gradients(net->state, own));
+        sums.loss += totals.loss;
+        for (size_t i = 0; i < values; i++)
+            sums.gradients[i] += own[i];
+    }
+    net->train = whole;
+    free(own);
+    return sums;
+}
+
+/* Compares steps in parts with those of `train-naive` on one rank in one part. */
+static void compare_in_parts(struct net *net, const struct engine *engine, uint32_t ranks,
+                             const uint32_t *shares)
+{
+    const size_t values = net->model.arena_values;
+    for (uint32_t step = 0; step < train_steps(&net->train); step++) {
+        const struct step_sums right = sums_of_step(net, &engine_naive, 1, NULL, 1, step);
+        for (uint32_t parts = 1; parts <= 7; parts += parts == 1 ? 2 : 4) {
+            const struct step_sums mine = sums_of_step(net, engine, ranks, shares, parts, step);
+            double off = 0, norm = 0;
+            for (size_t i = 0; i < values; i++) {
+                off += pow((double)mine.gradients[i] - (double)right.gradients[i], 2);
+                norm += pow((double)right.gradients[i], 2);
+            }
+            cr_expect(fabs(mine.loss - right.loss) < 1e-5 * right.loss && sqrt(off) < 1e-4 * sqrt(norm),
+                      "%s, %u ranks, %u parts, step %u: loss %g instead of %g, gradients off by %g",
+                      engine->name, ranks, parts, step, mine.loss, right.loss, sqrt(off / norm));
+            free(mine.gradients);
+        }
+        free(right.gradients);
+    }
+}
+
+/* Checks that train_held_at() finds each entry of a part among the samples of a rank, and that partners are
+ * at mirrored indices. */
+static void compare_places(const struct share *share, const struct share *part, bool partners)
+{
+    const struct train_held held = {true, partners, (uint32_t)share->count,
+                                    (uint32_t)(part->first - share->first)};
+    const uint32_t count = (uint32_t)part->count;
+    for (uint32_t j = 0; j < 2 * count; j++) {
+        const uint32_t at = train_held_at(&held, count, j);
+        cr_assert(at < (partners ? 2 : 1) * held.count);
+        cr_expect_eq(train_entry(share, at), train_entry(part, j));
+        cr_expect(j < count || train_entry(part, j) == share->total - 1 - train_entry(part, j - count));
+    }
+}
+
+/* Engines on a GPU generate the samples of a rank's share of a step, and find those of a part among them. */
+Test(train_mix, parts_find_their_partners_in_the_share)
+{
+    for (uint64_t total = 1; total < 20; total++)
+        for (uint32_t ranks = 1; ranks <= 3; ranks++)
+            for (uint32_t rank = 0; rank < ranks; rank++)
+                for (uint32_t parts = 1; parts < 9; parts++) {
+                    const struct train train = {.accumulate = parts};
+                    const struct partition partition = {.rank = rank, .ranks = ranks, .strong = true};
+                    const struct share share = partition_share(&partition, total);
+                    for (uint32_t i = 0; i < parts; i++) {
+                        const struct share part = train_part(&train, &share, i);
+                        compare_places(&share, &part, true);
+                        if (ranks == 1)
+                            compare_places(&share, &part, false);
+                    }
+                }
+}
+
+/* Augmented copies, and a short last step. The partner of a sample may be in another part, on another rank,
+ * or both. A rank may have fewer samples than parts, or none. */
+Test(train_mix, parts_mix_the_samples_of_the_whole_step, .timeout = 120)
+{
+    static const struct mixing mixings[] = {{0.8, 0}, {0, 1}};
+    static const uint32_t uneven[] = {11, 7, 0};
+    const struct augment augment = {.shift = 1,
+                                    .flip = true,
+                                    .crop = true,
+                                    .operations = 2,
+                                    .magnitude = 28,
+                                    .repeats = 3,
+                                    .erasing = 0.5f,
+                                    .height = 16,
+                                    .width = 16};
+    for (size_t e = 0; e < COUNT_OF(engines); e++)
+        for (size_t i = 0; i < COUNT_OF(mixings); i++) {
+            struct net net;
+            net_open(&net, engines[e], &model_tables[1], (struct shape){3, 1, 16, 16}, 4, 46, 18, 0.1f);
+            data_add_canvases(&net.data, 25, 21);
+            net.train.augment = augment;
+            net.train.mixing = mixings[i];
+            for (uint32_t ranks = 1; ranks <= 3; ranks++)
+                compare_in_parts(&net, engines[e], ranks, NULL);
+            compare_in_parts(&net, engines[e], 3, uneven);
+            net_close(&net);
+        }
 }

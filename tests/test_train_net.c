@@ -344,6 +344,42 @@ Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
     }
 }
 
+/* Trains with a NaN among the parameters; sets `message` to the error. */
+static void fail_with(const char *generator, char *message, size_t size)
+{
+    struct net net;
+    struct run_time unused;
+    void *trainer;
+    const struct resources resources = {.threads = 1};
+    net_open(&net, &engine_naive, &model_tables[0], (struct shape){1, 1, 8, 8}, 4, 12, 4, 0);
+    net.initial[0] = NAN;
+    struct train_job job = {
+        .train = net.train, .initial = net.initial, .epochs = 1, .identity = "test", .keep = 1};
+    job.train.generator = generator;
+    must(trainer_open(&engine_naive, &resources, &job, &trainer));
+    cr_assert_eq(trainer_run(trainer, 0, &unused), STATUS_FAILED);
+    snprintf(message, size, "%s", status_text());
+    trainer_close(trainer);
+    net_close(&net);
+}
+
+/* The reference cannot find the layer on images that only the engine has, so the message has none. */
+Test(train_net, bad_layers_are_searched_only_on_the_same_images)
+{
+    static const char *const generators[] = {NULL, "fused", "omp", "bat", "gbase"};
+    const char *wanted = "epoch 1, step 1 of 3: the loss is not finite; ";
+    char message[1024];
+    for (size_t i = 0; i < COUNT_OF(generators); i++) {
+        fail_with(generators[i], message, sizeof message);
+        const char *found = strstr(message, wanted);
+        cr_assert_not_null(found, "%s", message);
+        found += strlen(wanted);
+        const char *next =
+            i < 3 ? "first non-finite result: fc1; lower --lr" : "lower --lr, or continue with";
+        cr_expect(strncmp(found, next, strlen(next)) == 0, "%s", message);
+    }
+}
+
 /* ---- Properties that differences cannot test ---- */
 
 /* Sets the first layer's parameters to 0, so its outputs are exactly 0. They must pass no gradient back,

@@ -224,7 +224,7 @@ Test(train_optim, stochastic_depth_rises_linearly)
 
 /* ---- The moving average ---- */
 
-/* Three steps, whose averages are computed here from the parameters after each. */
+/* Compares the average after each of two steps with one that is computed here from the parameters. */
 static void check_average(struct net *net, const struct engine *engine)
 {
     const size_t values = net->model.arena_values;
@@ -245,7 +245,7 @@ static void check_average(struct net *net, const struct engine *engine)
             cr_assert_float_eq(now.ema[i], expected[i], 1e-6, "%s: %zu", engine->name, i);
         }
     }
-    cr_expect(engine == &engine_oracle /* get() rounds its doubles */ ||
+    cr_expect(engine == &engine_oracle /* its get() rounds doubles */ ||
                   memcmp(now.ema, whole.ema, values * sizeof(float)) == 0,
               "%s", engine->name);
     cr_expect_gt(distance(now.ema, net->initial, values), 0);
@@ -259,7 +259,7 @@ Test(train_optim, averages_after_steps)
     for_networks(check_average);
 }
 
-/* Skipped copies: a caller without room for the average gets the rest. */
+/* A caller without room for the average must get the rest of the state. */
 Test(train_optim, states_without_an_average)
 {
     struct net net;

@@ -7,21 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
-#endif
 #include "core/portable.h"
+#include "cpu_engines.h"
 #include "train/trainer.h"
 #include "train_support.h"
 
 TestSuite(train_ranks, .timeout = 120);
-
-static const struct engine *const engines[] = {
-    &engine_naive,
-#ifdef _OPENMP
-    &engine_omp,
-#endif
-};
 
 /* ---- Ranks as threads ---- */
 
@@ -248,21 +239,21 @@ static const uint32_t *shares_of(size_t number)
 
 Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
         struct member one, members[7];
         double *bounds;
         size_t count, different = 0;
-        net_open(&net, engines[e], &model_tables[0], (struct shape){1, 1, 9, 7}, 5, BATCH, BATCH, 0.1f);
-        find_bounds(engines[e], &net, &count, &bounds);
-        train_on(engines[e], &net, 1, 1, &one);
+        net_open(&net, cpu_engines[e], &model_tables[0], (struct shape){1, 1, 9, 7}, 5, BATCH, BATCH, 0.1f);
+        find_bounds(cpu_engines[e], &net, &count, &bounds);
+        train_on(cpu_engines[e], &net, 1, 1, &one);
         for (size_t d = 0; d < COUNT_OF(divisions); d++) {
             uint32_t ranks = divisions[d].ranks;
-            train_with(engines[e], &net, ranks, shares_of(d), 1, members);
+            train_with(cpu_engines[e], &net, ranks, shares_of(d), 1, members);
             for (size_t i = 0; i < count; i++) {
                 double off = fabs((double)members[0].sums[i] - one.sums[i]);
-                cr_assert(off <= bounds[i], "%s, case %zu, %u ranks: gradient %zu: %g > %g", engines[e]->name,
-                          d, ranks, i, off, bounds[i]);
+                cr_assert(off <= bounds[i], "%s, case %zu, %u ranks: gradient %zu: %g > %g",
+                          cpu_engines[e]->name, d, ranks, i, off, bounds[i]);
                 different += off > 0;
             }
             cr_expect(fabs(total_loss(members, ranks) - one.totals.loss) <= 1e-12 * one.totals.loss);
@@ -307,21 +298,21 @@ static void expect_equal_training(const struct engine *engine, const struct net 
 /* With 23 samples in batches of 7, the last step has 2 samples, so some ranks have none. */
 Test(train_ranks, ranks_without_samples_take_part_in_short_steps)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++)
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
         for (uint32_t ranks = 2; ranks <= 5; ranks++) {
             struct net net;
-            net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
-            expect_equal_training(engines[e], &net, ranks, NULL, 2);
+            net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+            expect_equal_training(cpu_engines[e], &net, ranks, NULL, 2);
             net_close(&net);
         }
 }
 
 Test(train_ranks, a_batch_may_be_smaller_than_the_number_of_ranks)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
-        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 3, 0.1f);
-        expect_equal_training(engines[e], &net, 5, NULL, 2);
+        net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 3, 0.1f);
+        expect_equal_training(cpu_engines[e], &net, 5, NULL, 2);
         net_close(&net);
     }
 }
@@ -329,24 +320,24 @@ Test(train_ranks, a_batch_may_be_smaller_than_the_number_of_ranks)
 /* 23 samples in batches of 7: an epoch without the last batch must equal the first 3 steps of an epoch. */
 Test(train_ranks, the_last_batch_can_be_dropped)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
         struct train_totals totals;
         struct train_state whole, dropped;
-        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+        net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
         cr_assert(train_state_new(net.model.arena_values, &whole) &&
                   train_state_new(net.model.arena_values, &dropped));
-        must(engines[e]->steps(net.state, 0, 0, 3));
-        must(engines[e]->get(net.state, &whole));
+        must(cpu_engines[e]->steps(net.state, 0, 0, 3));
+        must(cpu_engines[e]->get(net.state, &whole));
         net.train.drop_last = true;
-        net_reopen(&net, engines[e]);
+        net_reopen(&net, cpu_engines[e]);
         cr_assert_eq(train_steps(&net.train), 3);
-        must(engines[e]->steps(net.state, 0, 0, train_steps(&net.train)));
-        must(engines[e]->totals(net.state, &totals));
-        must(engines[e]->get(net.state, &dropped));
+        must(cpu_engines[e]->steps(net.state, 0, 0, train_steps(&net.train)));
+        must(cpu_engines[e]->totals(net.state, &totals));
+        must(cpu_engines[e]->get(net.state, &dropped));
         cr_expect_eq(totals.samples, 21);
         cr_expect(same_bits(whole.parameters, dropped.parameters, net.model.arena_values));
-        expect_equal_training(engines[e], &net, 3, NULL, 2);
+        expect_equal_training(cpu_engines[e], &net, 3, NULL, 2);
         train_state_free(&whole);
         train_state_free(&dropped);
         net_close(&net);
@@ -358,10 +349,10 @@ Test(train_ranks, the_last_batch_can_be_dropped)
 Test(train_ranks, shares_may_change_between_epochs)
 {
     static const uint32_t shares[3][3] = {{5, 2, 0}, {0, 1, 6}, {3, 3, 1}};
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
-        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
-        expect_equal_training(engines[e], &net, 3, shares[0], 3);
+        net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+        expect_equal_training(cpu_engines[e], &net, 3, shares[0], 3);
         net_close(&net);
     }
 }
@@ -370,17 +361,17 @@ Test(train_ranks, shares_may_change_between_epochs)
 Test(train_ranks, a_rank_without_a_share_tests_like_the_others)
 {
     static const uint32_t shares[] = {0, 4, 1};
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
         float logits[3][5 * 4];
-        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 5, 0);
+        net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 5, 0);
         net.train.ranks = 3;
         net.train.shares = shares;
         for (uint32_t rank = 0; rank < 3; rank++) {
             net.train.rank = rank;
             net.train.share_max = train_room(&net.train, false);
-            net_reopen(&net, engines[e]);
-            must(engines[e]->evaluate(net.state, DATA_TEST, 0, 5, logits[rank]));
+            net_reopen(&net, cpu_engines[e]);
+            must(cpu_engines[e]->evaluate(net.state, DATA_TEST, 0, 5, logits[rank]));
             cr_expect(same_bits(logits[rank], logits[0], COUNT_OF(logits[0])), "rank %u", rank);
         }
         net_close(&net);
@@ -427,11 +418,11 @@ Test(train_ranks, different_engines_train_together)
 /* A dropout mask, a shift or a flip that depended on the rank would change the gradients. */
 Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net net;
-        net_open(&net, engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
+        net_open(&net, cpu_engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
         net.train.augment = (struct augment){.shift = 2, .flip = true};
-        expect_equal_training(engines[e], &net, 3, NULL, 2);
+        expect_equal_training(cpu_engines[e], &net, 3, NULL, 2);
         net_close(&net);
     }
 }
@@ -461,12 +452,12 @@ Test(train_ranks, augmented_and_mixed_samples_are_those_of_one_rank)
 {
     static const struct mixing mixings[] = {{0, 0}, {0, 1}, {0.8, 0}};
     static const uint32_t shares[2][3] = {{11, 7, 0}, {2, 9, 7}};
-    for (size_t e = 0; e < COUNT_OF(engines); e++)
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
         for (size_t m = 0; m < COUNT_OF(mixings); m++) {
             struct net net;
-            open_canvases(&net, engines[e], mixings[m]);
-            expect_equal_training(engines[e], &net, 2, NULL, 2);
-            expect_equal_training(engines[e], &net, 3, shares[0], 2);
+            open_canvases(&net, cpu_engines[e], mixings[m]);
+            expect_equal_training(cpu_engines[e], &net, 2, NULL, 2);
+            expect_equal_training(cpu_engines[e], &net, 3, shares[0], 2);
             net_close(&net);
         }
 }
@@ -515,133 +506,18 @@ static void open_synth(struct net *net, const struct engine *engine, int feed)
 /* Each rank generates its own samples. These samples must be those of a stored set. */
 Test(train_ranks, live_samples_are_those_of_one_rank)
 {
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
         struct net stored, live;
         struct member of_stored[3], of_live[3];
-        open_synth(&stored, engines[e], DATA_STORED);
-        open_synth(&live, engines[e], DATA_LIVE);
-        expect_equal_training(engines[e], &live, 3, NULL, 2);
-        train_on(engines[e], &stored, 3, 2, of_stored);
-        train_on(engines[e], &live, 3, 2, of_live);
+        open_synth(&stored, cpu_engines[e], DATA_STORED);
+        open_synth(&live, cpu_engines[e], DATA_LIVE);
+        expect_equal_training(cpu_engines[e], &live, 3, NULL, 2);
+        train_on(cpu_engines[e], &stored, 3, 2, of_stored);
+        train_on(cpu_engines[e], &live, 3, 2, of_live);
         cr_expect(same_bits(of_live[0].end.parameters, of_stored[0].end.parameters, live.model.arena_values));
         free_all(of_stored, 3);
         free_all(of_live, 3);
         net_close(&stored);
         net_close(&live);
     }
-}
-
-/* ---- Failures ---- */
-
-static enum status failing_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
-{
-    uint32_t *left = exchange->state;
-    (void)gradients, (void)count;
-    return (*left)-- > 0 ? status : status_set(STATUS_FAILED, "planted");
-}
-
-/* After a failed exchange, the gradients are undefined and must not change the parameters. */
-Test(train_ranks, a_failed_exchange_ends_the_steps_before_the_update)
-{
-    static const struct exchange_method method = {.name = "failing", .sum = failing_sum};
-    for (size_t e = 0; e < COUNT_OF(engines); e++) {
-        struct net net;
-        struct train_state before, after;
-        uint32_t left = 2;
-        struct exchange exchange = {.method = &method, .state = &left};
-        net_open(&net, engines[e], &model_tables[0], (struct shape){1, 1, 16, 16}, 4, 20, 5, 0);
-        cr_assert(train_state_new(net.model.arena_values, &before) &&
-                  train_state_new(net.model.arena_values, &after));
-        must(engines[e]->steps(net.state, 0, 0, 2));
-        must(engines[e]->get(net.state, &before));
-        net.train.exchange = &exchange;
-        net_reopen(&net, engines[e]);
-        cr_expect_eq(engines[e]->steps(net.state, 0, 0, 4), STATUS_FAILED);
-        cr_expect_str_eq(status_text(), "planted");
-        must(engines[e]->get(net.state, &after));
-        cr_expect(same_bits(after.parameters, before.parameters, net.model.arena_values), "%s",
-                  engines[e]->name);
-        train_state_free(&before);
-        train_state_free(&after);
-        net_close(&net);
-    }
-}
-
-/* ---- Verification ---- */
-
-static enum status scaled_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
-{
-    const float *factor = exchange->state;
-    for (size_t i = 0; i < count; i++)
-        gradients[i] *= *factor;
-    return status;
-}
-
-/* The reference computes the steps without an exchange, so --verify must detect sums that are wrong. */
-Test(train_ranks, verification_detects_a_wrong_sum)
-{
-    static const struct exchange_method method = {.name = "scaled", .sum = scaled_sum};
-    static const float factors[] = {1, 1.02f};
-    for (size_t i = 0; i < COUNT_OF(factors); i++) {
-        struct net net;
-        const struct resources resources = {.threads = 1};
-        struct exchange exchange = {.method = &method, .state = (void *)(uintptr_t)&factors[i]};
-        uint64_t wrong;
-        void *trainer;
-        net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
-        struct train_job job = {.train = net.train,
-                                .initial = net.initial,
-                                .epochs = 1,
-                                .verify_steps = 5,
-                                .identity = "test",
-                                .keep = 1};
-        job.train.exchange = &exchange;
-        must(trainer_open(&engine_naive, &resources, &job, &trainer));
-        must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
-        cr_expect_eq(wrong > 0, i == 1, "factor %g: %llu wrong", (double)factors[i],
-                     (unsigned long long)wrong);
-        trainer_close(trainer);
-        net_close(&net);
-    }
-}
-
-/* ---- Methods ---- */
-
-Test(train_ranks, engines_without_an_exchange_are_refused_with_the_reason)
-{
-    struct engine alone = engine_naive;
-    const struct optimizer plain = {};
-    alone.gradients_in = GRADIENTS_ALONE;
-    for (int sync = 0; sync < 2; sync++) {
-        must(exchange_probe(sync, &engine_naive, &plain));
-        cr_expect_eq(exchange_probe(sync, &alone, &plain), STATUS_UNAVAILABLE);
-        cr_expect_not_null(
-            strstr(status_text(), "mpi: the gradients of this variant are not in host memory"));
-    }
-}
-
-/* Probing needs no GPU. */
-Test(train_ranks, exchanges_that_update_refuse_clipping_and_averages)
-{
-    struct engine engine = engine_naive;
-    const struct optimizer plain = {.layer_decay = 0.75}, clips = {.clip_norm = 1},
-                           averages = {.average = 0.9};
-    int peer = 0, fused = 0;
-    while (strcmp(exchange_names[peer], "peer") != 0)
-        peer++;
-    while (strcmp(exchange_names[fused], "peer-fused") != 0)
-        fused++;
-    engine.gradients_in = GRADIENTS_IN_DEVICE;
-    engine.shares_update = true;
-    if (exchange_probe(fused, &engine, &plain) != STATUS_OK) {
-        cr_expect_not_null(strstr(status_text(), "needs a build with CUDA"), "%s", status_text());
-        return;
-    }
-    must(exchange_probe(peer, &engine, &clips));
-    must(exchange_probe(peer, &engine, &averages));
-    must(exchange_probe(0, &engine, &clips));
-    cr_expect_eq(exchange_probe(fused, &engine, &clips), STATUS_USAGE);
-    cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --clip-norm"), "%s", status_text());
-    cr_expect_eq(exchange_probe(fused, &engine, &averages), STATUS_USAGE);
-    cr_expect_not_null(strstr(status_text(), "use --sync peer, or drop --ema"), "%s", status_text());
 }

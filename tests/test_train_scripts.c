@@ -151,6 +151,19 @@ Test(train_scripts, comparison_on_ranks_reports)
                        out);
 }
 
+/* A script that is ended must end the training that it started in the background. */
+Test(train_scripts, resume_ends_its_training)
+{
+    EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in *--checkpoint*) echo $$ >pid; exec sleep 100 ;; esac\\n' "
+              ">bench && chmod +x bench");
+    EXPECT(0,
+           "(FDSL_BENCH=./bench exec %s/scripts/check/resume.sh run --epochs 1 & of=$!; "
+           "for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
+           "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
+           root);
+    cr_expect_str_eq(out, "status 143\n");
+}
+
 /* If the variant cannot run, scripts must end before they generate any data. */
 Test(train_scripts, scripts_check_the_variant_first)
 {

@@ -23,7 +23,7 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define ROWS  "--log-steps 4 --test-steps 9 "
 #define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
 
-/* Expects that row `row` of the log follows `step` steps, the latest in epoch `epoch`, and whether it has the
+/* Compares the steps, the epoch and the samples in row `row` of the log. Also checks whether the row has the
  * results of a test. */
 static void expect_row(size_t row, double step, double epoch, double samples, bool tested)
 {
@@ -175,21 +175,23 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
              "$P --variant %s --threads 2 %s --train-size 400 --test-size 50 --batch 8 --epochs 3 "
              "--lr-schedule cosine --shift 1 --checkpoint-steps 3 --log-steps 4 --keep 2",
              variant, options);
-    EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.st", train);
+    EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.safetensors", train);
     EXPECT(
         0,
         "kills=0; for i in 1 2 3 4 5; do before=$(ls k 2>/dev/null | tail -n 1); "
-        "%s --checkpoint k --log log.csv --out rows.csv --export killed.st --resume >/dev/null 2>&1 & p=$!; "
+        "%s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors --resume >/dev/null 2>&1 "
+        "& p=$!; "
         "until ls k 2>/dev/null | grep -v tmp | tail -n 1 | grep step | grep -qvx -- \"${before:-none}\" || "
         "! kill -0 $p 2>/dev/null; do sleep 0.00$i; done; "
         "kill -9 $p 2>/dev/null && kills=$((kills + 1)); wait $p; done; echo $kills kills",
         train);
     cr_expect(says("5 kills"), "%s", out);
     EXPECT(0,
-           "ls k | grep step && %s --checkpoint k --log log.csv --out rows.csv --export killed.st --resume",
+           "ls k | grep step && %s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors "
+           "--resume",
            train);
     cr_expect(says(" steps are done: continuing"), "%s", out);
-    EXPECT(0, "cmp whole.st killed.st");
+    EXPECT(0, "cmp whole.safetensors killed.safetensors");
     snprintf(whole, sizeof whole, "%s/whole/epoch-000003.ckpt", folder);
     snprintf(killed, sizeof killed, "%s/k/epoch-000003.ckpt", folder);
     expect_same_state(whole, killed, averages);
@@ -263,7 +265,9 @@ Test(train_steps, recipes_resume_within_an_epoch)
         {"--mixup 0.8 --cutmix 1 --loss bce", false},
         {"--ema 0.9 --clip-norm 0.5 --accumulate 3 --drop-path 0.2 --layer-decay 0.8", true},
         {"--ema 0.9 --clip-norm 0.5 --drop-path 0.2 --mixup 0.8 --cutmix 1 --drop-last", true},
-        {"--ema 0.9 --accumulate 2 --clip-norm 0.5 --data synth --res 28 --classes 5 --feed live", true},
+        {"--accumulate 3 --mixup 0.8 --cutmix 1", false},
+        {"--ema 0.9 --accumulate 2 --clip-norm 0.5 --mixup 0.8 --data synth --res 28 --classes 5 --feed live",
+         true},
     };
     char whole[PATH_MAX], alone[PATH_MAX];
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -284,15 +288,17 @@ Test(train_steps, recipes_resume_within_an_epoch)
 /* The beginning of a resumed epoch is not known any more. Verification repeats the rest of the epoch. */
 Test(train_steps, a_resumed_epoch_verifies)
 {
-    EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.st");
-    EXPECT(0, "mkdir one && cp k/epoch-000001.step-0000000007.ckpt one");
     EXPECT(0,
-           THREE "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.st --format csv");
+           THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.safetensors");
+    EXPECT(0, "mkdir one && cp k/epoch-000001.step-0000000007.ckpt one");
+    EXPECT(
+        0, THREE
+        "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.safetensors --format csv");
     cr_expect_str_eq(value(out, 1, "epoch"), "2");
     cr_expect_str_eq(value(out, 1, "wrong"), "0");
     cr_expect_eq(number(out, 1, "items"), 200);
     cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
-    EXPECT(0, "cmp whole.st resumed.st");
+    EXPECT(0, "cmp whole.safetensors resumed.safetensors");
     /* Another engine may continue, and networks may be initialised from within an epoch. */
     EXPECT(0, SMALL "--init k/epoch-000001.step-0000000007.ckpt --epochs 1");
 }

@@ -71,8 +71,8 @@ struct omp_arc {
      * vertex of each vector with possibly visible lines. */
     uint32_t *moved, *traced;
     uint32_t moved_count, traced_count;
-    void *room; /* scratch memory of trace(), room_bytes large, shared by the arcs of a worker; too large for
-                  some thread stacks */
+    void *room; /* room_bytes bytes of scratch memory for trace(), shared by the arcs of a worker; too large
+                  for some thread stacks */
 };
 
 /* The destination of pixels, addressed as y * pitch + x. */

@@ -14,11 +14,10 @@
 #include "core/phase.h"
 #include "omp_engine.h"
 #include "omp_net.h"
+#include "train/sample_loss.h"
 #include "variants.h"
 
 #define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; they take about ten microseconds */
-/* Parts of a GEMM per thread. There are several parts, so that other threads can help a slow thread. */
-#define TILE_SHARES 4
 
 /* ---- Kernels ---- */
 
@@ -69,122 +68,10 @@ bool omp_net_force_isa(const char *name)
  * Training steps run in a parallel region, in which every thread executes every function. Worksharing loops
  * and `single` regions divide the work. Barriers separate producers from consumers. */
 
-/* ---- Linear layers ---- */
-
-/* Distributes the parts of a GEMM to the threads. Does not end with a barrier. */
-static void multiply_by_all(const struct net *net, const struct gemm *gemm)
-{
-    size_t tiles = net->gemm.tiles(gemm), shares = (size_t)net->threads * TILE_SHARES;
-    if (net->threads == 1 || shares > tiles)
-        shares = net->threads == 1 ? 1 : tiles;
-#pragma omp for schedule(dynamic) nowait
-    for (size_t i = 0; i < shares; i++) {
-        size_t begin = tiles * i / shares, end = tiles * (i + 1) / shares;
-        net->gemm.multiply(gemm, begin, end - begin);
-    }
-}
-
 static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
                                  bool training)
 {
     return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
-}
-
-/* row_of() returns the first row of current sample `j` in a block; deltas_of() returns the gradient of this
- * row. */
-static float *row_of(const struct net *net, const struct block *block, uint32_t j)
-{
-    return block->rows + (net->begin + j) * block->tokens * block->out_pitch;
-}
-
-static float *deltas_of(const struct net *net, const struct block *block, uint32_t j)
-{
-    return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
-}
-
-static void linear_forward(struct net *net, const struct block *block, uint32_t count)
-{
-    const struct gemm gemm = {
-        .a = row_of(net, block - 1, 0),
-        .rows = block[-1].row_positions,
-        .steps = net->iota,
-        .row_count = (size_t)count * block->tokens,
-        .step_count = block[-1].row_values,
-        .b = block->transposed,
-        .b_pitch = block->out_vectors,
-        .c = row_of(net, block, 0),
-        .c_pitch = block->out_pitch,
-        .columns = block->out_vectors,
-        .bias = net->parameters + block->bias,
-        .relu = block->relu,
-    };
-    multiply_by_all(net, &gemm);
-    barrier_wait(&net->barrier);
-}
-
-/* Adds up the gradients of the biases. Does not end with a barrier. */
-static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
-{
-    enum { PART = 64 };
-    const size_t values = block->layer->bias_values, rows = (size_t)count * block->tokens;
-#pragma omp for nowait
-    for (size_t first = 0; first < values; first += PART) {
-        const size_t part = values - first < PART ? values - first : PART;
-        if (!net->adds)
-            memset(sums + first, 0, part * sizeof *sums);
-        for (size_t row = 0; row < rows; row++)
-            net->kernel->add(deltas_of(net, block, 0) + row * block->out_pitch + first, sums + first, part);
-    }
-}
-
-/* Computes the gradients of weights and biases. Does not end with a barrier. */
-static void linear_weights(struct net *net, const struct block *block, uint32_t count)
-{
-    const struct gemm gemm = {
-        .a = deltas_of(net, block, 0),
-        .rows = net->iota,
-        .steps = block->row_positions,
-        .row_count = block->layer->bias_values,
-        .step_count = (size_t)count * block->tokens,
-        .b = row_of(net, block - 1, 0),
-        .b_pitch = block->in_pitch,
-        .c = net->gradients + block->weight,
-        .c_pitch = block->in_pitch,
-        .columns = block[-1].out_vectors,
-        .add = net->adds,
-    };
-    multiply_by_all(net, &gemm);
-    sum_rows(net, block, count, net->gradients + block->bias);
-}
-
-/* Computes the gradient of the input, unless the input is the samples. Does not end with a barrier. */
-static void linear_inputs(struct net *net, const struct block *block, uint32_t count)
-{
-    if (block - 1 == &net->blocks[net->flat] && net->flat == 1 && net_begins(net))
-        return;
-    const struct gemm gemm = {
-        .a = deltas_of(net, block, 0),
-        .rows = block->row_positions,
-        .steps = net->iota,
-        .row_count = (size_t)count * block->tokens,
-        .step_count = block->layer->bias_values,
-        .b = net->parameters + block->weight,
-        .b_pitch = block->in_pitch,
-        .c = deltas_of(net, block - 1, 0),
-        .c_pitch = block->in_pitch,
-        .columns = block[-1].out_vectors,
-        .add = net_adds_to(block, block - 1),
-    };
-    multiply_by_all(net, &gemm);
-}
-
-static void linear_backward(struct net *net, const struct block *block, enum gradients_of of)
-{
-    if (of & GRADIENTS_OF_WEIGHTS)
-        linear_weights(net, block, net->count);
-    if (of & GRADIENTS_OF_INPUTS)
-        linear_inputs(net, block, net->count);
-    barrier_wait(&net->barrier);
 }
 
 /* Runs the in-place layers of a block over all rows, forward or backward. */
@@ -200,9 +87,9 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
         struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
-        float *values = row_of(net, block, j);
+        float *values = net_row(net, block, j);
         if (back)
-            net_after_backward(net, block, &passing, values, deltas_of(net, block, j));
+            net_after_backward(net, block, &passing, values, net_deltas(net, block, j));
         else
             net_after(net, block, &passing, values);
     }
@@ -211,60 +98,15 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
- * samples with respect to the logits. */
-static float binary_loss_of(const struct train *train, const float *logits, const struct target *target,
-                            uint32_t count, float *delta)
-{
-    uint32_t classes = train->model->classes;
-    float loss = 0;
-    for (uint32_t k = 0; k < classes; k++) {
-        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
-        delta[k] /= (float)classes * (float)count;
-    }
-    return loss / (float)classes;
-}
-
-/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
- * respect to the logits. */
-static float loss_of(const struct train *train, const float *logits, const struct target *target,
-                     uint32_t count, float *delta)
-{
-    uint32_t classes = train->model->classes;
-    float most = logits[0], sum = 0, loss = 0;
-    if (train->loss == LOSS_BINARY)
-        return binary_loss_of(train, logits, target, count, delta);
-    for (uint32_t k = 1; k < classes; k++)
-        most = logits[k] > most ? logits[k] : most;
-    for (uint32_t k = 0; k < classes; k++)
-        sum += expf(logits[k] - most);
-    for (uint32_t k = 0; k < classes; k++) {
-        float log_p = logits[k] - most - logf(sum);
-        float wanted = target_of(target, train->smoothing, classes, k);
-        loss -= wanted * log_p;
-        delta[k] = (expf(log_p) - wanted) / (float)count;
-    }
-    return loss;
-}
-
-/* Returns the index of the largest logit; the first index if several logits are largest. */
-static uint32_t guess(const float *logits, uint32_t classes)
-{
-    uint32_t best = 0;
-    for (uint32_t k = 1; k < classes; k++)
-        if (logits[k] > logits[best])
-            best = k;
-    return best;
-}
-
 static void take_loss(struct net *net, uint32_t j)
 {
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
-    const float *logits = row_of(net, last, j);
-    const struct target target = train_target(train, &net->mix, net->numbers, net->count, j);
-    net->losses[j] = loss_of(train, logits, &target, net->total, deltas_of(net, last, j));
-    net->correct[j] = guess(logits, train->model->classes) == target.label;
+    const float *logits = net_row(net, last, j);
+    const struct target target =
+        train_target(train, &net->mix, net->step_numbers, net->step_count, net->fed + j);
+    net->losses[j] = sample_loss(train, logits, &target, net->total, net_deltas(net, last, j));
+    net->correct[j] = largest_logit(logits, train->model->classes) == target.label;
 }
 
 /* Adds the results of step `number` to the totals, in the order of the samples. */
@@ -305,7 +147,7 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
     barrier_wait(&net->barrier);
     for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
         if (net->blocks[i].kind == BLOCK_LINEAR)
-            linear_forward(net, &net->blocks[i], net->count);
+            net_linear_forward(net, &net->blocks[i]);
         else
             net_tokens_forward(net, &net->blocks[i]);
         after_rows(net, &net->blocks[i], epoch, training, false);
@@ -343,7 +185,7 @@ void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
         if (of & GRADIENTS_OF_INPUTS)
             after_rows(net, &net->blocks[i], epoch, true, true);
         if (net->blocks[i].kind == BLOCK_LINEAR)
-            linear_backward(net, &net->blocks[i], of);
+            net_linear_backward(net, &net->blocks[i], of);
         else
             net_tokens_backward(net, &net->blocks[i]);
     }
@@ -383,13 +225,14 @@ static void choose_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t
     const struct share share = train_share(net->train, step), own = train_part(net->train, &share, part);
     net->fed = (uint32_t)(own.first - share.first);
     net->numbers = net->step_numbers + net->fed;
+    net->step_count = (uint32_t)share.count;
     net->count = (uint32_t)own.count;
     net->total = (uint32_t)own.total;
     net->adds = part > 0;
     net->mix = train_mix(net->train, epoch, step);
 }
 
-/* Computes the loss and the gradients of a part of the samples of this rank. */
+/* Computes the loss and the gradients of a part of the samples of this rank. The part is not empty. */
 static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
 #pragma omp master
@@ -397,8 +240,6 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
     if (net->accumulates && part == 0)
         net_clear_sums(net);
     barrier_wait(&net->barrier);
-    if (net->count == 0)
-        return;
     net_forward(net, epoch, DATA_TRAIN, true);
     net_take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
@@ -408,14 +249,20 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
  * part in the exchange. */
 static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
 {
-    if (train_share(net->train, step).count == 0) {
+    const struct share share = train_share(net->train, step);
+    if (share.count == 0) {
 #pragma omp master
         memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
         barrier_wait(&net->barrier);
         return;
     }
-    for (uint32_t part = 0; part < train_parts(net->train); part++)
+    /* Every thread looks for the first empty part by itself, because net->count may already belong to the
+     * next part. */
+    for (uint32_t part = 0; part < train_parts(net->train); part++) {
+        if (train_part(net->train, &share, part).count == 0)
+            break;
         compute_part(net, epoch, step, part);
+    }
     if (net->accumulates && net->flat > 1)
         net_gather_sums(net, net->chunks);
 }
@@ -424,7 +271,8 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 {
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
-    train_batch(net->train, order, step, net->step_numbers);
+    if (!feed_computes(&net->feed)) /* otherwise omp_steps() filled the list */
+        train_batch(net->train, order, step, net->step_numbers);
     compute_gradients(net, epoch, step);
     exchange(net);
     if (net->exchanged == STATUS_OK)

@@ -180,6 +180,7 @@ struct net {
     bool accumulates;      /* a step has several micro-batches or parts */
     bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
+    uint32_t step_count;   /* samples in step_numbers, without their partners */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
     struct mix mix;        /* of the current batch */
     enum status exchanged; /* status of the latest exchange of gradients */
@@ -214,6 +215,18 @@ static inline bool net_adds_to(const struct block *block, const struct block *ta
     return target->writer && target->writer != block;
 }
 
+/* net_row() returns the first row of current sample `j` in a block; net_deltas() returns the gradient of this
+ * row. */
+static inline float *net_row(const struct net *net, const struct block *block, uint32_t j)
+{
+    return block->rows + (net->begin + j) * block->tokens * block->out_pitch;
+}
+
+static inline float *net_deltas(const struct net *net, const struct block *block, uint32_t j)
+{
+    return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
+}
+
 /* ---- omp_plan.c ---- */
 
 /* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out,
@@ -240,6 +253,11 @@ void net_gather_sums(struct net *net, uint32_t chunks);
 
 /* Applies the update of step `number` to all parameters. */
 void net_update(struct net *net, uint64_t number);
+
+/* ---- omp_linear.c: called by all threads of a parallel region; each ends with a barrier ---- */
+
+void net_linear_forward(struct net *net, const struct block *block);
+void net_linear_backward(struct net *net, const struct block *block, enum gradients_of of);
 
 /* ---- omp_tokens.c: called by all threads of a parallel region; each ends with a barrier ---- */
 

@@ -158,7 +158,7 @@ static const float *gather(const struct net *net, struct worker *worker, const s
     RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
-        feed_gather(&net->feed, &net->mix, passing->epoch, net->step_numbers, net->count,
+        feed_gather(&net->feed, &net->mix, passing->epoch, net->step_numbers, net->step_count,
                     net->fed + passing->index - net->begin, worker->partner, worker->sample);
     else
         data_gather(data, data_sample(data, passing->part, passing->sample), (struct draw_move){0},

@@ -9,7 +9,7 @@
 static void choose(struct net *net, const struct micro *micro)
 {
     net->begin = micro->slot * net->most;
-    net->count = micro->count;
+    net->count = net->step_count = micro->count;
     net->total = micro->total;
     net->adds = micro->index > 0;
     memcpy(net->numbers, micro->numbers, micro->count * sizeof *net->numbers);

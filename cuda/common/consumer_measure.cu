@@ -86,7 +86,7 @@ static enum status calibrate(struct cuda_consumer *self, double wanted_s)
                       1e3 * wanted_s, 1e3 * *alone_s);
 }
 
-/* Measures the duration of a step of self->backend (--compute train), which cannot be adjusted. */
+/* Measures the duration of a step of --compute train (self->backend). This duration cannot be adjusted. */
 static enum status measure_alone(struct cuda_consumer *self, const struct batch *batch)
 {
     double *alone_s = &self->consumer.facts.alone_s;

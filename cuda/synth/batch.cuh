@@ -50,8 +50,9 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
-/* As image_input_at(), but if `numbers` is not NULL, image j of the batch has the number numbers[j], relative
- * to input.first. The caller must be able to dereference `numbers`. */
+/* Returns the parameters of image j of a batch. If `numbers` is NULL, the batch is that of run `run`, as for
+ * image_input_at(). Otherwise the image has the number numbers[j], relative to input.first. The caller must
+ * be able to dereference `numbers`, `classes` and `spoke_offset`. */
 FDSL_HD struct image_input image_input_listed(const struct device_input &input,
                                               const struct atom_class *classes, const uint64_t *spoke_offset,
                                               const uint64_t *numbers, uint64_t run, uint64_t j)
@@ -110,8 +111,8 @@ struct device_batch {
     void *tables;
     struct device_clock clock;
     uint64_t run; /* number of the latest run */
-    /* Only during a call of a generator: the list of image numbers in device memory, and its copy in host
-     * memory; NULL: the images of run `run`. */
+    /* Set only while a generator draws: the list of image numbers in device memory, and its copy in host
+     * memory. NULL: the images of run `run`. */
     const uint64_t *numbers, *host_numbers;
     /* Allocated device memory, including the `scratch_bytes` of device_batch_open(). A caller that allocates
      * more scratch memory adds the difference. */

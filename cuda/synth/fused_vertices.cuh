@@ -99,9 +99,9 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
     call.labels[job.begin + place] = input.class_.id;
 }
 
-/* Opens group `number` of the image with rank `rank`; returns false if the image has no such group. The
- * calling thread initialises units `first`, `first` + `step`, ... of the group as invisible. Lanes after the
- * last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of them have
+/* Opens group `number` of the image with rank `rank` by work (fused_place()); returns false if there is none.
+ * The calling thread initialises units `first`, `first` + `step`, ... of the group as invisible. Lanes after
+ * the last vertex use vertex 0. The first of these lanes closes the polygon. Lines between two of them have
  * length 0. */
 static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
                                                         uint32_t first, uint32_t step, fused_group *self)

@@ -35,7 +35,8 @@ struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64
 
 /* ---- One shot and two shots ---- */
 
-/* Returns where the part that `rank` adds up begins in a piece of `count` vectors. */
+/* Each rank adds up one part of a piece of `count` vectors. Returns the index where the part of `rank`
+ * begins. */
 static __device__ __forceinline__ uint32_t part_begin(uint32_t count, int rank, int ranks)
 {
     return count * (uint32_t)rank / (uint32_t)ranks;

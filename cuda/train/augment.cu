@@ -39,8 +39,8 @@ static __global__ void weights_kernel(const __grid_constant__ struct device_augm
 
 /* ---- Resizing ---- */
 
-/* Resizes RESIZE_ROWS adjacent rows of the canvas at column x. `rows` points to the first row of the part;
- * the thread computes those from `begin` on that are below `end`. */
+/* Computes one output column of RESIZE_ROWS adjacent rows of the canvas: row `begin` and the rows after it,
+ * but none from `end` on. `rows` points to the first input of this column in row 0. */
 static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32_t pitch, uint32_t begin,
                                                      uint32_t end, const int16_t *weights, uint32_t count,
                                                      uint32_t bits, uint32_t width, uint8_t *out)
@@ -62,10 +62,10 @@ static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32
             out[(begin + r) * width] = augment_shifted(sums[r], bits);
 }
 
-/* Block (sample, band, channel of the canvas). */
+/* Block (entry, band, channel of the canvas). `count`: samples of the batch, without their partners. */
 static __global__ void __launch_bounds__(BLOCK)
     resize_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
-                  bool batch_alone, const uint32_t *numbers)
+                  const __grid_constant__ struct train_held held, uint32_t count, const uint32_t *numbers)
 {
     extern __shared__ uint8_t middle[]; /* rows of the canvas, resized along x */
     const struct shape &canvas = augment.plan.canvas, &shape = augment.plan.shape;
@@ -77,7 +77,7 @@ static __global__ void __launch_bounds__(BLOCK)
     const int16_t *across_weights = augment.weights + entry * augment.taps;
     const int16_t *down_weights = across_weights + (size_t)width * augment.taps;
     const uint32_t first = down[begin].first, rows = down[end - 1].first + down[end - 1].count - first;
-    const size_t sample = batch_alone ? j : numbers[j] % augment.plan.samples;
+    const size_t sample = held.alone ? train_held_at(&held, count, j) : numbers[j] % augment.plan.samples;
     const size_t plane = (size_t)canvas.height * canvas.width;
     const uint8_t *from = stored + (sample * canvas.channels + blockIdx.z) * plane +
                           (size_t)(part.box.top + first) * canvas.width + part.box.left;
@@ -141,7 +141,7 @@ static __device__ void count_values(const struct shape &shape, const uint8_t *im
     __syncthreads();
 }
 
-/* Computes the tables: a warp per channel, and LANE_LEVELS entries per lane. */
+/* Computes the tables, with one warp per channel and LANE_LEVELS entries per lane. */
 static __device__ void make_tables(const struct shape &shape, enum augment_operation operation,
                                    const struct augment_numbers *numbers, struct change_shared *shared)
 {
@@ -238,8 +238,8 @@ static __device__ void change(const struct shape &shape, enum augment_operation 
     __syncthreads();
 }
 
-/* A block per image. The images are in augment.images before the first operation, and change the buffer with
- * each operation. */
+/* One block per image. The images are in augment.images before the first operation. Each operation writes its
+ * result to the other of the two buffers. */
 static __global__ void __launch_bounds__(CHANGE_BLOCK)
     change_kernel(const __grid_constant__ struct device_augment augment, uint32_t epoch,
                   const uint32_t *numbers)
@@ -300,8 +300,8 @@ enum status device_augment_open(const struct train *train, struct allocations *a
         return STATUS_OK;
     struct augment_plan *plan = &augment->plan;
     TRY(augment_plan(train, plan));
-    augment->partners = train_generated(train, 1) > 1;
-    const size_t batch = train_generated(train, train_part_max(train)),
+    augment->partners = train_part_augmented(train, 1) > 1;
+    const size_t batch = train_part_augmented(train, train_part_max(train)),
                  outputs = (size_t)plan->shape.width + plan->shape.height;
     const uint32_t across = resample_axis_with(plan->canvas.width, plan->shape.width, plan->bicubic).taps;
     const uint32_t down = resample_axis_with(plan->canvas.height, plan->shape.height, plan->bicubic).taps;
@@ -321,21 +321,21 @@ enum status device_augment_run(const struct device_augment *augment, uint32_t ep
                                uint32_t count, struct device_set *set, cudaStream_t stream)
 {
     const struct shape *shape = &augment->plan.shape;
+    const uint32_t images = augment->partners ? 2 * count : count;
     if (!augment->images || count == 0)
         return STATUS_OK;
-    weights_kernel<<<count, BLOCK, 0, stream>>>(*augment, epoch, numbers);
+    weights_kernel<<<images, BLOCK, 0, stream>>>(*augment, epoch, numbers);
     CUDA_TRY_LAUNCH("weights_kernel");
-    const dim3 blocks(count, (shape->height + augment->band - 1) / augment->band,
+    const dim3 blocks(images, (shape->height + augment->band - 1) / augment->band,
                       augment->plan.canvas.channels);
     resize_kernel<<<blocks, BLOCK, (size_t)augment->rows * shape->width, stream>>>(
-        *augment, static_cast<const uint8_t *>(set->values), set->batch_alone, numbers);
+        *augment, static_cast<const uint8_t *>(set->values), set->held, count, numbers);
     CUDA_TRY_LAUNCH("resize_kernel");
     if (augment->plan.operations > 0) {
-        change_kernel<<<count, CHANGE_BLOCK, 0, stream>>>(*augment, epoch, numbers);
+        change_kernel<<<images, CHANGE_BLOCK, 0, stream>>>(*augment, epoch, numbers);
         CUDA_TRY_LAUNCH("change_kernel");
     }
     set->values = augment->plan.operations % 2 ? augment->other : augment->images;
-    set->batch_alone = true;
-    set->partners = augment->partners;
+    set->held = {true, augment->partners, count, 0};
     return STATUS_OK;
 }

@@ -24,17 +24,18 @@ struct device_augment {
     struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
     int16_t *weights;                    /* per entry of `inputs`, `taps` weights */
     uint32_t taps;
-    bool partners;       /* a batch also has the partners of its samples (train_generated()) */
+    bool partners;       /* a batch also has the partners of its samples (train_part_augmented()) */
     uint32_t band, rows; /* a block resizes `band` rows of the image, from up to `rows` rows of the canvas */
 };
 
-/* Allocates memory for the parts of steps (train_part_max(), train_generated()), if augment_computes(). */
+/* Allocates memory for the parts of steps (train_part_max(), train_part_augmented()), if augment_computes().
+ */
 enum status device_augment_open(const struct train *train, struct allocations *allocations,
                                 struct device_augment *augment);
 
-/* Computes `count` images, those of the samples of a batch and of their partners (train_generated()), from
- * set->values. The numbers of the samples are in device memory. Then makes `set` the set of these images,
- * with batch_alone and partners. Does nothing where nothing is computed. */
+/* Computes the images of the `count` samples of a batch and, with augment->partners, of their partners, from
+ * set->values. The numbers of these samples are in device memory. Then sets `set` to these images. Does
+ * nothing if augment->images is NULL. */
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
                                uint32_t count, struct device_set *set, cudaStream_t stream);
 

@@ -100,7 +100,7 @@ struct convolution {
     cudnnFilterDescriptor_t weight;
     cudnnConvolutionDescriptor_t plan;
     cudaStream_t stream;
-    struct algorithms *all, *now;     /* of all batch sizes so far, and of the current descriptors */
+    struct algorithms *all, *now;     /* all: for all batch sizes so far; now: for the descriptors */
     struct allocations *allocations;  /* the engine's allocations, which own the workspace */
     void *scratch;                    /* the workspace */
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
@@ -356,7 +356,7 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     struct convolution *self = static_cast<struct convolution *>(layer->library);
     if (self->now && self->now->count == count)
         return STATUS_OK;
-    self->now = nullptr; /* stays so if an error prevents the choice */
+    self->now = nullptr; /* stays NULL if a later call fails */
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
     TRY(choose_once(layer, count));

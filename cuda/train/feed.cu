@@ -241,8 +241,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
         CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
-    set->batch_alone = true;
-    set->partners = train_generated(feed->train, 1) > 1;
+    set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
     return STATUS_OK;
 }
 

@@ -62,9 +62,8 @@ static inline bool device_feed_is_live(const struct device_feed *feed)
     return feed->generator;
 }
 
-/* Sets set->values to the batch of a step, set->batch_alone to true, and set->partners. Leaves set->labels
- * unchanged. Work that is enqueued on `stream` between this call and device_feed_release() may read the
- * values. */
+/* Sets set->values and set->held to the batch of a step. Leaves set->labels unchanged. Work that is enqueued
+ * on `stream` between this call and device_feed_release() may read the values. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 

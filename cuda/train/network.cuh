@@ -25,7 +25,7 @@ struct device_layer {
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
-     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine.cu). */
+     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine_open.cu). */
     bool relu;                        /* forward, this layer also applies the ReLU after it */
     bool relu_before;                 /* backward, this layer also applies the mask of the ReLU before it */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
@@ -108,6 +108,10 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 /* Enqueues a reset of an engine's totals, which are in device memory. */
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 
+/* Ends the capture of a graph that began on `stream`, and instantiates the graph. `status` is the status of
+ * the captured calls. */
+enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into);
+
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
  * batches of up to `batch` samples. `release` frees these resources except device memory, also if `prepare`
  * failed. Both may be NULL. */
@@ -160,13 +164,11 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Samples ---- */
 
-/* A data set in device memory. If batch_alone is true, `values` has only the samples of the current batch, in
- * the order of the batch; if `partners` is true, then also their partners (train_generated()). `labels`
- * always covers the whole set. */
+/* A data set in device memory. `labels` always covers the whole set. */
 struct device_set {
     const void *values;
     const uint32_t *labels;
-    bool batch_alone, partners;
+    struct train_held held; /* of `values` */
 };
 
 /* Copies the sets that the engine needs to device memory: not the training set for inference, no live
@@ -182,21 +184,16 @@ struct device_batch {
     struct mix mix;
 };
 
-/* Returns the set whose batch begins `skipped` samples later, if `set` has the samples of a batch alone;
- * otherwise returns `set`. */
-struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped);
-
 /* Allocates the arrays for batches of up to `capacity` samples. */
 enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
                                   struct allocations *allocations);
 
-/* Returns where device_set.values has entry `j` of a batch of `count` samples. A partner that the set does
- * not have separately is the sample at the mirrored index of the batch. */
-static __device__ __forceinline__ uint32_t stored_at(bool batch_alone, bool partners,
+/* Returns where device_set.values has entry `j` of a batch of `count` samples. */
+static __device__ __forceinline__ uint32_t stored_at(const struct train_held &held,
                                                      const struct device_batch &batch, uint32_t count,
                                                      uint32_t j)
 {
-    return !batch_alone ? batch.numbers[j] : j < count || partners ? j : 2 * count - 1 - j;
+    return held.alone ? train_held_at(&held, count, j) : batch.numbers[j];
 }
 
 /* Chooses the samples of a part of a step, their partners, their moves, and how they are mixed. The results

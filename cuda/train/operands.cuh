@@ -4,7 +4,7 @@
  * right operand. A point is a value of k, the index that the sums run over. The range of k is the "depth".
  * Index computation is separate from reading: line_at() is called once per thread and line, point_at() once
  * per tile and point. If ALONG_DEPTH is true, the next element in memory is the next point; otherwise it is
- * the next line. All offsets are below 2^31 (engine.cu checks this).
+ * the next line. All offsets are below 2^31 (engine_open.cu checks this).
  *
  * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
  * in a sample. In the GEMMs of a convolution, except for the gradient of the weights, a column is a sample

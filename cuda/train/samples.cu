@@ -21,15 +21,6 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
     return STATUS_OK;
 }
 
-struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped)
-{
-    struct device_set after = *set;
-    if (set->batch_alone)
-        after.values =
-            static_cast<const uint8_t *>(set->values) + skipped * data_stored_bytes(data, DATA_TRAIN);
-    return after;
-}
-
 enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
                                   struct allocations *allocations)
 {
@@ -119,7 +110,7 @@ struct gather_plan {
     uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    bool batch_alone, partners; /* see struct device_set */
+    struct train_held held;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -130,8 +121,7 @@ static __device__ __forceinline__ float gathered(const struct gather_plan &plan,
 {
     uint32_t channel = plane / plan.shape.depth;
     int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
-    const uint8_t *sample =
-        stored + stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j) * plan.sample_bytes;
+    const uint8_t *sample = stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
     uint32_t first = plane * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
     value = fmaf(value, plan.scale[channel], plan.offset[channel]);
@@ -163,8 +153,7 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
                                .samples = count,
                                .sample = divider_of((uint32_t)data->sample_values),
                                .sample_bytes = data->sample_bytes,
-                               .batch_alone = set->batch_alone,
-                               .partners = set->partners,
+                               .held = set->held,
                                .scale = {},
                                .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {

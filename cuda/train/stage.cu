@@ -30,18 +30,18 @@ static enum status take_inputs(struct network *network, const struct micro *micr
     const struct train *train = network->train;
     struct slot *slot = network->slot;
     const struct device_set *set = &network->sets[micro->part];
-    CUDA_TRY(cudaMemcpyAsync(slot->batch.numbers, micro->numbers, micro->count * sizeof *micro->numbers,
+    CUDA_TRY(cudaMemcpyAsync(network->batch->numbers, micro->numbers, micro->count * sizeof *micro->numbers,
                              cudaMemcpyHostToDevice, network->stream));
-    TRY(batch_pick(train, set, &slot->batch, micro->epoch, micro->training, micro->count, network->stream));
+    TRY(batch_pick(train, set, network->batch, micro->epoch, micro->training, micro->count, network->stream));
     if (inputs)
         return copy(network, slot->inputs, inputs, micro->count * train->model->input_values);
     RANGE(GATHER);
-    return batch_gather(train->data, set, &slot->batch, micro->count, slot->inputs, network->stream);
+    return batch_gather(train->data, set, network->batch, micro->count, slot->inputs, network->stream);
 }
 
 static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
 {
-    struct network *network = static_cast<struct network *>(state);
+    struct network *network = network_of(state);
     CUDA_TRY(cudaSetDevice(network->device));
     const struct pass pass = choose(network, micro);
     const struct device_layer *last = network_last_layer(network);
@@ -51,7 +51,7 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
     if (outputs)
         TRY(copy(network, outputs, last->out, micro->count * last->layer->out_values));
     else
-        TRY(loss_take(network->train, last->out, &network->slot->batch, &pass, micro->step, last->out_delta,
+        TRY(loss_take(network->train, last->out, network->batch, &pass, micro->step, last->out_delta,
                       &network->losses));
     return finish(network);
 }
@@ -73,7 +73,7 @@ static enum status backward(struct network *network, const struct pass *pass)
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
                                   const float *deltas, float *in_deltas)
 {
-    struct network *network = static_cast<struct network *>(state);
+    struct network *network = network_of(state);
     const struct model *model = network->train->model;
     const bool adds = micro->index > 0 && of & GRADIENTS_OF_WEIGHTS;
     CUDA_TRY(cudaSetDevice(network->device));
@@ -94,7 +94,7 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
 
 static enum status stage_update(void *state, uint64_t step)
 {
-    struct network *network = static_cast<struct network *>(state);
+    struct network *network = network_of(state);
     CUDA_TRY(cudaSetDevice(network->device));
     TRY(network_update(network, step));
     TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));

@@ -169,10 +169,12 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
-    # The partner of a sample may belong to another rank, which augments it as well.
+    # The partner of a sample may belong to another rank or to another part of the step, which augments it as well.
     for feed in live stored; do
         check "$method: augmented and mixed samples, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" \
             --verify --feed $feed --model lenet --batch 8 "${augmented[@]}"
+        check "$method: augmented and mixed samples in parts, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" \
+            --sync "$method" --verify --feed $feed --model lenet --batch 8 --accumulate 3 "${augmented[@]}"
     done
     # With measured shares, live samples are generated before it is known how many samples a rank needs.
     check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \

@@ -10,7 +10,8 @@
   --poll S           with --follow: look for new rows every S seconds (default: 5)
 
 Each run is a model, variant, device, number of ranks and seed. The values of a row are at the number of its step. Rows that a
-resumed run repeats are left out. fdsl-bench itself needs neither package.
+resumed run repeats are left out and counted. Such a row has the same loss as the first row of its step. A row with another loss is
+of a second run and an error. fdsl-bench itself needs neither package.
 
 Exit status: 0 done, 1 the file is invalid, 2 usage, 4 a package is not installed.
 """
@@ -66,7 +67,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run at a time: wandb.init() of the next run ends the previous one."""
+    """Writes one run at a time, because wandb.init() of the next run ends the previous one."""
 
     def __init__(self, project):
         try:
@@ -116,21 +117,26 @@ def rows_of(path, stream, header):
         yield row
 
 
-def pass_on(path, stream, header, last, boards):
-    """Passes the new rows on to the boards. `last` has the last step of each run."""
-    count = 0
+def pass_on(path, stream, header, runs, boards):
+    """Passes the new rows on to the boards. `runs` has the losses of each run by step. Returns how many rows were passed on, and
+    how many were left out."""
+    count = left_out = 0
     for row in rows_of(path, stream, header):
         run, step = tuple(row[name] for name in RUN), int(row["step"])
-        if step <= last.get(run, 0):  # repeated by a resumed run
+        losses = runs.setdefault(run, {})  # in ascending order of steps
+        if losses.get(step, row["loss"]) != row["loss"]:
+            raise Failed(f"{path}: two runs of {' '.join(run)} have different losses in step {step}; use one file per run", 1)
+        if losses and step <= next(reversed(losses)):
+            left_out += 1
             continue
-        last[run] = step
+        losses[step] = row["loss"]
         values = {name: float(row[name]) for name in VALUES if row[name]}
         for board in boards:
             board.add(run, step, values)
         count += 1
     for board in boards:
         board.flush()
-    return count
+    return count, left_out
 
 
 def read_arguments():
@@ -150,14 +156,16 @@ def read_arguments():
 
 
 def program():
-    given, header, last, count = read_arguments(), [], {}, 0
+    given, header, runs, count, left_out = read_arguments(), [], {}, 0, 0
     boards = ([TensorBoard(given.tensorboard)] if given.tensorboard else []) + ([Wandb(given.wandb)] if given.wandb else [])
     try:
         with open(given.file, encoding="utf-8", newline="") as stream:
-            count += pass_on(given.file, stream, header, last, boards)
-            while given.follow:
+            while True:
+                passed_on, repeated = pass_on(given.file, stream, header, runs, boards)
+                count, left_out = count + passed_on, left_out + repeated
+                if not given.follow:
+                    break
                 time.sleep(given.poll)
-                count += pass_on(given.file, stream, header, last, boards)
     except OSError as error:
         raise Failed(f"{given.file}: {error.strerror}", 1) from None
     except KeyboardInterrupt:
@@ -165,7 +173,8 @@ def program():
     finally:
         for board in boards:
             board.close()
-    print(f"{given.file}: {count} row{'s' * (count != 1)} of {len(last)} run{'s' * (len(last) != 1)}")
+    print(f"{given.file}: {count} row{'s' * (count != 1)} of {len(runs)} run{'s' * (len(runs) != 1)}"
+          + f"; {left_out} repeated row{'s' * (left_out != 1)} left out" * (left_out > 0))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
   scripts/compare/pretrain.py --source folder --images 50000 --make-data DIR    # writes the data set
   scripts/compare/pretrain.py --source folder --data DIR --out results/pretrain/rows.csv
   scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv
+  scripts/compare/pretrain.py --model vit-tiny --order train --step-log results/steps.csv  # as fdsl-bench's workload train
 
 Sources: constant (one batch that stays on the GPU: the upper limit of the speed), live (fdsl, generator fused; omp on a CPU),
 bat, gbase, omp (fdsl with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset).
@@ -26,7 +27,7 @@ import sys
 sys.dont_write_bytecode = True
 import pretrain_data  # noqa: E402  (in this folder)
 import pretrain_rows  # noqa: E402
-from pretrain_rows import COLUMNS, CURVE_COLUMNS, CURVE_SCHEMA, ROOT, Refused  # noqa: E402
+from pretrain_rows import COLUMNS, CURVE_COLUMNS, CURVE_SCHEMA, ROOT, STEP_COLUMNS, Refused  # noqa: E402
 
 SOURCES = ("constant", "live", "bat", "gbase", "omp", "folder", "shards")
 PRESETS = ("uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000")
@@ -40,7 +41,7 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
 # Options that rows record in the column `settings`. These are the options without a column of their own, except those that only
 # set the length of the run, its evaluation, its files, or its number of threads.
 SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
-            "weight_decay")
+            "weight_decay", "decay_of")
 
 
 def limits(low, high):
@@ -72,7 +73,8 @@ def read_arguments(arguments):
                                      allow_abbrev=False)
     add = parser.add_argument
     add("--source", choices=SOURCES, default="live", help="where images come from (default live)")
-    add("--model", default="deit_tiny_patch16_224", help="model of timm (default deit_tiny_patch16_224)")
+    add("--model", default="deit_tiny_patch16_224", help="model of timm, or vit-micro, vit-tiny, vit-small or "
+                                                                    "vit-base of fdsl-bench (default deit_tiny_patch16_224)")
     add("--tiny", action="store_true", help="a vision transformer of 2 layers instead of --model, for tests")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device that trains (default cuda)")
     add("--batch", type=integer(1), default=256, help="images per rank and step (default 256)")
@@ -95,8 +97,9 @@ def read_arguments(arguments):
     add("--channels", type=int, choices=(1, 3), default=3, help="image channels; 3 channels have the same gray (default 3)")
     add("--images", type=integer(1), help="images per epoch if the source generates them, or images that --make-data writes "
                                          "(default 1000000)")
-    add("--order", choices=("source", "same"), default="source", help="same: generate the images of --data in the order in which "
-                                                                "--source folder reads them (default source)")
+    add("--order", choices=("source", "same", "train"), default="source", help=
+        "same: generate the images of --data in the order in which --source folder reads them; train: generate the images of "
+        "fdsl-bench's workload train in its order, with --images samples per epoch and --fresh (default source)")
     add("--data", help="folder of the data set, for --source folder and shards")
     add("--workers", type=integer(0), default=16, help="worker processes per rank, for --source folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write a data set of --images images for --source folder or shards, then end")
@@ -116,7 +119,9 @@ def add_recipe(add):
     for part in PARTS:
         add(f"--no-{part}", action="store_true", help=f"leave {part} out of the recipe")
     add("--lr", type=number(0), default=0.001, help="highest learning rate of AdamW (default 0.001)")
-    add("--weight-decay", type=number(0), default=0.05, help="weight decay of all parameters (default 0.05)")
+    add("--weight-decay", type=number(0), default=0.05, help="weight decay of AdamW (default 0.05)")
+    add("--decay-of", choices=("all", "matrices"), default="all", help="what the weight decay applies to: all parameters; or "
+        "matrices, as in fdsl-bench: neither biases, norms and positions nor the class token (default all)")
     add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
     add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last step; if "
                                                 "--seconds or --time-limit replaces --steps, the rate stays constant)")
@@ -130,6 +135,8 @@ def add_outputs(add):
     add("--held-out", type=integer(1), default=10_000, help="held-out images (default 10000)")
     add("--curve", metavar="FILE", help="CSV file to append each evaluation to; needs --evaluate")
     add("--out", metavar="FILE", help="CSV file to append the row to")
+    add("--step-log", metavar="FILE", help="CSV file to append rows about the steps to, with the columns of fdsl-bench --log")
+    add("--log-steps", type=integer(1), default=100, help="steps between two rows of --step-log (default 100)")
     add("--save-init", metavar="FILE", help="write the initial weights as safetensors, for fdsl-bench --init FILE")
 
 
@@ -168,6 +175,8 @@ def refuse(options):
         (f"--source {options.source} needs --data DIR", of_data and not options.data and not options.make_data),
         ("--order same is for --source live, omp and folder",
             options.order == "same" and options.source not in ("live", "omp", "folder")),
+        ("--order train is for --source live and omp", options.order == "train" and options.source not in ("live", "omp")),
+        (f"--images {images}: --order train needs fewer than 2^31", options.order == "train" and images >= 1 << 31),
         ("--order same needs --data DIR or --images N", options.images is None),
         (fault, fault),
         (f"--images {images}: fewer than the {options.batch * ranks} images of one step of all ranks",
@@ -183,7 +192,7 @@ def refuse(options):
     ):
         if is_so:
             raise Refused(words)
-    for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS)):
+    for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS), (options.step_log, STEP_COLUMNS)):
         if path:
             pretrain_rows.check_writable(path, columns)
 

@@ -57,12 +57,12 @@ def into_class_folders(folder, classes):
     """Turns the folders of numbered images and labels that fdsl-bench wrote into the layout of ImageFolder: CLASS/NUMBER.png."""
     for label in range(classes):
         (folder / f"class-{label:06d}").mkdir()
-    for image in folder.glob("[0-9]*/*.png"):
+    for image in list(folder.glob("**/[0-9]*/*.png")):  # folders of numbered images are in not-imagefolder/
         text = image.with_suffix(".cls")
         image.rename(folder / f"class-{int(text.read_text()):06d}" / f"{int(image.stem):08d}.png")
         text.unlink()
-    for old in [path for path in folder.iterdir() if path.name[0].isdigit()]:
-        old.rmdir()
+    for old in [path for path in folder.iterdir() if not path.name.startswith("class-") and path.is_dir()]:
+        shutil.rmtree(old)
     for path in [path for path in folder.iterdir() if path.is_file()]:  # the index of fdsl-bench
         path.unlink()
 

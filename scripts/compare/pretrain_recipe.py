@@ -11,6 +11,7 @@ import math
 import random
 
 import torch
+from pretrain_order import cut_box, mix_of
 from pretrain_sources import to
 from torch.nn import functional
 
@@ -109,11 +110,13 @@ def operations():
 class Recipe:
     """Turns uint8 images and labels on the device into inputs and soft targets."""
 
-    def __init__(self, options, device, rank):
+    def __init__(self, options, device, rank, ranks=1):
         self.parts = options.parts
         self.classes, self.smoothing = options.classes, options.label_smoothing
         self.device, self.name = device, f"{options.seed} {rank}"
         self.operations = operations()
+        self.order, self.seed = options.order, options.seed
+        self.steps = options.images // (options.batch * ranks) if options.order == "train" else 0  # per epoch
         self.noise = torch.Generator(device).manual_seed(options.seed * 4096 + rank)
         self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
 
@@ -124,7 +127,7 @@ class Recipe:
         inputs = ((images.float() / 255) - MEAN) / STD
         if "erasing" in self.parts:
             inputs = self.erased(inputs, draw)
-        inputs, targets = self.mixed(inputs, self.targets(labels), draw)
+        inputs, targets = self.mixed(inputs, self.targets(labels), draw, step)
         return inputs.contiguous(memory_format=self.memory_format), targets
 
     def augmented(self, images, draw):
@@ -170,27 +173,26 @@ class Recipe:
         targets = torch.full((len(labels), self.classes), other, device=self.device)
         return targets.scatter_(1, labels.view(-1, 1), 1 - self.smoothing + other)
 
-    def mixed(self, inputs, targets, draw):
+    def mixed(self, inputs, targets, draw, step):
         """Mixes the batch with itself in reverse order, by MixUp or CutMix with equal probability."""
-        ways = [way for way in ("mixup", "cutmix") if way in self.parts]
-        if not ways:
+        mixup, cutmix = MIXUP * ("mixup" in self.parts), CUTMIX * ("cutmix" in self.parts)
+        if not mixup and not cutmix:
             return inputs, targets
-        if draw.choice(ways) == "mixup":
-            share = draw.betavariate(MIXUP, MIXUP)
-            inputs = inputs * share + inputs.flip(0) * (1 - share)
+        if self.order == "train":
+            share, box = mix_of(self.seed, *divmod(step, self.steps), *inputs.shape[2:], mixup, cutmix)
         else:
-            inputs, share = self.cut(inputs, draw.betavariate(CUTMIX, CUTMIX), draw)
+            share, box = self.draw_mix(draw, *inputs.shape[2:], mixup, cutmix)
+        if box:
+            top, bottom, left, right = box
+            inputs[:, :, top:bottom, left:right] = inputs.flip(0)[:, :, top:bottom, left:right]
+        else:
+            inputs = inputs * share + inputs.flip(0) * (1 - share)
         return inputs, targets * share + targets.flip(0) * (1 - share)
 
     @staticmethod
-    def cut(inputs, share, draw):
-        """Replaces a rectangle of each image by the same rectangle of the image to mix with. Returns the inputs, and the share of
-        the pixels that stays."""
-        height, width = inputs.shape[2:]
-        side = math.sqrt(1 - share)
-        middle_y, middle_x = draw.randrange(height), draw.randrange(width)
-        top, bottom = (min(height, max(0, round(middle_y + sign * side * height / 2))) for sign in (-1, 1))
-        left, right = (min(width, max(0, round(middle_x + sign * side * width / 2))) for sign in (-1, 1))
-        other = inputs.flip(0)
-        inputs[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-        return inputs, 1 - (bottom - top) * (right - left) / (height * width)
+    def draw_mix(draw, height, width, mixup, cutmix):
+        """Draws how the samples of a step are mixed. Returns the share of a sample in its mixed sample; and for CutMix, top, bottom,
+        left and right of the rectangle, otherwise None."""
+        if draw.choice([way for way, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]) == "mixup":
+            return draw.betavariate(mixup, mixup), None
+        return cut_box(height, width, draw.betavariate(cutmix, cutmix), draw.randrange)

@@ -12,12 +12,16 @@ import subprocess
 import sys
 import time
 
-SCHEMA, CURVE_SCHEMA = "pretrain/1", "pretrain-curve/1"
+SCHEMA, CURVE_SCHEMA, STEP_SCHEMA = "pretrain/1", "pretrain-curve/1", "steps/1"
 COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,steps,warmup_steps,seconds,"
            "images_per_s,step_median_s,step_p95_s,constant_share,stall_share,peak_memory_bytes,loss,top1,augment,amp,compile,"
            "settings,workers,dtype,res,out_res,classes,seed,torch,timm,fdsl").split(",")
 CURVE_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,augment,amp,compile,settings,"
                  "out_res,classes,seed,images,train_loss,held_out_loss,top1,seconds").split(",")
+# The columns of fdsl-bench --log (src/train/step_log.c).
+STEP_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,variant,device,ranks,seed,model,epoch,step,samples_seen,loss,accuracy,"
+                "lr,gradient_norm,items_per_s,gpu_utilisation_percent,gpu_memory_bytes,test_loss,test_acc").split(",")
+SCHEMAS = {tuple(COLUMNS): SCHEMA, tuple(CURVE_COLUMNS): CURVE_SCHEMA, tuple(STEP_COLUMNS): STEP_SCHEMA}
 # Columns in which a row must equal the row of `constant` that it is compared with.
 SAME = ("host", "model", "device", "ranks", "batch", "augment", "amp", "compile", "settings", "res", "out_res", "classes", "torch",
         "timm")
@@ -45,10 +49,14 @@ def revision():
     return ""
 
 
+def now():
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def identity(options, device, ranks):
     """Returns the columns that a run's row and the points of its curve share. Call it at the start of the run, because
     the column time_utc gets the current time."""
-    return {"time_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": socket.gethostname(),
+    return {"time_utc": now(), "host": socket.gethostname(),
             "job_id": os.environ.get("SLURM_JOB_ID", ""), "revision": revision(), "workload": "pretrain", "model": options.model,
             "source": options.source, "device": device, "ranks": ranks, "batch": options.batch, "augment": options.augment,
             "amp": options.amp, "compile": "yes" if options.compile else "no", "settings": options.settings,
@@ -70,7 +78,7 @@ def read(path, columns):
 def rows_of(path, text, columns):
     lines = text.splitlines()
     if lines and lines[0] != ",".join(columns):
-        raise Refused(f"{path}: its header is not that of {columns is COLUMNS and SCHEMA or CURVE_SCHEMA}; choose another file")
+        raise Refused(f"{path}: its header is not that of {SCHEMAS[tuple(columns)]}; choose another file")
     return list(csv.DictReader(lines))
 
 
@@ -134,6 +142,14 @@ def curve_row(identity, point):
     """Returns a point of a learning curve as a row."""
     return {**{column: str(value) for column, value in identity.items()}, "schema": CURVE_SCHEMA,
             **{column: number(value) for column, value in point.items()}}
+
+
+def step_row(identity, point):
+    """Returns a row about the steps since the previous row, as text. `point` has the columns from `epoch` on."""
+    known = {**identity, "time_utc": now(), "schema": STEP_SCHEMA, "workload": "train", "variant": "pytorch"}
+    whole = {column: str(value) for column, value in point.items() if isinstance(value, int)}
+    return {**{column: str(known.get(column, "")) for column in STEP_COLUMNS},
+            **{column: number(value) for column, value in point.items()}, **whole}
 
 
 def print_table(row):

@@ -14,6 +14,7 @@ import pathlib
 
 import torch
 from pretrain_data import AGAIN
+from pretrain_order import Order, fresh_step
 from pretrain_rows import Refused
 
 # Training uses instances below this one; the held-out images begin with it. An image has the number
@@ -31,11 +32,18 @@ def order_of(epoch, count, options):
     return torch.randperm(count, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little")))
 
 
+def numbers_of(epoch, count, options, fresh):
+    """Returns the image numbers of an epoch in their order. With --order train, they are those of fdsl-bench --fresh."""
+    if options.order == "train":
+        return Order(options.seed, epoch, count).all(torch.arange(count)) + epoch * fresh_step(options.classes)
+    return order_of(epoch, count, options) + (epoch * count if fresh else 0)
+
+
 def batch_numbers(count, options, rank, ranks, fresh=False):
     """Yields the image numbers of each batch of a rank, epoch after epoch. Ranks take consecutive parts of a global batch. A
     partial global batch at the end of an epoch is left out. With `fresh`, each epoch has new numbers."""
     for epoch in itertools.count():
-        order = order_of(epoch, count, options) + (epoch * count if fresh else 0)
+        order = numbers_of(epoch, count, options, fresh)
         for part in order.split(options.batch * ranks)[:count // (options.batch * ranks)]:
             yield part[rank * options.batch:(rank + 1) * options.batch].tolist()
 
@@ -50,10 +58,12 @@ def threads_of(options):
 
 
 def generator_of(options, device, name):
-    """Opens a generator of the recipe's images. `name` is an argument of fdsl.Generator, such as "fused"."""
+    """Opens a generator of the recipe's images. `name` is an argument of fdsl.Generator, such as "fused". The seed of images
+    in fdsl-bench's workload train is always 0."""
     import fdsl
+    seed = 0 if options.order == "train" else options.seed
     try:
-        return fdsl.Generator(options.classes, preset=options.preset, seed=options.seed, res=options.res,
+        return fdsl.Generator(options.classes, preset=options.preset, seed=seed, res=options.res,
                               out_res=options.out_res, channels=options.channels, generator=name,
                               device="cpu" if name == "omp" else device, batch=options.batch,
                               threads=threads_of(options) if name == "omp" else None)
@@ -262,7 +272,7 @@ def batches_of(options, device, rank, ranks):
         return itertools.repeat(tuple(to(tensor, device) for tensor in batch))
     generator = generator_of(options, device, name)
     to_pinned = name == "omp" and device.type == "cuda"  # fdsl.torch.Loader does not use pinned memory
-    if options.order != "same" and not to_pinned:
+    if options.order == "source" and not to_pinned:
         return loaded(generator, options, rank, ranks)
     numbers = batch_numbers(options.images, options, rank, ranks, fresh=options.order != "same")
     return on_stream(filled(generator, numbers, to_pinned), device)

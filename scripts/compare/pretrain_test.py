@@ -25,8 +25,10 @@ for package in ("torch", "torchvision", "timm", "webdataset", "fdsl"):
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import pretrain  # noqa: E402
+import pretrain_order  # noqa: E402
 import pretrain_recipe  # noqa: E402
 import pretrain_sources  # noqa: E402
+import pretrain_training  # noqa: E402
 import torch  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
@@ -192,7 +194,7 @@ def test_unknown_models_and_gpus():
 
 
 def test_ranks_share_an_epoch_without_overlap():
-    options = argparse.Namespace(batch=4, seed=1)
+    options = argparse.Namespace(batch=4, seed=1, order="source")
     parts = [pretrain_sources.batch_numbers(19, options, rank, 2) for rank in range(2)]
     first, second = ([next(part) for part in parts] for _ in range(2))
     assert len({number for batch in first + second for number in batch}) == 16
@@ -248,7 +250,8 @@ def test_operations_are_those_of_torchvision(index):
 
 
 def test_images_are_augmented_in_groups_as_alone():
-    options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
     images = torch.randint(0, 256, (56, 3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     chosen = [random.Random(seed).sample(2 * pretrain_recipe.operations(), 56) for seed in range(2)]
@@ -260,14 +263,16 @@ def test_images_are_augmented_in_groups_as_alone():
 
 def test_erased_boxes_fit():
     """A box as wide or as high as the image is drawn again, so no row and no column of these images is erased completely."""
-    options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
     erased = recipe.erased(torch.full((2000, 1, 64, 16), 9.0), random.Random(1)) != 9
     assert not erased.all(2).any() and not erased.all(3).any() and 0.2 < erased.any(3).any(2).float().mean() < 0.3
 
 
 def test_the_recipe_depends_on_seed_rank_and_step_only():
-    options = argparse.Namespace(parts=list(pretrain.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=list(pretrain.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False,
+                                 order="source")
     images, labels = torch.full((8, 3, 32, 32), 99, dtype=torch.uint8), torch.arange(8) % 5
     def inputs(rank, step):
         return pretrain_recipe.Recipe(options, torch.device("cpu"), rank)(images, labels, step)
@@ -280,3 +285,43 @@ def test_learning_rate():
     options = argparse.Namespace(lr=1.0, lr_warmup=4)
     rates = [pretrain_recipe.learning_rate(step, options, 8) for step in range(9)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1] and rates[6] == pytest.approx(0.5) and rates[8] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("augment", ("none", "mix"))
+def test_training_is_that_of_fdsl_bench(augment, tmp_path):
+    """From the same weights, both programs have the same losses in each step, except for rounding."""
+    command = [sys.executable, str(HERE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
+               "--log-steps", "1", "--augment", augment, "--drop-path", "0", "--bound", "0.001"]
+    done = subprocess.run([*command, "--first-bound", "0.001"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 in both" in done.stdout and "first 20 rows" in done.stdout
+
+
+def test_a_recipe_that_differs_is_noticed(tmp_path):
+    command = [sys.executable, str(HERE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
+               "--log-steps", "1", "--augment", "none", "--drop-path", "0", "--first-bound", "0.001", "--", "--loss", "bce"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "OUTSIDE THE BOUNDS" in done.stdout, done.stdout + done.stderr
+
+
+def test_rows_of_steps_on_two_ranks(tmp_path):
+    run("--source", "omp", "--order", "train", "--step-log", tmp_path / "log.csv", "--log-steps", 3, ranks=2)
+    rows = rows_of(tmp_path / "log.csv")
+    assert [(row["epoch"], row["step"], row["samples_seen"]) for row in rows] == [("1", "3", "48"), ("2", "6", "96"), ("2", "8", "128")]
+    assert all(1 < float(row["loss"]) < 4 and 0 <= float(row["accuracy"]) <= 1 and float(row["items_per_s"]) > 0 for row in rows)
+
+
+def test_the_order_of_a_tensor_is_that_of_its_elements():
+    order = pretrain_order.Order(5, 1, 999)
+    assert order.all(torch.arange(999)).tolist() == [order.at(index) for index in range(999)]
+
+
+def test_weight_decay_of_matrices():
+    options = pretrain.read_arguments([*JOB, "--decay-of", "matrices"])
+    options.model = "tiny"
+    net = pretrain_training.model_of(options)
+    decayed, spared = (sum(tensor.numel() for tensor in group["params"])
+                       for group in pretrain_training.optimizer_of(net, options, torch.device("cpu")).param_groups)
+    named = dict(net.named_parameters())
+    assert decayed == sum(tensor.numel() for name, tensor in named.items() if name.endswith("weight") and "norm" not in name)
+    assert decayed + spared == sum(tensor.numel() for tensor in named.values())

@@ -11,12 +11,14 @@ import time
 import torch
 import torch.distributed.nn.functional  # before a process group exists: its default arguments would keep the group alive
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
-from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
+from pretrain_rows import CURVE_COLUMNS, STEP_COLUMNS, Refused, append, curve_row, identity, progress, step_row
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
 from torch import distributed
 from torch.nn import functional
 
 CHECK_EVERY = 20  # steps between two checks of --seconds and --time-limit
+# fdsl-bench's names of networks, and timm's
+NETWORKS = {"vit-tiny": "deit_tiny_patch16_224", "vit-small": "deit_small_patch16_224", "vit-base": "deit_base_patch16_224"}
 RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 
@@ -82,23 +84,35 @@ def model_of(options):
     """Returns the network, with initial weights that depend only on the seed."""
     import timm
     torch.manual_seed(options.seed)
-    if options.tiny:
+    if options.tiny or options.model == "vit-micro":
+        patch, width = (max(1, options.out_res // 4), 64) if options.tiny else (4, 32)
         return timm.models.vision_transformer.VisionTransformer(
-            img_size=options.out_res, patch_size=max(1, options.out_res // 4), in_chans=options.channels,
-            num_classes=options.classes, embed_dim=64, depth=2, num_heads=2, drop_path_rate=options.drop_path)
-    known = timm.list_models()
-    if options.model not in known:
-        near = difflib.get_close_matches(options.model, known, 1)
+            img_size=options.out_res, patch_size=patch, in_chans=options.channels, num_classes=options.classes,
+            embed_dim=width, depth=2, num_heads=2, drop_path_rate=options.drop_path)
+    known, name = timm.list_models(), NETWORKS.get(options.model, options.model)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
         raise Refused(f"--model {options.model}: timm {timm.__version__} has no such model"
                       + (f"; did you mean {near[0]}?" if near else ""))
-    size = timm.get_pretrained_cfg(options.model)
+    size = timm.get_pretrained_cfg(name)
     keywords = {} if size and size.input_size[-1] == options.out_res else {"img_size": options.out_res}
     keywords.update({"drop_path_rate": options.drop_path} if options.drop_path else {})  # some models have no such argument
     try:
-        return timm.create_model(options.model, num_classes=options.classes, in_chans=options.channels, **keywords)
+        return timm.create_model(name, num_classes=options.classes, in_chans=options.channels, **keywords)
     except (TypeError, AssertionError) as error:
         raise Refused(f"--model {options.model}: cannot be created with --out-res {options.out_res} and --drop-path "
                       f"{options.drop_path}: {str(error).splitlines()[0]}") from None
+
+
+def optimizer_of(net, options, device):
+    """Returns AdamW. With --decay-of matrices, the groups are those of timm's param_groups_weight_decay()."""
+    groups = [{"params": list(net.parameters())}]
+    if options.decay_of == "matrices":
+        exempt = net.no_weight_decay() if hasattr(net, "no_weight_decay") else set()
+        vectors = {name for name, tensor in net.named_parameters() if tensor.dim() < 2 or name in exempt}
+        groups = [{"params": [tensor for name, tensor in net.named_parameters() if (name in vectors) == spared],
+                   **({"weight_decay": 0.0} if spared else {})} for spared in (False, True)]
+    return torch.optim.AdamW(groups, options.lr, weight_decay=options.weight_decay, fused=device.type == "cuda")
 
 
 def save_weights(net, path):
@@ -148,6 +162,38 @@ class Marks:
         return begin.elapsed_time(end) * 1e-3 if self.cuda else end - begin
 
 
+class StepLog:
+    """Appends rows about the steps, as fdsl-bench --log does. A row waits for the GPU."""
+
+    def __init__(self, training):
+        self.training = training
+        self.loss, self.correct = (torch.zeros((), device=training.device) for _ in range(2))  # sums since the last row
+        self.step, self.seconds = 0, 0.0  # of the last row
+
+    def add(self, loss, outputs, labels):
+        """Counts a sample as correct if the network predicts its own label, also if the sample is mixed."""
+        self.loss += loss
+        self.correct += (outputs.argmax(1) == labels).sum()
+
+    def write(self, step):
+        """Collective. Writes the row of the steps since the last row, if there are any."""
+        training, options, steps = self.training, self.training.options, step - self.step
+        if not steps:
+            return
+        loss, correct = training.ranks.reduce([self.loss.item(), self.correct.item()])
+        seconds = time.perf_counter() - training.began - training.evaluations_s
+        images, per_epoch = options.batch * training.ranks.count, options.images // (options.batch * training.ranks.count)
+        if training.ranks.rank == 0:
+            append(options.step_log, [step_row(training.identity, {
+                "epoch": 1 + (step - 1) // per_epoch, "step": step, "samples_seen": step * images,
+                "loss": loss / steps / training.ranks.count, "accuracy": correct / steps / images,
+                "lr": learning_rate(step - 1, options, training.total),
+                "items_per_s": steps * images / (seconds - self.seconds)})], STEP_COLUMNS)
+        self.step, self.seconds = step, seconds
+        self.loss.zero_()
+        self.correct.zero_()
+
+
 class Training:
     def __init__(self, options, device, ranks):
         self.options, self.device, self.ranks = options, device, ranks
@@ -156,9 +202,8 @@ class Training:
             save_weights(net, options.save_init)
         self.net = net.to(memory_format=torch.channels_last) if options.channels_last else net
         self.trained = wrapped(self.net, options, device, ranks)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), options.lr, weight_decay=options.weight_decay,
-                                           fused=device.type == "cuda")
-        self.recipe = Recipe(options, device, ranks.rank)
+        self.optimizer = optimizer_of(self.net, options, device)
+        self.recipe = Recipe(options, device, ranks.rank, ranks.count)
         self.total = options.schedule_steps or (options.warmup_steps + options.steps if options.steps else None)
         self.marks, self.pending = Marks(device), collections.deque()  # per step: begin, batch received, end, whether it is timed
         self.step_s, self.stalled_s = [], 0.0  # of the timed steps
@@ -168,6 +213,7 @@ class Training:
         self.evaluated_at, self.top1 = None, None  # images of the last evaluation, and its accuracy
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.identity = identity(options, name, ranks.count)
+        self.log = StepLog(self) if options.step_log else None
 
     def autocast(self):
         return (torch.autocast(self.device.type, torch.bfloat16) if self.options.amp == "bf16" else contextlib.nullcontext())
@@ -191,6 +237,8 @@ class Training:
         loss = -(targets * functional.log_softmax(outputs.float(), 1)).sum(1).mean()
         loss.backward()
         self.optimizer.step()
+        if self.log:
+            self.log.add(loss.detach(), outputs.detach(), labels)
         self.loss_sum += loss.detach()
         self.loss_steps += 1
         timed = number >= self.options.warmup_steps
@@ -224,6 +272,8 @@ class Training:
                 begin = self.begin_timing()
             self.step(batches, number)
             number += 1
+            if self.log and number % options.log_steps == 0:
+                self.log.write(number)
             self.check_numbers(number * images)
             if options.evaluate and number * images // options.evaluate_every > (number - 1) * images // options.evaluate_every:
                 self.evaluate(number * images)
@@ -231,6 +281,8 @@ class Training:
                 break
         self.synchronise()
         seconds = time.perf_counter() - begin - self.evaluated_s
+        if self.log:
+            self.log.write(number)
         if options.evaluate and self.evaluated_at != number * images:
             self.evaluate(number * images)
         return self.result(seconds)

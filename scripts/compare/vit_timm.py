@@ -40,9 +40,12 @@ except ImportError as error:
     sys.exit(4)
 try:
     from timm.models.vision_transformer import VisionTransformer
-    from timm.optim import param_groups_layer_decay
 except ImportError:
     VisionTransformer = None
+try:
+    from timm.optim import param_groups_layer_decay
+except ImportError:  # timm is too old, or not installed
+    param_groups_layer_decay = None
 
 PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench"
 LOSS, GRADIENT, STEP = 1e-5, 1e-5, 1e-3
@@ -174,7 +177,7 @@ def optimizer_of(net, row):
     if row["optimizer"] == "sgd":
         return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]))
     constants = rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"])
-    if VisionTransformer:
+    if param_groups_layer_decay:
         groups = param_groups_layer_decay(net, decay, ("pos_embed", "cls_token"), layer_decay=float(row["layer_decay"]))
         return torch.optim.AdamW([{**group, "lr": rate * group["lr_scale"]} for group in groups], *constants)
     groups = [{"params": [tensor], "lr": rate * float(row["layer_decay"])**layers_after(name, len(net.blocks)),
@@ -235,7 +238,8 @@ def main():
     unknown = [model for model in options.models.split(",") if model not in MODELS]
     if unknown:
         fail(f"--models {unknown[0]}: not one of {', '.join(MODELS)}", 2)
-    print(f"PyTorch {torch.__version__}, " + ("networks of timm" if VisionTransformer else "timm is not installed: networks of this script"))
+    print(f"PyTorch {torch.__version__}, " + ("networks of timm" if VisionTransformer else "timm is not installed: networks of this script")
+          + (", without its param_groups_layer_decay()" if VisionTransformer and not param_groups_layer_decay else ""))
     results = [check(options, model, optimizer, loss) for model in options.models.split(",") for optimizer in OPTIMIZERS
                for loss in LOSSES]
     return 0 if all(results) else 1

@@ -10,7 +10,9 @@ from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_a
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
-OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # may differ between the lines of the figure
+# OF_DATA: columns that may differ between the lines of the figure.
+OF_DATA = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels", "feed", "fresh",
+           "epochs")
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated in advance"

@@ -3,12 +3,13 @@
 import collections
 
 from devices import NO_SLOT, SLOTS, Devices, Missing, about_yours, device_of
-from plot import Plot, linear_ticks, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
+from plot import Plot, linear_ticks, linear_y_axis, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
 LOG_COMMAND = "./fdsl-bench --workload train --variant train-omp --model lenet --log results/steps.csv"
 RUNS_MAX, DASHES = 10, 4  # runs in the figure learning_steps; dash patterns of plots/common.gp
+LINEAR_BELOW = 4  # if the losses in learning_steps differ by a smaller factor, their axis is linear
 # The path of the data may differ. The last two columns are empty with one rank.
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
 
@@ -118,18 +119,24 @@ def steps(measured):
         raise Missing(LOG_COMMAND)
     runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
     plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
-    differs = [i for i in range(1, 6) if len({key[i] for key, _ in shown}) > 1]
+    free = {}  # slots of variants that are not in SLOTS
     words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
+    def label_of(key):
+        """Returns the variant, and what differs between its runs."""
+        runs_of = [other for other, _ in shown if other[0] == key[0]]
+        differs = [i for i in words if len({other[i] for other in runs_of}) > 1]
+        return ", ".join([key[0]] + [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs])
     for key, rows in sorted(shown, key=lambda run: run[0]):
-        slot = SLOTS.get(key[0], NO_SLOT)
+        slot = SLOTS.get(key[0]) or free.setdefault(key[0], 1 + (4 + len(free)) % (NO_SLOT - 1))
         style = 10 * (1 + used[slot] % DASHES) + slot
         used[slot] += 1
-        label = [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs]
-        plot.add_series(style, ", ".join([key[0]] + label), [(row["samples_seen"], row["loss"]) for row in rows])
-    low, high = log_range([point[1] for points in plot.blocks for point in points])
+        plot.add_series(style, label_of(key), [(row["samples_seen"], row["loss"]) for row in rows])
+    losses = [point[1] for points in plot.blocks for point in points]
+    y_axis = (linear_y_axis(losses, number_words) if max(losses) < LINEAR_BELOW * min(losses) else
+              log_ticks(*log_range(losses), number_words))
     last = max(point[0] for points in plot.blocks for point in points)
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
-                      "y_name": "training loss (mean over the steps of a row)", **log_ticks(low, high, number_words),
+                      "y_name": "training loss (mean over the steps of a row)", **y_axis,
                       **x_axis(0, last * 1.02, linear_ticks(0, last * 1.02), log=False)}
     models = sorted({key[1] for key, _ in shown})
     hosts = sorted({f"{row['device']} (host {row['host']}, revision {row['revision']})" for _, rows in shown for row in rows[-1:]})

@@ -132,6 +132,16 @@ def ticks_125(low, high):
     return [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5) if 0.999 * low <= m * 10.0**e <= 1.001 * high]
 
 
+def linear_y_axis(values, words):
+    """Returns the variables of a linear y axis around the values, whose ends are ticks."""
+    low, high = min(values), max(values)
+    step = next(step for step in ticks_125(1e-9, 1e18) if (high - low) / step <= 6)
+    first, last = math.floor(low / step), math.floor(high / step) + 1
+    at = [step * i for i in range(first, last + 1)]
+    return {"y_linear": 1, "y_low": at[0], "y_high": at[-1], "y_ticks": len(at), "y_tick_at": at,
+            "y_tick_text": [words(round(value, 12)) for value in at]}
+
+
 def linear_ticks(low, high):
     """Returns at most seven ticks in a range, at multiples of 1, 2 or 5 times a power of ten."""
     step = next(step for step in ticks_125(1e-9, 1e18) if (high - low) / step <= 6)

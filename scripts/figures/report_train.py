@@ -6,14 +6,14 @@ import statistics
 
 from devices import threads_per_rank
 from plot import micros_words, number_words
-from rows import TRAIN_PARAMETERS
+from rows import INFER_PARAMETERS, TRAIN_PARAMETERS
 
 # Defaults of options in TRAIN_PARAMETERS. The other options are empty in a row unless they were given, except feed.
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
             "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0", "sync": "auto", "lr_scale": "none",
-            "drop_last": "0", "balance": "equal"}
+            "drop_last": "0", "balance": "equal", "fit": "resize", "channels": "3"}
 FLAGS = ("drop-last", "fresh", "flip", "raw")
 
 
@@ -41,7 +41,7 @@ def parameters(row):
     """Returns the options that differ from their defaults, as (option, value). The value of --init is a placeholder, because a
     row has only a hash of the file."""
     if row.is_infer:
-        options = {"checkpoint": row.texts["checkpoint"], "data": row.texts["data"], "batch": f"{row['batch']:.0f}"}
+        options = {**{column: row.texts[column] for column in INFER_PARAMETERS}, "batch": f"{row['batch']:.0f}"}
         return [("--" + name, value) for name, value in options.items() if value]
     feed = "live" if row["data"] == "synth" else "stored"
     texts = dict(row.texts)

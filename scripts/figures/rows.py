@@ -11,7 +11,7 @@ import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/11", "train/9", "infer/5", "exchange/1", "ops/1")
+ROW_SCHEMAS = ("synth/7", "load/11", "train/9", "infer/6", "exchange/1", "ops/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 LOG_SCHEMA = "steps/1"  # of train --log
 
@@ -37,7 +37,8 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 
 # The parameters of workload train in column order. A row of train is one epoch. Only the figure roofline and the
 # report use rows of infer.
-TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "drop_last", "epochs", "optimizer",
+TRAIN_PARAMETERS = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels",
+                    "model", "batch", "drop_last", "epochs", "optimizer",
                     "lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed", "sync", "lr_scale",
                     "balance")
@@ -47,7 +48,7 @@ TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_p
                  "microbatches", "bubble", "bubble_formula")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
-INFER_PARAMETERS = ("data", "checkpoint")
+INFER_PARAMETERS = ("checkpoint", "data", "image", "label", "preset")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
 EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}

@@ -39,8 +39,8 @@ static enum status add_value(struct axis *axis, const char *text)
     axis->texts = texts;
     char *mine = texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
-    if (!*mine) /* an option without a default: options_text() writes "" for a count of 0 */
-        strcpy(mine, "0");
+    if (!*mine) /* an option without a default: options_text() writes "" for none and for a count of 0 */
+        strcpy(mine, option_takes_none(spec) ? "none" : "0");
     for (size_t i = 0; i < axis->count; i++)
         if (strcmp(texts[i], mine) == 0)
             return status_set(STATUS_USAGE, "--%s: %s occurs twice; drop one of them", spec->name, mine);
@@ -70,7 +70,7 @@ static enum status refuse_step(const struct axis *axis, const struct range *rang
 }
 
 #define SWAP     "write the smaller value first"
-#define DESCENDS "descends; " SWAP
+#define DESCENDS "is a range FIRST:LAST:STEP that descends; " SWAP
 
 static enum status add_counts(struct axis *axis, const struct range *range)
 {

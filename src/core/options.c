@@ -11,15 +11,19 @@
 #include "core/fnv.h"
 #include "core/words.h"
 
-#define NAME_BYTES  80  /* "--name" is truncated to this length in messages */
 #define FIRST_VALUE 256 /* what getopt_long() returns for spec 0; larger than any character */
-#define HELP_COLUMN 26  /* column of the descriptions in --help */
-#define HELP_WIDTH  80
+
+const struct former option_formers[] = {
+    {"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
+    {"output", "dtype", NULL},
+    {"tensor", "dtype", NULL},
+    {"depth", "iodepth", NULL},
+    {"layout", "store", NULL}};
+const size_t option_former_count = COUNT_OF(option_formers);
 
 /* ---- The command line ---- */
 
-/* Appends formatted text to `text`, a buffer of `size` bytes. Truncates what does not fit. */
-static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size, const char *format, ...)
+void option_append(char *text, size_t size, const char *format, ...)
 {
     size_t used = strlen(text);
     va_list arguments;
@@ -28,9 +32,7 @@ static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size
     va_end(arguments);
 }
 
-/* Returns spec number `index`, counted over all tables in order, or NULL if there are fewer specs. Sets
- * `*values` to the struct that stores the option's value. */
-static const struct option_spec *spec_at(const struct options *options, size_t index, void **values)
+const struct option_spec *option_spec_at(const struct options *options, size_t index, void **values)
 {
     for (size_t t = 0; t < options->table_count; t++) {
         const struct option_table *table = &options->tables[t];
@@ -43,22 +45,11 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Former names of options. A former name is accepted if no option in the tables has this name now, and an
- * option in the tables has the new name. */
-static const struct former {
-    const char *was, *now;
-    const char *number; /* advice if the value is a number: the user means a count; NULL: no advice */
-} formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
-               {"output", "dtype", NULL},
-               {"tensor", "dtype", NULL},
-               {"depth", "iodepth", NULL},
-               {"layout", "store", NULL}};
-
-static bool has_name(const struct options *options, const char *name, size_t *index)
+bool option_has_name(const struct options *options, const char *name, size_t *index)
 {
     const struct option_spec *spec;
     void *values = NULL;
-    for (*index = 0; (spec = spec_at(options, *index, &values)); ++*index)
+    for (*index = 0; (spec = option_spec_at(options, *index, &values)); ++*index)
         if (strcmp(spec->name, name) == 0)
             return true;
     return false;
@@ -68,7 +59,7 @@ static bool has_name(const struct options *options, const char *name, size_t *in
  * spec. */
 static bool works(const struct options *options, const struct former *name, size_t *index)
 {
-    return !has_name(options, name->was, index) && has_name(options, name->now, index);
+    return !option_has_name(options, name->was, index) && option_has_name(options, name->now, index);
 }
 
 /* Returns whether the arguments contain the former name in full. Only then is the name passed to
@@ -83,7 +74,7 @@ static bool is_used(const struct former *name, int argc, char *const argv[])
     return false;
 }
 
-static size_t spec_count(const struct options *options)
+size_t option_spec_count(const struct options *options)
 {
     size_t count = 0;
     for (size_t t = 0; t < options->table_count; t++)
@@ -91,81 +82,10 @@ static size_t spec_count(const struct options *options)
     return count;
 }
 
-/* Returns the short option letter, or 0. */
-static char short_letter(const struct option_spec *spec)
+char option_letter(const struct option_spec *spec)
 {
     bool known = strcmp(spec->name, "help") == 0 || strcmp(spec->name, "verbose") == 0;
     return known && spec->kind == OPTION_FLAG ? spec->name[0] : '\0';
-}
-
-/* Extracts the name from "--name=value" or "-name". */
-static void option_name(const char *argument, char *name, size_t size)
-{
-    const char *first = argument + strspn(argument, "-");
-    snprintf(name, size, "%.*s", (int)strcspn(first, "="), first);
-}
-
-static enum status explain_unknown(const struct options *options, const char *argument)
-{
-    char name[WORD_MAX + 2]; /* truncated names are too long for a suggestion anyway */
-    option_name(argument, name, sizeof name);
-    size_t length = strcspn(argument, "=");
-    int shown = (int)(length < NAME_BYTES ? length : NAME_BYTES);
-    if (options->explain)
-        TRY(options->explain(options->explain_context, name));
-    for (size_t i = 0; options->explain && i < COUNT_OF(formers); i++) {
-        if (strcmp(name, formers[i].was) != 0)
-            continue;
-        enum status status = options->explain(options->explain_context, formers[i].now);
-        if (status != STATUS_OK)
-            return status_prefix(status, "--%s is now called --%s", name, formers[i].now);
-    }
-
-    size_t count = spec_count(options);
-    const char **names = calloc(count + 1, sizeof *names);
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory for %zu option names", count);
-    void *values;
-    for (size_t i = 0; i < count; i++)
-        names[i] = spec_at(options, i, &values)->name;
-    const char *nearest = nearest_word(name, names, count);
-    free(names);
-
-    if (nearest)
-        return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s'?", shown, argument,
-                          nearest);
-    return status_set(STATUS_USAGE, "unknown option '%.*s'; see %s", shown, argument,
-                      options->help ? options->help : "--help");
-}
-
-/* Sets the message for an argument that getopt_long() refused: it is either ambiguous or unknown. */
-static enum status explain_refused(const struct options *options, const char *argument)
-{
-    char name[WORD_MAX + 2], matches[512] = "";
-    option_name(argument, name, sizeof name);
-    size_t length = strlen(name), found = 0;
-    const struct option_spec *spec;
-    void *values;
-    for (size_t i = 0; (spec = spec_at(options, i, &values)); i++)
-        if (strncmp(spec->name, name, length) == 0)
-            append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
-    if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0)
-        return status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches);
-    return explain_unknown(options, argument);
-}
-
-/* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
-static enum status explain_missing(const struct option_spec *spec, const char *was)
-{
-    const char *example = spec->fallback;
-    if (!example && spec->kind == OPTION_CHOICE)
-        example = spec->choices[0];
-    if (!example)
-        example = spec->argument ? spec->argument : "VALUE";
-    if (was)
-        return status_set(STATUS_USAGE, "--%s is now called --%s and needs a value, e.g. --%s %s", was,
-                          spec->name, spec->name, example);
-    return status_set(STATUS_USAGE, "--%s needs a value, e.g. --%s %s", spec->name, spec->name, example);
 }
 
 /* Returns the index of the spec for a return value of getopt_long(): FIRST_VALUE + index, or a short option's
@@ -176,13 +96,13 @@ static size_t found_index(const struct options *options, int found)
         return (size_t)(found - FIRST_VALUE);
     void *values;
     size_t index = 0;
-    while (short_letter(spec_at(options, index, &values)) != found)
+    while (option_letter(option_spec_at(options, index, &values)) != found)
         index++;
     return index;
 }
 
 /* Values of options->given: where the option was given, plus GIVEN_FORMER * (i + 1) if it was given as
- * formers[i].was. */
+ * option_formers[i].was. */
 enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
 
 /* One option that getopt_long() has recognised. */
@@ -199,12 +119,12 @@ struct found {
 static struct found resolve(const struct options *options, int value, const char *argument, bool in_file)
 {
     struct found found = {.index = found_index(options, value), .argument = argument, .in_file = in_file};
-    size_t count = spec_count(options);
+    size_t count = option_spec_count(options);
     if (found.index >= count) {
-        found.former = &formers[found.index - count];
+        found.former = &option_formers[found.index - count];
         (void)works(options, found.former, &found.index);
     }
-    found.spec = spec_at(options, found.index, &found.values);
+    found.spec = option_spec_at(options, found.index, &found.values);
     return found;
 }
 
@@ -212,15 +132,16 @@ static struct found resolve(const struct options *options, int value, const char
  * accepts nchw or nhwc, `--layout files` means --store files. */
 static void resolve_by_value(const struct options *options, struct found *found, const char *value)
 {
-    for (size_t i = 0, index; i < COUNT_OF(formers); i++) {
+    for (size_t i = 0, index; i < option_former_count; i++) {
         void *values = NULL;
-        if (found->former || strcmp(found->spec->name, formers[i].was) != 0 ||
-            options_is_choice(found->spec, value) || !has_name(options, formers[i].now, &index) ||
-            !options_is_choice(spec_at(options, index, &values), value))
+        if (found->former || strcmp(found->spec->name, option_formers[i].was) != 0 ||
+            options_is_choice(found->spec, value) ||
+            !option_has_name(options, option_formers[i].now, &index) ||
+            !options_is_choice(option_spec_at(options, index, &values), value))
             continue;
-        found->former = &formers[i];
+        found->former = &option_formers[i];
         found->index = index;
-        found->spec = spec_at(options, index, &found->values);
+        found->spec = option_spec_at(options, index, &found->values);
         return;
     }
 }
@@ -232,7 +153,7 @@ static enum status check_former(const struct options *options, const struct foun
     const struct former *former = found->former;
     if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
         size_t index;
-        bool trains = has_name(options, "train-size", &index); /* trainers do not repeat runs */
+        bool trains = option_has_name(options, "train-size", &index); /* trainers do not repeat runs */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
                           trains ? "--train-size N trains on N samples" : former->number, former->now,
                           found->spec->argument);
@@ -247,10 +168,10 @@ static void warn_of_formers(const struct options *options)
 {
     const struct option_spec *spec;
     void *values;
-    for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {
+    for (size_t i = 0; (spec = option_spec_at(options, i, &values)); i++) {
         if (options->given[i] < GIVEN_FORMER)
             continue;
-        const char *was = formers[options->given[i] / GIVEN_FORMER - 1].was;
+        const char *was = option_formers[options->given[i] / GIVEN_FORMER - 1].was;
         const struct axis *axis = options->axes ? axes_find(options->axes, spec->name) : NULL;
         char value[64] = "";
         if (axis)
@@ -265,7 +186,7 @@ static void warn_of_formers(const struct options *options)
 static enum status explain_twice(const struct found *found, unsigned char before)
 {
     const char *now = found->spec->name, *second = found->former ? found->former->was : now;
-    const char *first = before >= GIVEN_FORMER ? formers[before / GIVEN_FORMER - 1].was : now;
+    const char *first = before >= GIVEN_FORMER ? option_formers[before / GIVEN_FORMER - 1].was : now;
     if (strcmp(first, second) == 0)
         return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", first);
     return status_set(STATUS_USAGE, "--%s and --%s are the same option; give only --%s", first, second, now);
@@ -279,7 +200,8 @@ static enum status take_value(struct options *options, const struct found *found
         axes_remove(options->axes, found->spec);
     if (options->axes && axes_accept(found->spec, optarg))
         return axes_add(options->axes, found->spec, found->values, optarg);
-    return option_set(found->spec, found->values, optarg);
+    enum status status = option_set(found->spec, found->values, optarg);
+    return status == STATUS_OK ? STATUS_OK : option_explain_value(options, found->spec, optarg);
 }
 
 /* Stores optarg as the value of an option. `previous` is the last argument that getopt_long() has
@@ -295,11 +217,11 @@ static enum status take_option(struct options *options, struct found *found, con
         return explain_twice(found, *given);
     /* In `--out --verify` the value is missing; `--out=--verify` gives it explicitly. */
     if (!flag && optarg == previous && strncmp(optarg, "--", 2) == 0)
-        return explain_missing(found->spec, found->former ? found->former->was : NULL);
+        return option_explain_missing(found->spec, found->former ? found->former->was : NULL);
     if (found->former)
         TRY(check_former(options, found, optarg));
     TRY(take_value(options, found));
-    size_t name = found->former ? (size_t)(found->former - formers) + 1 : 0;
+    size_t name = found->former ? (size_t)(found->former - option_formers) + 1 : 0;
     *given = (unsigned char)(where + GIVEN_FORMER * name);
     return STATUS_OK;
 }
@@ -326,10 +248,11 @@ static enum status take_flag_value(struct options *options, struct found *found)
     return STATUS_OK;
 }
 
-static enum status take_operand(struct options *options, const char *argument)
+/* `previous` is the argument before this one; "" if unknown. */
+static enum status take_operand(struct options *options, const char *previous, const char *argument)
 {
     if (options->operand_count == options->operands_max)
-        return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argument);
+        return option_explain_operand(options, previous, argument);
     options->operands[options->operand_count++] = argument;
     return STATUS_OK;
 }
@@ -339,13 +262,13 @@ static enum status take_found(struct options *options, int value, int at, char *
 {
     bool in_file = options->config && at <= options->config->file_options;
     if (value == 1)
-        return take_operand(options, optarg);
+        return take_operand(options, argv[at - 1], optarg);
     if (value == '?' && optopt < FIRST_VALUE)
-        return explain_refused(options, argv[at]);
+        return option_explain_refused(options, argv[at]);
     bool refused = value == '?' || value == ':';
     struct found found = resolve(options, refused ? optopt : value, argv[at], in_file);
     if (value == ':')
-        return explain_missing(found.spec, found.former ? found.former->was : NULL);
+        return option_explain_missing(found.spec, found.former ? found.former->was : NULL);
     return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
 }
 
@@ -373,7 +296,7 @@ static enum status parse_arguments(struct options *options, const struct option 
             return locate(options->config, at, status);
     }
     while (optind < argc) /* arguments after "--" */
-        TRY(take_operand(options, argv[optind++]));
+        TRY(take_operand(options, "", argv[optind++]));
     return STATUS_OK;
 }
 
@@ -382,9 +305,9 @@ static enum status replace_defaults(const struct options *options)
     for (const char *const *pair = options->defaults; pair && *pair; pair += 2) {
         size_t index;
         void *values = NULL;
-        if (!has_name(options, pair[0], &index))
+        if (!option_has_name(options, pair[0], &index))
             return status_set(STATUS_FAILED, "there is no option --%s", pair[0]);
-        const struct option_spec *spec = spec_at(options, index, &values);
+        const struct option_spec *spec = option_spec_at(options, index, &values);
         TRY(option_set(spec, values, pair[1]));
     }
     return STATUS_OK;
@@ -392,8 +315,8 @@ static enum status replace_defaults(const struct options *options)
 
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
-    size_t count = spec_count(options);
-    struct option *list = calloc(count + COUNT_OF(formers) + 1, sizeof *list);
+    size_t count = option_spec_count(options);
+    struct option *list = calloc(count + option_former_count + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
     options->operand_count = 0;
     if (!list || !options->given) {
@@ -407,21 +330,22 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     enum status status = STATUS_OK;
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         void *values;
-        const struct option_spec *spec = spec_at(options, i, &values);
+        const struct option_spec *spec = option_spec_at(options, i, &values);
         list[i].name = spec->name;
         list[i].has_arg = spec->kind == OPTION_FLAG ? no_argument : required_argument;
         list[i].val = FIRST_VALUE + (int)i;
-        if (short_letter(spec) && !strchr(letters, short_letter(spec)))
-            append(letters, sizeof letters, "%c", short_letter(spec));
+        if (option_letter(spec) && !strchr(letters, option_letter(spec)))
+            option_append(letters, sizeof letters, "%c", option_letter(spec));
         status = option_set_default(spec, values);
     }
     if (status == STATUS_OK)
         status = replace_defaults(options);
     struct option *end = list + count;
-    for (size_t i = 0; i < COUNT_OF(formers); i++) {
+    for (size_t i = 0; i < option_former_count; i++) {
         size_t index;
-        if (works(options, &formers[i], &index) && is_used(&formers[i], argc, argv))
-            *end++ = (struct option){formers[i].was, required_argument, NULL, FIRST_VALUE + (int)(count + i)};
+        if (works(options, &option_formers[i], &index) && is_used(&option_formers[i], argc, argv))
+            *end++ = (struct option){option_formers[i].was, required_argument, NULL,
+                                     FIRST_VALUE + (int)(count + i)};
     }
     if (status == STATUS_OK)
         status = parse_arguments(options, list, letters, argc, argv);
@@ -439,10 +363,10 @@ enum status options_set(struct options *options, const char *name, const char *t
 {
     size_t index;
     void *values = NULL;
-    if (!has_name(options, name, &index))
+    if (!option_has_name(options, name, &index))
         return status_set(STATUS_FAILED, "there is no option --%s", name);
     options->given[index] = GIVEN_HERE;
-    const struct option_spec *spec = spec_at(options, index, &values);
+    const struct option_spec *spec = option_spec_at(options, index, &values);
     return option_set(spec, values, text);
 }
 
@@ -471,7 +395,7 @@ uint64_t options_hash(const struct options *options, const char *const *besides)
     uint64_t hash = FNV_BEGIN;
     const struct option_spec *spec;
     void *values;
-    for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {
+    for (size_t i = 0; (spec = option_spec_at(options, i, &values)); i++) {
         char text[4096];
         if (is_among(spec->name, besides))
             continue;
@@ -492,7 +416,14 @@ uint64_t options_hash(const struct options *options, const char *const *besides)
 bool options_given(const struct options *options, const char *name)
 {
     size_t index;
-    return options->given && has_name(options, name, &index) && options->given[index] != 0;
+    void *values = NULL;
+    if (!options->given || !option_has_name(options, name, &index) || options->given[index] == 0)
+        return false;
+    const struct option_spec *spec = option_spec_at(options, index, &values);
+    char text[8] = "set"; /* long enough to tell whether there is a value */
+    if (option_takes_none(spec))
+        options_text(spec, values, text, sizeof text);
+    return *text;
 }
 
 /* ---- Before the parse ---- */
@@ -527,78 +458,4 @@ const char *options_peek(const struct option_spec *specs, size_t count, int argc
             value = argv[i + 1];
     }
     return value;
-}
-
-/* ---- --help ---- */
-
-static void print_wrapped(FILE *stream, const char *text)
-{
-    size_t column = HELP_COLUMN;
-    while (*(text += strspn(text, " "))) {
-        size_t length = strcspn(text, " ");
-        if (column > HELP_COLUMN && column + 1 + length > HELP_WIDTH) {
-            fprintf(stream, "\n%*s", HELP_COLUMN, "");
-            column = HELP_COLUMN;
-        }
-        bool first = column == HELP_COLUMN;
-        fprintf(stream, "%s%.*s", first ? "" : " ", (int)length, text);
-        column += length + !first;
-        text += length;
-    }
-    fputc('\n', stream);
-}
-
-/* Returns the option's default: the one in `defaults`, which may be NULL, or the one of its table. */
-static const char *default_of(const struct option_spec *spec, const char *const *defaults)
-{
-    for (; defaults && *defaults; defaults += 2)
-        if (strcmp(defaults[0], spec->name) == 0)
-            return defaults[1];
-    return spec->fallback;
-}
-
-void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults)
-{
-    for (size_t i = 0; i < count; i++) {
-        const struct option_spec *spec = &specs[i];
-        char label[128] = "  ", text[1024] = "";
-        if (short_letter(spec))
-            append(label, sizeof label, "-%c, ", short_letter(spec));
-        append(label, sizeof label, "--%s", spec->name);
-        if (spec->kind != OPTION_FLAG)
-            append(label, sizeof label, " %s", spec->argument ? spec->argument : "VALUE");
-
-        append(text, sizeof text, "%s", spec->help);
-        for (size_t c = 0; spec->kind == OPTION_CHOICE && spec->choices[c]; c++)
-            append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
-        const char *fallback = default_of(spec, defaults);
-        if (fallback)
-            append(text, sizeof text, " (default %s)", fallback);
-
-        fprintf(stream, "%-*s", HELP_COLUMN, label);
-        if (strlen(label) + 2 > HELP_COLUMN)
-            fprintf(stream, "\n%*s", HELP_COLUMN, "");
-        print_wrapped(stream, text);
-    }
-}
-
-void options_print_defaults(FILE *stream, const struct options *options)
-{
-    bool any = false;
-    for (const char *const *pair = options->defaults; pair && *pair; pair += 2) {
-        size_t index;
-        void *values = NULL;
-        char text[256];
-        if (options_given(options, pair[0]) || !has_name(options, pair[0], &index))
-            continue;
-        const struct option_spec *spec = spec_at(options, index, &values);
-        options_text(spec, values, text, sizeof text);
-        if (spec->kind == OPTION_FLAG && strcmp(text, "0") == 0) /* --name=no */
-            continue;
-        fprintf(stream, "%s--%s%s%s", any ? " " : "", pair[0], spec->kind == OPTION_FLAG ? "" : " ",
-                spec->kind == OPTION_FLAG ? "" : text);
-        any = true;
-    }
-    if (any)
-        fputc('\n', stream);
 }

@@ -14,7 +14,8 @@ struct config;
 
 /* An option that is not given and has no default is false, 0, NaN, -1 or NULL, depending on its kind.
  * Therefore a count without a default needs a minimum of at least 1, unless 0 also means that it is not given
- * (--threads). */
+ * (--threads). All other numbers without a default accept "none", which means that the option is not given.
+ * So options->defaults, such as those of a recipe, can be switched off. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
@@ -59,8 +60,8 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* common options, then the workload's */
     size_t table_count;
-    /* Names and texts of options in turn, NULL-terminated, which replace the defaults of these options. The
-     * text of a flag, which becomes true, is "yes". NULL: none. */
+    /* New defaults: pairs of an option's name and the text of its value, NULL-terminated. A flag can only get
+     * the text "yes". NULL: none. */
     const char *const *defaults;
     const struct config *config; /* the --config file: its options come first in argv, later options override
                                     them. NULL: no file */
@@ -92,13 +93,17 @@ void options_free(struct options *options);
  * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
 enum status options_set(struct options *options, const char *name, const char *text);
 
+/* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
+ * message that begins with the option's name. */
+enum status option_set(const struct option_spec *spec, void *values, const char *text);
+
 /* Finds the value of an option in `argv` without options_parse(). Returns NULL if the option is not given.
  * Used for options that decide which tables options_parse() gets. Accepts `--name value`, `--name=value` and
  * prefixes that are unique in `specs`. The text belongs to `argv`. */
 const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
                          const char *name);
 
-/* Whether the option was on the command line or in the configuration file. */
+/* Whether the option was on the command line or in the configuration file, with a value other than "none". */
 bool options_given(const struct options *options, const char *name);
 
 /* Whether `text` is one of the choices of an option. */
@@ -120,9 +125,10 @@ uint64_t options_hash(const struct options *options, const char *const *besides)
 /* Prints the options of one table for --help. `defaults` is as in struct options. */
 void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults);
 
-/* Prints the options in options->defaults that were not given, with their values, as a command line. Prints
- * nothing without such options. */
-void options_print_defaults(FILE *stream, const struct options *options);
+/* Prints the options in options->defaults that were not given, with their values, as a command line. Leaves
+ * out the options for which `applies` returns false. Prints nothing without such options. */
+void options_print_defaults(FILE *stream, const struct options *options,
+                            bool (*applies)(const void *context, const char *name), const void *context);
 
 /* Parses a decimal integer in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value);

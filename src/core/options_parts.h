@@ -1,14 +1,58 @@
-/* Declarations that options.c (the command line) and options_values.c (values) share. */
+/* Declarations that the files of the option parser share: options.c (the command line), options_values.c
+ * (values), options_explain.c (messages) and options_help.c (--help). */
 #ifndef FDSL_CORE_OPTIONS_PARTS_H
 #define FDSL_CORE_OPTIONS_PARTS_H
 
 #include "core/options.h"
 
-/* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
- * message that begins with the option's name. */
-enum status option_set(const struct option_spec *spec, void *values, const char *text);
+/* ---- options.c ---- */
+
+/* Former names of options. A former name is accepted if no option in the tables has this name now, and an
+ * option in the tables has the new name. */
+struct former {
+    const char *was, *now;
+    const char *number; /* advice if the value is a number: the user means a count; NULL: no advice */
+};
+extern const struct former option_formers[];
+extern const size_t option_former_count;
+
+/* Returns spec number `index`, counted over all tables in order, or NULL if there are fewer specs. Sets
+ * `*values` to the struct that stores the option's value. */
+const struct option_spec *option_spec_at(const struct options *options, size_t index, void **values);
+size_t option_spec_count(const struct options *options);
+
+/* Whether a table has an option with this name. Sets `*index` to its number if so. */
+bool option_has_name(const struct options *options, const char *name, size_t *index);
+
+/* Returns the short option letter, or 0. */
+char option_letter(const struct option_spec *spec);
+
+/* Appends formatted text to `text`, a buffer of `size` bytes. Truncates what does not fit. */
+void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size, const char *format, ...);
+
+/* ---- options_values.c ---- */
+
+/* Whether the option accepts "none", which means that it is not given: it takes a number, has no default, and
+ * is stored as 0 or NaN if it is not given. */
+bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */
 enum status option_set_default(const struct option_spec *spec, void *values);
+
+/* ---- options_explain.c: STATUS_USAGE with a message that names the option that is probably meant ---- */
+
+/* For an argument that getopt_long() refused: it is either ambiguous or unknown. */
+enum status option_explain_refused(const struct options *options, const char *argument);
+
+/* For an option without its value. `was` is the former name that was used, or NULL. */
+enum status option_explain_missing(const struct option_spec *spec, const char *was);
+
+/* For an argument that is no option. `previous` is the argument before it. */
+enum status option_explain_operand(const struct options *options, const char *previous, const char *argument);
+
+/* Adds to the message of a refused value, if another option with a similar name accepts this value. Returns
+ * STATUS_USAGE. */
+enum status option_explain_value(const struct options *options, const struct option_spec *spec,
+                                 const char *value);
 
 #endif

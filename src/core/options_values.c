@@ -144,10 +144,18 @@ static enum status parse_choice(const char *name, const char *text, const char *
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 
+bool option_takes_none(const struct option_spec *spec)
+{
+    const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
+    return !spec->fallback && (spec->kind == OPTION_REAL || (whole && spec->minimum >= 1));
+}
+
 enum status option_set(const struct option_spec *spec, void *values, const char *text)
 {
     void *value = (char *)values + spec->offset;
     char name[NAME_BYTES];
+    if (option_takes_none(spec) && strcmp(text, "none") == 0)
+        return option_set_default(spec, values);
     snprintf(name, sizeof name, "--%s", spec->name);
     switch (spec->kind) {
     case OPTION_FLAG:

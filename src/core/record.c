@@ -364,8 +364,8 @@ static enum status check_old_file(const char *path, const struct row *row)
  * cannot be read back and checked. */
 static enum status refuse_irregular(const char *path, bool folder)
 {
-    return status_set(STATUS_USAGE, "%s is %s; name a regular file, or write CSV to stdout with --format csv",
-                      path, folder ? "a folder" : "a device or pipe");
+    return status_set(STATUS_USAGE, "%s is %s; name a regular file", path,
+                      folder ? "a folder" : "a device or pipe");
 }
 
 enum status csv_check(const char *path, const struct row *row)

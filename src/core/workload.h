@@ -31,8 +31,8 @@ struct workload {
     size_t option_count;
     size_t parameters_bytes; /* size of the struct that the options fill */
 
-    /* Returns `defaults` of struct options for a command line. If this function is NULL, no defaults are
-     * replaced. */
+    /* Returns the new defaults (struct options) that a command line asks for. NULL: the workload replaces no
+     * defaults. */
     const char *const *(*defaults)(int argc, char *const argv[]);
 
     /* Names of options that are allowed only with a single variant, because several variants would write to
@@ -184,6 +184,11 @@ struct workload {
      * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
      * are NULL. */
     struct {
+        /* With --dry-run: checks what the variant's set-up checks in a run, and writes files that need no
+         * training. Called on rank 0. */
+        enum status (*check)(const void *input, const struct variant *variant,
+                             const struct resources *resources);
+
         /* Whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 

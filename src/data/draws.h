@@ -148,10 +148,10 @@ struct augment {
     /* New images are computed from the stored samples in every epoch (train/augment.h). */
     bool crop, bicubic;     /* random-resized-crop, and its filter */
     uint32_t operations;    /* RandAugment: operations per sample */
-    double magnitude;       /* of these operations, 0 to 30 */
+    double magnitude;       /* RandAugment: 0 to 30 */
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */
-    uint32_t height, width; /* of the images that are erased */
+    uint32_t height, width; /* random erasing: of the images */
 };
 
 /* Returns whether the network's images are computed from the stored samples before they are gathered. */
@@ -180,13 +180,14 @@ struct draw_move {
     struct draw_erase erase; /* set by box_move() (data/boxes.h) */
 };
 
-/* Whether a sample is mirrored, without the condition that augment->flip is set. */
+/* Returns whether a sample is mirrored in runs with augment->flip. */
 FDSL_HD bool draw_flip(uint64_t seed, uint32_t epoch, uint32_t sample)
 {
     return philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT).word[2] >> 31;
 }
 
-/* Where augment_computes(), the sample is mirrored there, and not by its move. */
+/* Returns the move of a sample, without random erasing. If augment_computes(), the move does not mirror,
+ * because augment_image() mirrors. */
 FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                    uint32_t sample)
 {
@@ -201,8 +202,8 @@ FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed,
     return move;
 }
 
-/* Index (row * width + column) of the input element that becomes output (y, x); -1 if it is outside the
- * image. */
+/* Returns the index (row * width + column) of the input element that becomes output (y, x), or -1 if the
+ * element is outside the image. */
 FDSL_HD int32_t draw_moved(const struct draw_move *move, uint32_t height, uint32_t width, uint32_t y,
                            uint32_t x)
 {

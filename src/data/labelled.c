@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -117,6 +118,21 @@ static void fill_facts(struct labelled *labelled, uint64_t samples, struct sourc
                  shape->width);
 }
 
+/* If there is no such file, takes the name of its other form, plain or gzipped, if that exists. */
+static void choose_form(char path[PATH_MAX])
+{
+    static const char ending[] = ".gz";
+    const size_t length = strlen(path), plain = length - (sizeof ending - 1);
+    char other[PATH_MAX];
+    snprintf(other, sizeof other, "%s", path);
+    if (length >= sizeof ending && strcmp(path + plain, ending) == 0)
+        other[plain] = '\0';
+    else if (length + sizeof ending <= sizeof other)
+        strcat(other, ending);
+    if (access(path, F_OK) != 0 && access(other, F_OK) == 0)
+        strcpy(path, other);
+}
+
 /* Derives the name of the label file: "x/train-images-idx3-ubyte.gz" gives "x/train-labels-idx1-ubyte.gz". */
 static enum status labels_of(const char *images, char labels[PATH_MAX])
 {
@@ -140,6 +156,7 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     struct idx *images = &labelled->images, *labels = &labelled->labels;
     if (!labels_path) {
         TRY(labels_of(parameters->source, path));
+        choose_form(path);
         labels_path = path;
     }
     TRY(idx_read(parameters->source, images));

@@ -183,7 +183,7 @@ static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint
 
 #define CHUNK_BYTES ((uint64_t)16 << 20)
 
-/* Elements of each result for the output rows from `first` on. */
+/* The parts of all results that belong to `count` output rows, beginning with row `first`. */
 struct chunk {
     uint64_t first, count;
     uint8_t *results[OPS_ARRAYS];

@@ -200,7 +200,7 @@ static bool is_whole(const struct table *table, const struct columns *columns, s
            strcmp(table_cell(table, row, columns->ranks), "1") == 0;
 }
 
-/* Adds the rows of one file that cover all ranks to `entries`. */
+/* Adds to `entries` those rows of one file that cover all ranks. */
 static void add_rows(struct comparison *comparison, size_t side, struct entry *entries, size_t *count)
 {
     const struct table *table = &comparison->tables[side];

@@ -230,7 +230,7 @@ static void print_missing_baseline(const struct workload *workload)
 }
 
 /* Prints the caption and the header of the table. The caption lists the parameters, so that the table can be
- * understood without the command line. */
+ * understood without the command line. A choice without a column, such as --recipe, replaces defaults. */
 static void print_caption(const struct report *report, const struct result *result)
 {
     const struct settings *settings = report->settings;
@@ -242,7 +242,9 @@ static void print_caption(const struct report *report, const struct result *resu
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
         bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
-        if (spec->column == COLUMN && shown && applies && *text && !axes_find(&settings->axes, spec->name)) {
+        const bool recipe = spec->column == COLUMN_NONE && spec->kind == OPTION_CHOICE;
+        if ((spec->column == COLUMN || recipe) && shown && applies && *text &&
+            !axes_find(&settings->axes, spec->name)) {
             printf(" %s ", spec->name);
             text_print(stdout, text);
         }

@@ -508,6 +508,26 @@ static enum status begin(struct runner *runner)
     return runner_count_sharers(runner);
 }
 
+/* For options_print_defaults(): whether an option has an effect with these settings. */
+static bool has_effect(const void *context, const char *option)
+{
+    const struct settings *settings = context;
+    const struct workload *workload = settings->workload;
+    return !workload->applies || workload->applies(settings->parameters, NULL, option);
+}
+
+/* With --dry-run: the checks of a run that need a variant. */
+static enum status check_variants(const struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < settings->variant_count && settings->workload->epochs.check; i++)
+        if (status == STATUS_OK && comm_rank() == 0)
+            status = settings->workload->epochs.check(runner->input, settings->variants[i]->variant,
+                                                      &settings->resources);
+    return comm_agree(status);
+}
+
 enum status runner_combination(struct settings *settings, struct report **report)
 {
     struct runner runner = {
@@ -519,8 +539,10 @@ enum status runner_combination(struct settings *settings, struct report **report
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);
+    if (status == STATUS_OK && settings->dry_run)
+        status = check_variants(&runner);
     if (status == STATUS_OK && settings->dry_run && comm_rank() == 0)
-        options_print_defaults(stdout, &settings->options);
+        options_print_defaults(stdout, &settings->options, has_effect, settings);
     runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);

@@ -49,7 +49,8 @@ static const struct option_spec specs[] = {
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
-     "combinations; with --recipe, print the options that it sets"},
+     "combinations; with --recipe, print the options that it adds to yours. train still writes the files "
+     "of --export-data, --export-step and --save-batch"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
@@ -116,7 +117,10 @@ static const char list_help[] =
     "             --warmups. Every combination is measured. With the workload synth, for example,\n"
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
-    "             fastest.\n";
+    "             fastest.\n"
+    "none:        an option that takes a number and has no default accepts none, as if it were not given. "
+    "So\n"
+    "             a part of --recipe or --config can be switched off.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -216,6 +220,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
         return status_set(STATUS_USAGE, "unknown workload '%s'; the workloads are %s", workload_name, known);
     }
     settings->workload = workload_find(workload_name ? workload_name : "synth");
+    settings->unnamed = !workload_name && variants && strcmp(variants, "all") == 0;
     if (!variants)
         return STATUS_OK;
     TRY(variant_select(variants, workload_name, &settings->variants, &settings->variant_count));
@@ -223,11 +228,11 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* Sets the error message for an option that only other workloads or --prepare have, and for "--compare".
- * Returns STATUS_OK if `name` is none of these. */
+/* Sets the error message for an option that only other workloads or --prepare have, for "--compare", and for
+ * the name of a workload. Returns STATUS_OK if `name` is none of these. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
-    (void)context;
+    const struct settings *settings = context;
     const char *names[WORKLOADS_MAX] = {NULL};
     size_t count = 0;
     for (size_t i = 0; workload_table[i]; i++)
@@ -237,8 +242,13 @@ static enum status explain_elsewhere(void *context, const char *name)
     if (strcmp(name, "compare") == 0)
         return status_set(STATUS_USAGE,
                           "compare is a command without dashes: fdsl-bench compare A.csv B.csv");
+    if (workload_find(name))
+        return status_set(STATUS_USAGE, "%s is a workload; its options: --workload %s --help", name, name);
     char owners[128];
     list_words(owners, sizeof owners, names, count);
+    if (count > 0 && settings->unnamed)
+        return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; add --workload %s", name,
+                          count == 1 ? "" : "s", owners, names[0]);
     if (count > 0)
         return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants",
                           name, count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
@@ -536,7 +546,8 @@ enum status settings_read(struct settings *settings, const struct config *config
         .defaults = settings->workload->defaults ? settings->workload->defaults(argc, argv) : NULL,
         .axes = &settings->axes,
         .config = config,
-        .explain = explain_elsewhere};
+        .explain = explain_elsewhere,
+        .explain_context = settings};
     if (found != STATUS_OK)
         return found;
     TRY(options_parse(&settings->options, argc, argv));

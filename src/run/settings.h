@@ -38,6 +38,7 @@ struct settings {
     size_t variant_count;
     struct options options; /* the common options and the workload's options */
     void *parameters;       /* owned; the workload's parameter struct */
+    bool unnamed;           /* --variant all without --workload: the workload is the default */
     struct axes axes;
     size_t combination; /* index of the current combination of the axes */
     struct settings_given {

@@ -79,7 +79,7 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
 
 /* ---- Crop, resize, flip ---- */
 
-/* Returns the largest number of weights of an output of an axis. */
+/* Returns the maximum number of weights per output of an axis. */
 static uint32_t taps_of(const struct augment_plan *plan, uint32_t in, uint32_t out)
 {
     return resample_axis_with(in, out, plan->bicubic).taps;

@@ -5,8 +5,8 @@
  *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
  *
  * An image is a pure function of the seed, the epoch and the number of the sample. Host and device share the
- * functions below, and their arithmetic is in integers, or in fp32 in a fixed order, so both give the same
- * bits. */
+ * functions below. Their arithmetic is in integers, float or double, in a fixed order, without contraction
+ * (Makefile), so both give the same bits. */
 #ifndef FDSL_TRAIN_AUGMENT_H
 #define FDSL_TRAIN_AUGMENT_H
 
@@ -45,7 +45,7 @@ enum augment_operation {
     AUGMENT_OPERATIONS
 };
 
-/* The numbers of an operation at the magnitude of a run. */
+/* The constants of an operation at the magnitude of a run. */
 struct augment_numbers {
     float map[6];   /* shear, translate, rotate: output (x, y) is the input at (map[0] x + map[1] y + map[2],
                        map[3] x + map[4] y + map[5]) */
@@ -56,7 +56,7 @@ struct augment_numbers {
 
 struct augment_plan {
     uint64_t seed;
-    uint32_t samples; /* of the training set; sample numbers beyond it are copies (train_sample_at()) */
+    uint32_t samples; /* of the training set; train_picked() gives the copies numbers from here on */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
     uint32_t operations;                                   /* per sample */
@@ -115,7 +115,7 @@ FDSL_HD float augment_gray(float red, float green, float blue)
     return fmaf(0.114f, blue, fmaf(0.587f, green, 0.299f * red));
 }
 
-/* Operations that map each value of a channel by a table, without regard to its place. */
+/* Operations that map each value of a channel by a table, the same for every pixel. */
 FDSL_HD bool augment_has_table(enum augment_operation operation)
 {
     return operation == AUGMENT_BRIGHTNESS || operation == AUGMENT_CONTRAST || operation >= AUGMENT_POSTERIZE;
@@ -140,8 +140,8 @@ struct augment_channel {
     float mean;           /* contrast: mean gray of the image */
 };
 
-/* Pixels per output level of equalize, as Pillow has it. `most_count` says how often the largest value
- * occurs. */
+/* Returns the pixels per output level of equalize, as in Pillow. `most_count` is the number of pixels with
+ * the largest value. */
 FDSL_HD uint32_t augment_equalize_step(uint32_t pixels, uint32_t most_count)
 {
     return (pixels - most_count) / 255;
@@ -238,8 +238,7 @@ FDSL_C_BEGIN
 struct train;
 
 /* Prepares the augmentation of a training run with augment_computes(). STATUS_USAGE if the samples are not
- * images of bytes with one or three channels, or if the stored size is not that of the network and there is
- * no crop. */
+ * images of bytes with one or three channels. */
 enum status augment_plan(const struct train *train, struct augment_plan *plan);
 
 /* Memory of a thread that computes images. Zero it before the first use. */
@@ -258,7 +257,7 @@ void augment_scratch_close(struct augment_scratch *scratch);
 void augment_image(const struct augment_plan *plan, const uint8_t *stored, uint32_t epoch, uint32_t sample,
                    struct augment_scratch *scratch, uint8_t *image);
 
-/* Applies one operation to an image of plan->shape. */
+/* Applies one operation to the image `from` of this shape. `to` must be another array. */
 void augment_apply(const struct shape *shape, enum augment_operation operation,
                    const struct augment_numbers *numbers, const uint8_t *from, uint8_t *to);
 

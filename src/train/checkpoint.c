@@ -23,7 +23,7 @@
 #define ARENAS_MIN 3         /* parameters, m, v */
 #define ARENAS_MAX 4         /* also the moving average of the parameters */
 #define TEXT_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
-#define TEXTS      4         /* identity, data, row, shares */
+#define TEXTS      5         /* identity, data, samples, row, shares */
 #define NAME_SIZE  64        /* of the name of a checkpoint */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
@@ -37,7 +37,7 @@ struct header {
     double trained_s, to_98_s, to_99_s;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
     struct train_partial partial;
-    struct train_samples samples;
+    uint64_t hashes[DATA_PARTS];
     uint64_t arenas, arena_values, text_bytes[TEXTS];
     struct loss_scale loss_scale;
     char revision[64]; /* revision of the program that wrote the file */
@@ -47,6 +47,7 @@ void checkpoint_free(struct checkpoint *checkpoint)
 {
     free(checkpoint->identity);
     free(checkpoint->data);
+    free(checkpoint->samples);
     free(checkpoint->row);
     free(checkpoint->shares);
     free(checkpoint->state.parameters);
@@ -268,7 +269,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
     header->arenas = checkpoint->state.ema ? ARENAS_MAX : ARENAS_MIN;
     header->arena_values = checkpoint->arena_values;
     header->partial = checkpoint->partial;
-    header->samples = checkpoint->samples;
+    memcpy(header->hashes, checkpoint->hashes, sizeof header->hashes);
     header->loss_scale = checkpoint->state.scale;
     for (size_t i = 0; i < TEXTS; i++)
         header->text_bytes[i] = strlen(texts[i]);
@@ -306,13 +307,14 @@ static enum status write_parts(const char *path, const struct part *parts, size_
 /* Rejects texts that are too long to be read again. */
 static enum status check_texts(const char *folder, const char *const texts[TEXTS])
 {
-    static const char *const names[TEXTS] = {"options", "value of --data", "rows of all ranks", "shares"};
+    static const char *const names[TEXTS] = {"options", "value of --data", "options of the samples",
+                                             "rows of all ranks", "shares"};
     for (size_t i = 0; i < TEXTS; i++)
         if (strlen(texts[i]) > TEXT_MAX)
             return status_set(STATUS_FAILED,
                               "--checkpoint %s: the %s: %zu bytes, but a checkpoint can hold only %d%s",
                               folder, names[i], strlen(texts[i]), TEXT_MAX,
-                              i >= 2 ? "; start fewer ranks, or drop --checkpoint" : "");
+                              i >= 3 ? "; start fewer ranks, or drop --checkpoint" : "");
     return STATUS_OK;
 }
 
@@ -321,14 +323,20 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     struct header header;
     char path[PATH_MAX];
     size_t bytes = checkpoint->arena_values * sizeof(float);
-    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data, checkpoint->row,
+    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data,
+                                      checkpoint->samples ? checkpoint->samples : "", checkpoint->row,
                                       checkpoint->shares ? checkpoint->shares : ""};
     TRY(check_texts(folder, texts));
     fill_header(checkpoint, texts, &header);
-    const struct part parts[] = {{&header, sizeof header},         {texts[0], header.text_bytes[0]},
-                                 {texts[1], header.text_bytes[1]}, {texts[2], header.text_bytes[2]},
-                                 {texts[3], header.text_bytes[3]}, {checkpoint->state.parameters, bytes},
-                                 {checkpoint->state.m, bytes},     {checkpoint->state.v, bytes},
+    const struct part parts[] = {{&header, sizeof header},
+                                 {texts[0], header.text_bytes[0]},
+                                 {texts[1], header.text_bytes[1]},
+                                 {texts[2], header.text_bytes[2]},
+                                 {texts[3], header.text_bytes[3]},
+                                 {texts[4], header.text_bytes[4]},
+                                 {checkpoint->state.parameters, bytes},
+                                 {checkpoint->state.m, bytes},
+                                 {checkpoint->state.v, bytes},
                                  {checkpoint->state.ema, bytes}};
     const size_t count = 1 + TEXTS + header.arenas;
     uint64_t digest = 0; /* computed while header.digest is 0 */
@@ -376,7 +384,9 @@ static bool fits(const struct header *header, size_t size)
 static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
-        return damaged(is_damaged, "this is not a checkpoint of fdsl-bench");
+        return damaged(is_damaged,
+                       "this is not a checkpoint of fdsl-bench; --init also reads files of tensors, whose "
+                       "names must end in .safetensors, .pt or .pth");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);
@@ -394,7 +404,8 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 /* Copies the texts and arenas that follow the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
-    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row, &checkpoint->shares};
+    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->samples, &checkpoint->row,
+                           &checkpoint->shares};
     float **arenas[ARENAS_MAX] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v,
                                   &checkpoint->state.ema};
     size_t bytes = header->arena_values * sizeof(float);
@@ -432,7 +443,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     checkpoint->history =
         (struct train_history){header.epochs, header.trained_s, header.to_98_s, header.to_99_s};
     checkpoint->partial = header.partial;
-    checkpoint->samples = header.samples;
+    memcpy(checkpoint->hashes, header.hashes, sizeof checkpoint->hashes);
     checkpoint->arena_values = header.arena_values;
     checkpoint->state.scale = header.loss_scale;
     return copy_parts(&header, bytes + sizeof header, checkpoint);
@@ -483,7 +494,10 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         TRY(latest_before(folder, point, &point));
         if (point >= 0)
             status_warn("%s; using the previous checkpoint", reason);
-        status_set(status, "%s", reason);
+        status_set(status,
+                   "no checkpoint in %s can be used, because all are damaged; delete them to start from the "
+                   "beginning, or name another folder. The oldest: %s",
+                   folder, reason);
     }
     return status;
 }

@@ -13,8 +13,8 @@
 #include "train/engine.h"
 #include "train/model.h"
 
-/* Training progress of a network. Random numbers are functions of the epoch, so `epochs` is the whole state
- * of the random number generator. */
+/* Training progress of a network. Random numbers are functions of the epoch and the step or sample, so there
+ * is no state of a random number generator. */
 struct train_history {
     uint32_t epochs;         /* completed epochs */
     double trained_s;        /* seconds spent in the training steps of these epochs */
@@ -30,13 +30,6 @@ struct train_partial {
     double epoch_s, exchange_s; /* seconds of these steps; the part of them spent in the exchange */
 };
 
-/* The options that choose the samples, and hashes of the training set and the test set. train_size, test_size
- * and classes are 0 if the option was not given. */
-struct train_samples {
-    uint64_t train_size, test_size, classes, res;
-    uint64_t hashes[DATA_PARTS];
-};
-
 /* A checkpoint in memory. */
 struct checkpoint {
     char model[MODEL_NAME_MAX];
@@ -45,8 +38,9 @@ struct checkpoint {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* normalisation of the samples */
     struct train_history history;
     struct train_partial partial;
-    struct train_samples samples;
-    char *data;     /* owned: value of --data */
+    uint64_t hashes[DATA_PARTS]; /* of the training set and the test set */
+    char *data;                  /* owned: value of --data */
+    char *samples;  /* owned: the other options that choose the samples (job_samples()); NULL or "": none */
     char *row;      /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
     char *identity; /* owned: the options that affect the parameters, "name=value name=value ..." */
     char *shares;   /* owned: the shares of the ranks in the next epoch (balance.h); NULL or "": none */
@@ -72,8 +66,8 @@ enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
- * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if `identity`, `data`,
- * `row` or `shares` has more than 16 MiB. */
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the
+ * texts has more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another

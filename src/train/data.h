@@ -126,7 +126,7 @@ struct data_request {
     uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
     const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
-    struct image_fit fit; /* how images of other data are resized; epoch 0 of its draws */
+    struct image_fit fit; /* how images of other data are resized, with draws of epoch 0 */
     uint64_t batch;       /* samples per step */
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */

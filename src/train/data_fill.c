@@ -107,7 +107,7 @@ static enum status fit_canvas(struct data *data, const struct image *image)
         return status_set(STATUS_FAILED, "--fit random-resized-crop needs images of bytes with one or three "
                                          "channels; use --fit resize, or other --data");
     if (image->channels > fit->channels)
-        return status_set(STATUS_USAGE, "--fit random-resized-crop makes no gray images of colour; use "
+        return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
                                         "--channels 3, or --fit resize");
     data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
     data->type = image->type;

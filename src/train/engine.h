@@ -1,14 +1,15 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
  * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
  *
- * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
- * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
- * (drop_last). Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted
- * and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another one (mix.h), and
- * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log p for
- * probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients are
- * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
- * e * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
+ * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the permutation
+ * draw_order(seed, e, size of the training set), where n is batch / augment.repeats. Each sample occurs in
+ * the step augment.repeats times, as different copies (train_pick()). The last batch of an epoch may be
+ * short, or is left out (drop_last). Samples come from any source (enum data_feed). Each sample is augmented
+ * (augment.h), shifted and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another
+ * one (mix.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log
+ * p for probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients
+ * are those of the mean loss of the batch. optimizer_step() updates every parameter with step number e *
+ * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
  * optimizer_average() then updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
@@ -227,9 +228,8 @@ struct train_pick {
     uint32_t distinct; /* different samples of the step */
 };
 
-/* Returns the number of the sample at index `j` of the step, counted over all ranks. The indices of the first
- * copies come before those of the second copies, so ranks have different copies of a sample where they
- * divide the copies. */
+/* Returns the number of the sample at index `j` of the step, counted over all ranks. The first copies of all
+ * samples come before the second copies. With as many ranks as copies, each rank has one copy of a sample. */
 FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
 {
     const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;
@@ -266,19 +266,26 @@ static inline struct mix train_mix(const struct train *train, uint32_t epoch, ui
                               : none;
 }
 
-/* Returns the number of entries of the list of `count` samples of this rank. The list has the samples and, if
- * they are mixed, their partners: entry count + i is the partner of entry i. */
+/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed, their
+ * partners follow in the list: entry count + i is the partner of entry i. */
 static inline uint32_t train_entries(const struct train *train, uint32_t count)
 {
     return train_mixes(train) ? 2 * count : count;
 }
 
 /* Returns the number of samples that are generated (DATA_LIVE) or augmented (augment_computes()) for `count`
- * samples of this rank. A rank that trains alone has the partners among its own samples. Other ranks compute
- * the partners as well. */
+ * samples of this rank. With one rank, the partners are among these samples. With several ranks, each rank
+ * also computes the partners. */
 static inline uint32_t train_generated(const struct train *train, uint32_t count)
 {
     return train->ranks > 1 ? train_entries(train, count) : count;
+}
+
+/* Returns the number of samples that are augmented for the `count` samples of a part of a step, if each part
+ * is augmented alone. The partners of a part may belong to another part, so they are augmented as well. */
+static inline uint32_t train_part_augmented(const struct train *train, uint32_t count)
+{
+    return train_parts(train) > 1 ? train_entries(train, count) : train_generated(train, count);
 }
 
 /* Returns the index in the step of entry `j` of the list of a rank's samples. */
@@ -288,9 +295,26 @@ FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
                                        : share->total - 1 - (share->first + j - share->count));
 }
 
+/* Describes the samples in an array of values. If `alone` is false, the array has a whole set. Otherwise it
+ * has `count` samples of a step, in the order of the step, followed by their partners if `partners` is true.
+ * The current part of the step begins at sample `skipped` of the array. */
+struct train_held {
+    bool alone, partners;
+    uint32_t count, skipped;
+};
+
+/* Returns the index in the array that `held` describes of entry `j` of the list of a part's `count` samples;
+ * held->alone must be true. An array without `partners` has all samples of the step, so a partner is at the
+ * mirrored index. */
+FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
+{
+    const uint32_t at = held->skipped + (j < count ? j : j - count);
+    return j < count ? at : held->partners ? held->count + at : held->count - 1 - at;
+}
+
 /* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
- * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the count of the
- * samples. */
+ * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the number of
+ * samples, without the partners. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
@@ -302,7 +326,8 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
-/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. */
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. Their partners are
+ * listed after them, so `numbers` has all samples of this rank, also where a step has several parts. */
 static inline struct target train_target(const struct train *train, const struct mix *mix,
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {

@@ -23,18 +23,21 @@ enum status export_data(const struct train *train, const float *initial, const c
                         const char *path);
 
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
- * file holds `inputs` (normalised), `labels` and `loss` (the mean). Each parameter has before.NAME,
+ * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels`, `targets` (one
+ * probability per class) and `loss` (the mean). Each parameter has before.NAME,
  * gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its
  * inputs; stochastic depth has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, const char *identity, const char *path);
 
-/* Writes the first `count` samples of step 0 of epoch 0 to FOLDER/000000.png and so on, as the network sees
- * them: augmented and mixed, with the normalisation undone. The folder must exist. STATUS_USAGE if the step
- * has fewer samples, or if the samples are not images of bytes; STATUS_UNAVAILABLE in builds without libpng.
- */
-enum status export_batch(const struct train *train, const struct resources *resources, uint32_t count,
-                         const char *folder);
+/* Checks the text "COUNT:FOLDER" of --save-batch. STATUS_USAGE unless the folder is new or empty. */
+enum status export_batch_check(const char *text);
+
+/* Writes the first COUNT samples of step 0 of epoch 0 to FOLDER/000000.png and so on, as the network sees
+ * them: augmented and mixed, with the normalisation undone and clipped to bytes. `text` is "COUNT:FOLDER".
+ * STATUS_USAGE if the step has fewer samples, or if the samples are not images of bytes; STATUS_UNAVAILABLE
+ * in builds without libpng. */
+enum status export_batch(const struct train *train, const struct resources *resources, const char *text);
 
 FDSL_C_END
 

@@ -1,13 +1,55 @@
 /* Writes samples of the first step as PNG files, as the network sees them (--save-batch). */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "core/file.h"
 #include "data/png_image.h"
 #include "train/export.h"
 #include "train/feed.h"
+
+/* Splits "COUNT:FOLDER". */
+static enum status split(const char *text, uint32_t *count, const char **folder)
+{
+    char *end;
+    errno = 0;
+    const uint64_t number = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    if (number == 0 || number > UINT32_MAX || errno || *end != ':' || !end[1])
+        return status_set(STATUS_USAGE, "--save-batch %.80s: give a number and a folder, as in 16:samples",
+                          text);
+    *count = (uint32_t)number;
+    *folder = end + 1;
+    return STATUS_OK;
+}
+
+enum status export_batch_check(const char *text)
+{
+    uint32_t count = 0;
+    const char *folder = NULL;
+    bool empty = true;
+    TRY(split(text, &count, &folder));
+    DIR *list = opendir(folder);
+    if (!list)
+        return errno == ENOENT ? STATUS_OK
+                               : status_set(STATUS_USAGE,
+                                            "--save-batch: %s cannot be used: %s; name another "
+                                            "folder",
+                                            folder, strerror(errno));
+    for (struct dirent *entry; empty && (entry = readdir(list));)
+        empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+    closedir(list);
+    return empty ? STATUS_OK
+                 : status_set(STATUS_USAGE,
+                              "--save-batch: the folder %s contains files; name a new or an empty folder",
+                              folder);
+}
 
 /* Converts normalised values to bytes with interleaved channels. */
 static void to_pixels(const struct data *data, const float *values, uint8_t *pixels)
@@ -56,15 +98,20 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
     return STATUS_OK;
 }
 
-enum status export_batch(const struct train *train, const struct resources *resources, uint32_t count,
-                         const char *folder)
+enum status export_batch(const struct train *train, const struct resources *resources, const char *text)
 {
+    uint32_t count = 0;
+    const char *folder = NULL;
+    TRY(split(text, &count, &folder));
     const struct data *data = train->data;
     const struct shape *shape = &data->shape;
     if (data->type != DTYPE_U8 || shape->depth > 1 || (shape->channels != 1 && shape->channels != 3))
         return status_set(STATUS_USAGE,
                           "--save-batch writes images of bytes with one or three channels; drop "
                           "it, or use other --data");
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
+                          strerror(errno));
     struct feed feed = {0};
     uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
     float *values = malloc(2 * data->sample_values * sizeof *values);
@@ -78,5 +125,7 @@ enum status export_batch(const struct train *train, const struct resources *reso
     free(numbers);
     free(values);
     free(pixels);
+    if (status == STATUS_OK)
+        status_say("%" PRIu32 " images written to %s", count, folder);
     return status;
 }

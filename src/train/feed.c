@@ -51,7 +51,7 @@ void feed_close(struct feed *feed)
     *feed = (struct feed){0};
 }
 
-/* `count` includes the partners that train_generated() adds. The same holds for compute_images(). */
+/* Generates the `count` samples in `numbers`; train_generated() says which partners are among them. */
 static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     const struct data *data = feed->train->data;
@@ -65,7 +65,9 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
     return status;
 }
 
-/* Threads take samples in any order; each image depends only on its number. */
+/* Computes the images of the `count` samples in `numbers`; train_generated() says which partners are among
+ * them. Threads
+ * take samples in any order; each image depends only on its number. */
 static void compute_images(const struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     RANGE(GATHER);
@@ -107,8 +109,8 @@ void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch,
     gather_alone(feed, epoch, numbers[j], j, values);
     if (mix->share >= 1)
         return;
-    const uint32_t at = train->ranks > 1 ? count + j : count - 1 - j; /* see train_generated() */
-    gather_alone(feed, epoch, numbers[count + j], at, partner);
+    const struct train_held held = {true, train_generated(train, 1) > 1, count, 0};
+    gather_alone(feed, epoch, numbers[count + j], train_held_at(&held, count, count + j), partner);
     mix_samples(mix, &train->data->shape, partner, values);
 }
 

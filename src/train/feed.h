@@ -27,8 +27,8 @@ FDSL_C_BEGIN
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step differ from stored ones. Then feed_step() must be called between two
- * steps. */
+/* Returns whether the samples of a step differ from stored ones. If so, feed_step() must be called before
+ * each step. */
 static inline bool feed_computes(const struct feed *feed)
 {
     return feed->generator || feed->images;
@@ -54,7 +54,8 @@ static inline const void *feed_sample(const struct feed *feed, uint32_t sample, 
 }
 
 /* Computes the values that the network sees of the sample at index `j` of a step: augmented, normalised,
- * erased and mixed. The numbers of the step's `count` samples and of their partners come from train_batch().
+ * erased and mixed. The numbers of the step's `count` samples and of their partners come from train_batch();
+ * a part of a step passes those of the whole step.
  * `partner` has room for a sample; it is used only if samples are mixed. */
 void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch, const uint32_t *numbers,
                  uint32_t count, uint32_t j, float *partner, float *values);

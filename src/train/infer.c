@@ -18,12 +18,13 @@ struct parameters {
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used"},
+     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options of the "
+     "samples that are not given have the values that they had in training"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
                 ", which inference does not use", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
-                " (default: " TRAINED ")"),
+                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per run; the default is never larger than the test set. max finds the largest batch that fits "
      "into memory"},
@@ -46,6 +47,7 @@ struct opened {
     struct model model;
     struct data data;
     struct checkpoint checkpoint;
+    char *samples;   /* options from the checkpoint; the parameters point into it */
     uint32_t probes; /* batches tried for --batch max; 0: none */
 };
 
@@ -54,6 +56,7 @@ static void infer_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     checkpoint_free(&opened->checkpoint);
+    free(opened->samples);
     free(opened);
 }
 
@@ -73,43 +76,27 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     return STATUS_OK;
 }
 
-/* Sets options that were not given to their values in the checkpoint. Takes the sizes and the number of
- * classes only if --data is the same. */
-static void take_samples(const struct options *given, const struct checkpoint *checkpoint,
-                         struct job_parameters *job)
+static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
+                                         const struct job_parameters *job, const struct data *data)
 {
-    const struct train_samples *samples = &checkpoint->samples;
-    if (!options_given(given, "data"))
-        job->data = checkpoint->data;
-    if (!options_given(given, "res"))
-        job->res = samples->res;
-    if (strcmp(job->data, checkpoint->data) != 0)
-        return;
-    const struct {
-        const char *name;
-        uint64_t *value, was;
-    } sizes[] = {{"train-size", &job->train_size, samples->train_size},
-                 {"test-size", &job->test_size, samples->test_size},
-                 {"classes", &job->classes, samples->classes}};
-    for (size_t i = 0; i < COUNT_OF(sizes); i++)
-        if (!options_given(given, sizes[i].name))
-            *sizes[i].value = sizes[i].was;
-}
-
-static void warn_of_other_samples(const struct checkpoint *checkpoint, const struct job_parameters *job,
-                                  const struct data *data)
-{
-    const struct train_samples *samples = &checkpoint->samples;
-    if (data->hashes[DATA_TEST] == samples->hashes[DATA_TEST])
-        return;
-    if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
-        job->res == samples->res && job->test_size != samples->test_size)
-        status_warn("the number of test samples differs from the number during training; "
-                    "accuracies are not comparable");
+    char words[512];
+    if (data->hashes[DATA_TEST] == checkpoint->hashes[DATA_TEST])
+        return STATUS_OK;
+    char *samples = job_samples(job);
+    if (!samples)
+        return status_set(STATUS_FAILED, "out of memory");
+    const size_t count = job_differences(checkpoint, job->data, samples, "train-size", words, sizeof words);
+    free(samples);
+    if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
+        status_warn("the number of test samples differs from the number during training (%s); "
+                    "accuracies are not comparable",
+                    words);
     else
         status_warn("these are not the test samples that were used when the network was trained on "
-                    "%s; the network may have been trained on some of them, so accuracies are not comparable",
-                    checkpoint->data);
+                    "%s (%s); the network may have been trained on some of them, so accuracies are not "
+                    "comparable",
+                    checkpoint->data, count ? words : "the same options, but the samples have changed");
+    return STATUS_OK;
 }
 
 static enum status infer_open(const struct options *given, void *parameters_,
@@ -125,7 +112,10 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (partition->ranks > 1)
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
-    take_samples(given, &opened->checkpoint, &parameters->job);
+    TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
+    if (parameters->job.fit < 0 || parameters->job.channels == 0)
+        return status_set(STATUS_FAILED, "--checkpoint %s lacks the values of --fit and --channels",
+                          parameters->checkpoint);
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *needed = job_lacking(&parameters->job, options[i].name);
         if (needed && options_given(given, options[i].name))
@@ -143,7 +133,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));
-    warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data);
+    TRY(warn_of_other_samples(&opened->checkpoint, &parameters->job, &opened->data));
     opened->job = (struct infer_job){.train = {.model = &opened->model,
                                                .data = &opened->data,
                                                .batch = (uint32_t)parameters->job.batch,
@@ -297,7 +287,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/5",
+    .schema = "infer/6",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/tensor_file.h"
@@ -89,6 +90,36 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
+/* Removes `prefix` from the names of tensors, and the tensors whose names do not begin with it. */
+static void keep_prefixed(struct tensor_file *file, const char *prefix)
+{
+    const size_t length = strlen(prefix), count = file->count;
+    file->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        char *name = file->tensors[i].name;
+        if (strncmp(name, prefix, length) != 0) {
+            free(name);
+            continue;
+        }
+        memmove(name, name + length, strlen(name + length) + 1);
+        file->tensors[file->count++] = file->tensors[i];
+    }
+}
+
+/* Training scripts save {"model": ...} or {"state_dict": ...}, besides the state of the optimizer and others.
+ * If the file is of this kind, keeps only the tensors of the model. */
+static void take_inner(struct tensor_file *file, const struct model *model)
+{
+    static const char *const prefixes[] = {"model.", "state_dict."};
+    const char *name = model->tensors[0].name;
+    for (size_t i = 0; i < COUNT_OF(prefixes) && !find(file, name); i++) {
+        char inner[TENSOR_NAME_MAX + 16];
+        snprintf(inner, sizeof inner, "%s%s", prefixes[i], name);
+        if (find(file, inner))
+            keep_prefixed(file, prefixes[i]);
+    }
+}
+
 /* Checks that a file has a tensor of a model. */
 static enum status check_tensor(const struct tensor_file *file, const struct model *model,
                                 const struct model_tensor *wanted)
@@ -149,6 +180,8 @@ static enum status read_file(const char *path, const struct model *model, struct
 {
     struct tensor_file file;
     enum status status = tensor_file_open(path, &file);
+    if (status == STATUS_OK)
+        take_inner(&file, model);
     if (status != STATUS_OK)
         status_prefix(status, "--init");
     else if ((status = read_tensors(&file, model, checkpoint)) != STATUS_OK)
@@ -162,6 +195,13 @@ enum status init_take(const char *path, const struct model *model, float *parame
     struct checkpoint checkpoint = {0};
     uint32_t taken = 0;
     const bool tensors = tensor_file_named(path);
+    const size_t length = strlen(path);
+    if (length > 4 && strcmp(path + length - 4, ".npy") == 0)
+        return status_set(
+            STATUS_USAGE,
+            "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
+            ".safetensors, .pt or .pth",
+            path);
     enum status status =
         tensors ? read_file(path, model, &checkpoint) : checkpoint_find("--init", path, &checkpoint);
     if (status == STATUS_OK) {
@@ -173,8 +213,8 @@ enum status init_take(const char *path, const struct model *model, float *parame
         *hash = checkpoint_hash(&checkpoint);
         char after[128] = "";
         if (!tensors)
-            snprintf(after, sizeof after, " after %" PRIu32 " epochs of %.64s", checkpoint.history.epochs,
-                     checkpoint.data);
+            snprintf(after, sizeof after, " after %" PRIu32 " epoch%s of %.64s", checkpoint.history.epochs,
+                     checkpoint.history.epochs == 1 ? "" : "s", checkpoint.data);
         status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", taken, model->tensor_count,
                    path, after, taken < model->tensor_count ? "; the last layer starts with zeros" : "");
     }

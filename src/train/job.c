@@ -1,10 +1,14 @@
 #include "train/job.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+#include "train/checkpoint.h"
 
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
@@ -61,4 +65,115 @@ enum status job_stay(void *input, void *parameters, const struct partition *part
 uint64_t job_batch(const void *parameters)
 {
     return ((const struct job_parameters *)parameters)->batch;
+}
+
+/* ---- The options of the samples in a checkpoint ---- */
+
+struct samples {
+    struct job_parameters job;
+};
+
+static const struct option_spec sample_options[] = {
+    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL),
+};
+
+char *job_samples(const struct job_parameters *parameters)
+{
+    char *all = NULL, text[4096];
+    size_t size;
+    FILE *stream = open_memstream(&all, &size);
+    if (!stream)
+        return NULL;
+    for (size_t i = 1; i < COUNT_OF(sample_options); i++) { /* 0 is --data */
+        const struct option_spec *option = &sample_options[i];
+        options_text(option, parameters, text, sizeof text);
+        if (*text)
+            fprintf(stream, "%s=%s\n", option->name, text);
+    }
+    bool whole = !ferror(stream);
+    whole = fclose(stream) == 0 && whole;
+    if (!whole) {
+        free(all);
+        all = NULL;
+    }
+    return all;
+}
+
+/* Returns whether the option determines the shape of a sample. Networks need this shape with any --data. */
+static bool shapes(const char *option)
+{
+    static const char *const names[] = {"res", "out-res", "fit", "channels"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        if (strcmp(option, names[i]) == 0)
+            return true;
+    return false;
+}
+
+enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
+                             struct job_parameters *parameters)
+{
+    char *rest = NULL;
+    *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
+    if (!*samples)
+        return status_set(STATUS_FAILED, "out of memory");
+    if (!options_given(given, "data"))
+        parameters->data = checkpoint->data;
+    const bool same = strcmp(parameters->data, checkpoint->data) == 0;
+    for (char *line = strtok_r(*samples, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char *value = strchr(line, '=');
+        if (!value)
+            return status_set(STATUS_FAILED, "--checkpoint: '%.40s' is not an option with a value", line);
+        *value++ = '\0';
+        for (size_t i = 1; i < COUNT_OF(sample_options); i++)
+            if (strcmp(line, sample_options[i].name) == 0 && !options_given(given, line) &&
+                (same || shapes(line)))
+                TRY(option_set(&sample_options[i], parameters, value));
+    }
+    return STATUS_OK;
+}
+
+/* Returns the value of an option in a text of job_samples(), and sets its length. If the text lacks the
+ * option, returns NULL and a length of 0. */
+static const char *value_in(const char *samples, const char *option, size_t *length)
+{
+    const size_t name = strlen(option);
+    for (const char *line = samples; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        if (strncmp(line, option, name) == 0 && line[name] == '=') {
+            *length = strcspn(line, "\n") - name - 1;
+            return line + name + 1;
+        }
+    *length = 0;
+    return NULL;
+}
+
+/* Adds "--NAME VALUE in the checkpoint, VALUE now" to `words`. A value is NULL if it was not given. */
+static void add_difference(const char *name, const char *was, size_t was_length, const char *is,
+                           size_t is_length, char *words, size_t size)
+{
+    static const char none[] = "not given";
+    const size_t used = strlen(words);
+    snprintf(words + used, size - used, "%s--%s %.*s in the checkpoint, %.*s now", used ? "; " : "", name,
+             (int)(was ? was_length : strlen(none)), was ? was : none, (int)(is ? is_length : strlen(none)),
+             is ? is : none);
+}
+
+size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
+                       const char *besides, char *words, size_t size)
+{
+    size_t count = 0;
+    *words = '\0';
+    for (size_t i = 0; i < COUNT_OF(sample_options); i++) {
+        const char *name = sample_options[i].name, *was = checkpoint->data, *is = data;
+        size_t was_length = strlen(was), is_length = strlen(is);
+        if (i > 0) { /* 0 is --data */
+            was = value_in(checkpoint->samples ? checkpoint->samples : "", name, &was_length);
+            is = value_in(samples ? samples : "", name, &is_length);
+        }
+        const bool same = !was == !is && was_length == is_length && (!was || memcmp(was, is, is_length) == 0);
+        if (same || (besides && strcmp(name, besides) == 0))
+            continue;
+        add_difference(name, was, was_length, is, is_length, words, size);
+        count++;
+    }
+    return count;
 }

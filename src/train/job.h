@@ -12,6 +12,8 @@
 #include "data/members.h"
 #include "train/data.h"
 
+struct checkpoint;
+
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
     const char *data, *image, *label, *preset;
@@ -24,36 +26,55 @@ struct job_parameters {
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of
  * --data and --res, or NULL. `train_sizes`, `test_sizes` and `class_counts` are texts that say the defaults;
- * `train_words` and `res_words` are added to the help of --train-size and --res. */
+ * `train_words` and `res_words` are added to the help of --train-size and --res. `preset_` and
+ * `out_res_` say the defaults of these options; `fit_` and `channels_` are defaults or NULL. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
+#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX), with CIFAR-10 (binary) or with a data set of --prepare; "                         \
      "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
-    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), false), \
+    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
      "take the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
-    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, false,                \
-     "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: uji)"}, \
+    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
+     "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: " preset_ ")"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
-     "resize the images of other data to this width and height (default: as stored)"},                         \
-    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), "resize", 0, 0, fit_names, true,              \
+     "resize images to this width and height; none: do not (default: " out_res_ ")"},                         \
+    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
      "epoch and resizes it, and only resizes test samples. HOW is one of"},                                                                                         \
-    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), "3", 1, 3, NULL, true,               \
+    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
      "channels of the images with --out-res"}
 /* clang-format on */
 
 /* Returns what an option of JOB_OPTIONS needs to have an effect, as a text for a message; NULL if it has
  * one. */
 const char *job_lacking(const struct job_parameters *parameters, const char *option);
+
+/* Returns the values of all options of JOB_OPTIONS except --data, as lines "name=value", for a checkpoint.
+ * The caller frees the text. NULL: out of memory. */
+char *job_samples(const struct job_parameters *parameters);
+
+/* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. Sets options that choose
+ * among the samples, such as --train-size and --preset, only if --data is the same. `*samples` receives a
+ * copy of the options, which the caller frees, also after a failure; texts in `parameters` point into it and
+ * into the checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
+enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
+                             struct job_parameters *parameters);
+
+/* Writes the options of JOB_OPTIONS whose values differ from those in the checkpoint to `words`:
+ * "--preset uji in the checkpoint, visualatom now". `data` is --data now, and `samples` is from
+ * job_samples(); NULL: no options. Leaves out the option `besides` (NULL: none). Returns the number of these
+ * options. */
+size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
+                       const char *besides, char *words, size_t size);
 
 /* Opens the data that these parameters choose. The caller closes the data, also after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);

@@ -10,9 +10,11 @@
 
 #ifdef FDSL_DOUBLE
 #define TRAIN_EXP   exp
+#define TRAIN_LOG   log
 #define TRAIN_LOG1P log1p
 #else
 #define TRAIN_EXP   expf
+#define TRAIN_LOG   logf
 #define TRAIN_LOG1P log1pf
 #endif
 

@@ -16,8 +16,8 @@
 #include "core/portable.h"
 #include "train/model.h"
 
-/* The options: parameters of the distributions Beta(alpha, alpha) of the share; 0: without this method. With
- * both methods, each step draws one of them with probability 1/2. */
+/* The options --mixup and --cutmix: alpha of the distribution Beta(alpha, alpha) of the share; 0: the method
+ * is off. With both methods, each step draws one of them with probability 1/2. */
 struct mixing {
     double mixup, cutmix;
 };

@@ -12,16 +12,9 @@
 #include "train/engine.h"
 #include "train/feed.h"
 #include "train/published.h"
+#include "train/sample_loss.h"
 
 typedef train_real real;
-
-#ifdef FDSL_DOUBLE
-#define REAL_EXP exp
-#define REAL_LOG log
-#else
-#define REAL_EXP expf
-#define REAL_LOG logf
-#endif
 
 #include "train/naive_layers.h"
 
@@ -119,52 +112,6 @@ static void backward_weights(struct naive *naive, uint32_t j)
             kinds[model->layers[i].spec.kind].weights(&model->layers[i], input_of(naive, i, j),
                                                       output_of(naive, naive->deltas, i, j),
                                                       naive->gradients);
-}
-
-/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
- * samples with respect to the logits. */
-static real binary_loss_of(const struct train *train, const real *logits, const struct target *target,
-                           uint32_t count, real *delta)
-{
-    uint32_t classes = train->model->classes;
-    real loss = 0;
-    for (uint32_t k = 0; k < classes; k++) {
-        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
-        delta[k] /= (real)classes * (real)count;
-    }
-    return loss / (real)classes;
-}
-
-/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
- * respect to the logits. */
-static real loss_of(const struct train *train, const real *logits, const struct target *target,
-                    uint32_t count, real *delta)
-{
-    uint32_t classes = train->model->classes;
-    real most = logits[0], sum = 0, loss = 0;
-    if (train->loss == LOSS_BINARY)
-        return binary_loss_of(train, logits, target, count, delta);
-    for (uint32_t k = 1; k < classes; k++)
-        most = logits[k] > most ? logits[k] : most;
-    for (uint32_t k = 0; k < classes; k++)
-        sum += REAL_EXP(logits[k] - most);
-    for (uint32_t k = 0; k < classes; k++) {
-        real log_p = logits[k] - most - REAL_LOG(sum);
-        real wanted = target_of(target, train->smoothing, classes, k);
-        loss -= wanted * log_p;
-        delta[k] = (REAL_EXP(log_p) - wanted) / (real)count;
-    }
-    return loss;
-}
-
-/* Returns the index of the largest logit; the first index if several logits are largest. */
-static uint32_t guess(const real *logits, uint32_t classes)
-{
-    uint32_t best = 0;
-    for (uint32_t k = 1; k < classes; k++)
-        if (logits[k] > logits[best])
-            best = k;
-    return best;
 }
 
 /* Copies naive->sample into index `j` of the batch. */
@@ -311,8 +258,8 @@ static void take_loss(struct naive *naive, const struct target *target, uint32_t
     const struct train *train = naive->train;
     const uint32_t last = train->model->layer_count - 1;
     const real *logits = output_of(naive, naive->outputs, last, j);
-    *loss += loss_of(train, logits, target, total, output_of(naive, naive->deltas, last, j));
-    naive->totals.correct += guess(logits, train->model->classes) == target->label;
+    *loss += sample_loss(train, logits, target, total, output_of(naive, naive->deltas, last, j));
+    naive->totals.correct += largest_logit(logits, train->model->classes) == target->label;
 }
 
 /* Adds the losses of `count` samples of step `step` to the totals. */
@@ -468,101 +415,8 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
     return STATUS_OK;
 }
 
-/* ---- Pipelines ---- */
-
 #ifndef FDSL_DOUBLE
-static struct passing micro_passing(const struct naive *naive, const struct micro *micro, uint32_t j)
-{
-    return (struct passing){.seed = naive->train->seed,
-                            .epoch = micro->epoch,
-                            .sample = micro->numbers[j],
-                            .training = micro->training};
-}
-
-/* Returns the index in the batch of a micro-batch's first sample. */
-static uint32_t micro_begin(const struct naive *naive, const struct micro *micro)
-{
-    return micro->slot * naive->train->stage->capacity;
-}
-
-/* Gathers the samples of a micro-batch in the first stage. */
-static enum status take_micro(struct naive *naive, const struct micro *micro)
-{
-    const struct data *data = naive->train->data;
-    const uint32_t begin = micro_begin(naive, micro);
-    double begin_s = timer_now_s();
-    if (micro->training)
-        TRY(feed_step(&naive->feed, micro->epoch, micro->numbers, micro->count));
-    for (uint32_t j = 0; j < micro->count; j++)
-        if (micro->training)
-            take_to_learn(naive, micro->epoch, micro->numbers, j, begin + j);
-        else
-            take(naive, data_sample(data, micro->part, micro->numbers[j]), begin + j);
-    naive->totals.data_s += micro->training ? timer_now_s() - begin_s : 0;
-    return STATUS_OK;
-}
-
-static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
-{
-    struct naive *naive = state;
-    const struct model *model = naive->train->model;
-    const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
-    const size_t values = model->layers[last].out_values;
-    double loss = 0;
-    if (inputs)
-        copy_in(naive->inputs + begin * model->input_values, inputs, micro->count * model->input_values);
-    else
-        TRY(take_micro(naive, micro));
-    for (uint32_t j = 0; j < micro->count; j++) {
-        const struct passing passing = micro_passing(naive, micro, j);
-        forward(naive, &passing, begin + j);
-        if (outputs)
-            copy_out(outputs + j * values, output_of(naive, naive->outputs, last, begin + j), values);
-        else {
-            const struct target target =
-                train_target(naive->train, &naive->mix, micro->numbers, micro->count, j);
-            take_loss(naive, &target, begin + j, micro->total, &loss);
-        }
-    }
-    if (!outputs)
-        add_totals(naive, micro->step, micro->count, loss);
-    return STATUS_OK;
-}
-
-static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
-                                  const float *deltas, float *in_deltas)
-{
-    struct naive *naive = state;
-    const struct model *model = naive->train->model;
-    const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
-    const size_t values = model->layers[last].out_values;
-    if (micro->index == 0 && of & GRADIENTS_OF_WEIGHTS)
-        memset(naive->gradients, 0, model->arena_values * sizeof *naive->gradients);
-    for (uint32_t j = 0; j < micro->count; j++) {
-        const struct passing passing = micro_passing(naive, micro, j);
-        float *in_delta = in_deltas ? in_deltas + j * model->input_values : NULL;
-        if (deltas)
-            copy_in(output_of(naive, naive->deltas, last, begin + j), deltas + j * values, values);
-        if (in_delta)
-            memset(in_delta, 0, model->input_values * sizeof *in_delta);
-        if (of & GRADIENTS_OF_INPUTS)
-            backward_inputs(naive, &passing, begin + j, in_delta);
-        if (of & GRADIENTS_OF_WEIGHTS)
-            backward_weights(naive, begin + j);
-    }
-    return STATUS_OK;
-}
-
-static enum status stage_update(void *state, uint64_t step)
-{
-    struct naive *naive = state;
-    update_parameters(naive, step);
-    published_store(&naive->published, &naive->totals);
-    return STATUS_OK;
-}
-
-static const struct stage_functions stages = {
-    .live = true, .forward = stage_forward, .backward = stage_backward, .update = stage_update};
+#include "train/naive_stage.h"
 #endif
 
 static uint64_t naive_memory_bytes(const void *state)

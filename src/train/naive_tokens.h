@@ -179,7 +179,7 @@ static void attend(const struct layer *layer, const real *in, size_t token, size
         most = j == 0 || weights[j] > most ? weights[j] : most;
     }
     for (size_t j = 0; j < tokens; j++) {
-        weights[j] = REAL_EXP(weights[j] - most);
+        weights[j] = TRAIN_EXP(weights[j] - most);
         sum += weights[j];
     }
     for (size_t j = 0; j < tokens; j++)
@@ -266,7 +266,7 @@ static void gelu_backward(const struct layer *layer, const struct passing *passi
 {
     (void)passing, (void)parameters;
     for (size_t i = 0; i < layer->in_values; i++) {
-        real density = REAL_EXP(-in[i] * in[i] / 2) * (real)0.39894228040143267794;
+        real density = TRAIN_EXP(-in[i] * in[i] / 2) * (real)0.39894228040143267794;
         in_delta[i] += out_delta[i] * (normal_below(in[i]) + in[i] * density);
     }
 }

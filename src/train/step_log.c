@@ -93,7 +93,7 @@ enum status step_log_add(struct step_log *log, const struct step_row *step)
 {
     struct row row = {0};
     make_row(log, step, &row);
-    file_hold_signals(); /* a signal must not tear the row */
+    file_hold_signals(); /* otherwise a signal could leave half a row */
     enum status status = csv_append(log->path, &row, 1);
     file_release_signals();
     row_free(&row);

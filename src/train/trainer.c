@@ -28,156 +28,6 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
- * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
-static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
-{
-    while (*text) {
-        *length = strcspn(text, " ");
-        if (*length > name_length && strncmp(text, word, name_length + 1) == 0)
-            return text;
-        text += *length + (text[*length] == ' ');
-    }
-    return NULL;
-}
-
-/* Describes the first option whose value differs between the two texts; returns false if there is none. */
-static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
-{
-    while (*mine) {
-        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
-        const char *found = word_of(theirs, mine, name, &other);
-        if (found && (other != length || strncmp(mine, found, length) != 0)) {
-            snprintf(words, size, "%.*s in the checkpoint, %.*s now", (int)other, found,
-                     (int)(length - name - 1), mine + name + 1);
-            return true;
-        }
-        mine += length + (mine[length] == ' ');
-    }
-    return false;
-}
-
-/* Describes the first option of `mine` that is missing in `theirs`; returns false if there is none. */
-static bool find_lacking(const char *mine, const char *theirs, const char *there, const char *here,
-                         char *words, size_t size)
-{
-    while (*mine) {
-        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
-        if (!word_of(theirs, mine, name, &other)) {
-            snprintf(words, size, "no %.*s %s, %.*s %s", (int)name, mine, there, (int)length, mine, here);
-            return true;
-        }
-        mine += length + (mine[length] == ' ');
-    }
-    return false;
-}
-
-static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
-{
-    const struct train_samples *samples = &checkpoint->samples;
-    char sizes[128] = "";
-    if (samples->train_size || samples->test_size)
-        snprintf(sizes, sizeof sizes, " with --train-size %" PRIu64 " --test-size %" PRIu64 " (0: all)",
-                 samples->train_size, samples->test_size);
-    return status_set(STATUS_USAGE,
-                      "--resume: the checkpoints in %s belong to other samples: --data %s%s; give the same "
-                      "samples, or name another folder with --checkpoint",
-                      job->checkpoints, checkpoint->data, sizes);
-}
-
-/* Checks that a checkpoint belongs to this training run. */
-static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
-{
-    const struct model *model = job->train.model;
-    char words[256];
-    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
-        checkpoint->classes != model->classes ||
-        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
-        return status_set(STATUS_USAGE,
-                          "--resume: the checkpoints in %s belong to another model: %s for samples of "
-                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes",
-                          job->checkpoints, checkpoint->model, checkpoint->input.channels,
-                          checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
-                          checkpoint->classes);
-    /* If an option is missing, usually the value of another option is the cause. So report differing values
-     * first. */
-    if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
-        !find_lacking(job->identity, checkpoint->identity, "in the checkpoint", "now", words, sizeof words) &&
-        !find_lacking(checkpoint->identity, job->identity, "now", "in the checkpoint", words, sizeof words))
-        return STATUS_OK;
-    if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
-        return refuse_samples(job, checkpoint);
-    bool rate = strncmp(words, "lr=", 3) == 0, batch = strncmp(words, "batch=", 6) == 0;
-    return status_set(
-        STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s%s",
-        job->checkpoints, words,
-        rate    ? "; give the rate of the checkpoint as --lr, without --lr-scale"
-        : batch ? "; choose --batch so that all ranks together use as many samples per step as before"
-                : "");
-}
-
-/* Checks that a checkpoint within an epoch is within this training run. */
-static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint)
-{
-    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
-    if (done >= steps)
-        return status_set(STATUS_FAILED,
-                          "--resume: the latest checkpoint in %s is damaged: it is after %" PRIu32
-                          " steps of an epoch of %" PRIu32 "; delete it",
-                          job->checkpoints, done, steps);
-    return done == 0 || checkpoint->history.epochs < job->epochs
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
-                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
-                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
-}
-
-static enum status resume(struct trainer *trainer, bool *found)
-{
-    const struct train_job *job = trainer->job;
-    struct checkpoint latest;
-    TRY(checkpoint_read_latest(job->checkpoints, true, &latest, found));
-    enum status status = *found ? check_same(job, &latest) : STATUS_OK;
-    if (*found && status == STATUS_OK)
-        status = check_point(job, &latest);
-    if (!*found || status != STATUS_OK) {
-        checkpoint_free(&latest);
-        return status;
-    }
-    /* Keep this run's --data: the same samples may have moved to another path. */
-    free(latest.data);
-    latest.data = trainer->now.data;
-    latest.samples = job->samples;
-    trainer->now.data = NULL;
-    checkpoint_free(&trainer->now);
-    trainer->now = latest;
-    if (latest.history.epochs < job->epochs && latest.partial.steps)
-        status_say("%u of %u epochs and %u of %u steps are done: continuing", latest.history.epochs,
-                   job->epochs, latest.partial.steps, train_steps(&job->train));
-    else if (latest.history.epochs < job->epochs)
-        status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
-    return STATUS_OK;
-}
-
-/* On rank 0: resumes from the checkpoint folder, or checks that it holds no checkpoints. */
-static enum status take_folder(struct trainer *trainer)
-{
-    const struct train_job *job = trainer->job;
-    bool found = false;
-    if (!job->checkpoints || comm_rank() > 0)
-        return STATUS_OK;
-    TRY(checkpoint_lock(job->checkpoints, &trainer->lock));
-    if (job->resume)
-        return resume(trainer, &found);
-    TRY(checkpoint_exists(job->checkpoints, &found));
-    return !found ? STATUS_OK
-                  : status_set(STATUS_USAGE,
-                               "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
-                               "another folder",
-                               job->checkpoints);
-}
-
 /* Sets trainer->now to the initial parameters, or to the checkpoint to resume. */
 static enum status take_beginning(struct trainer *trainer)
 {
@@ -190,21 +40,22 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
-    now->samples = job->samples;
+    memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->identity = strdup(job->identity);
     now->data = strdup(job->data ? job->data : "");
+    now->samples = strdup(job->samples ? job->samples : "");
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    if (!room || !now->identity || !now->data || !now->row || !trainer->logits)
+    if (!room || !now->identity || !now->data || !now->samples || !now->row || !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
         memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
-    return take_folder(trainer);
+    return trainer_take_folder(trainer);
 }
 
 /* Opens the engine, and sets its state to the state of rank 0, with which training begins. */
@@ -233,13 +84,12 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     trainer->engine = engine;
     trainer->lock = -1;
     TRY(begin(trainer, resources));
-    if (trainer->job->step_path && (trainer->now.history.epochs > 0 || trainer->now.partial.steps > 0))
-        return status_set(
-            STATUS_USAGE,
-            "--export-step writes the first step, but --resume continues after it; drop one of the two");
-    if (trainer->job->step_path)
+    TRY(trainer_check_first_step(trainer->job, &trainer->now));
+    if (trainer->job->step_path) {
         TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, trainer->job->identity,
                         trainer->job->step_path));
+        status_say("the first step was written to %s", trainer->job->step_path);
+    }
     trainer->display = display_open(engine, trainer->state, &trainer->train, trainer->job->epochs);
     return STATUS_OK;
 }
@@ -271,33 +121,51 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
     return trainer->engine->get(trainer->state, before);
 }
 
-/* Finds the layer that made the loss non-finite: restores the state before the step with this loss, and lets
- * the reference find the first layer with a non-finite output. Returns an error on the ranks whose own
- * samples had this loss. */
+/* Returns whether the reference trains on the same images as the engine. Images of the generators bat and
+ * gbase differ from those of the reference. */
+static bool has_images_of_reference(const struct train *train)
+{
+    const char *generator = train->generator ? train->generator : "";
+    return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
+}
+
+/* Finds the layer that made the loss non-finite: restores the state before the step, and lets the reference
+ * find the first layer with a non-finite output. Writes what it found, or why it found nothing, to `found`.
+ * Collective. */
+static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, char *found, size_t size)
+{
+    const uint32_t steps = train_steps(&trainer->train), epoch = (uint32_t)(bad_step / steps),
+                   step = (uint32_t)(bad_step % steps);
+    const char *layer = "the loss";
+    struct train_state before = {0};
+    enum status status = go_before(trainer, epoch, step, &before);
+    if (status == STATUS_OK && trainer->own_bad_step == bad_step)
+        status = naive_find_bad_layer(&trainer->train, &before, epoch, step, &layer);
+    train_state_free(&before);
+    if (status == STATUS_OK)
+        snprintf(found, size, "first non-finite result: %s; ", layer);
+    else
+        snprintf(found, size, "the first layer with a non-finite result could not be found (%.400s); ",
+                 status_text());
+    return status;
+}
+
+/* Reports the step whose loss was not finite and, if the reference has the same images, the layer. Returns an
+ * error on the ranks whose own samples had this loss. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;
-    uint32_t steps = train_steps(train), epoch = (uint32_t)(bad_step / steps),
-             step = (uint32_t)(bad_step % steps);
-    const char *layer = "the loss";
-    struct train_state before = {0};
-    bool own = trainer->own_bad_step == bad_step;
-    enum status status = go_before(trainer, epoch, step, &before);
-    if (status == STATUS_OK && own)
-        status = naive_find_bad_layer(train, &before, epoch, step, &layer);
-    train_state_free(&before);
-    if (status == STATUS_OK && !own)
+    const uint32_t steps = train_steps(train);
+    enum status status = STATUS_OK;
+    char found[512] = "";
+    if (has_images_of_reference(train))
+        status = find_bad_layer(trainer, bad_step, found, sizeof found);
+    if (status == STATUS_OK && trainer->own_bad_step != bad_step)
         return STATUS_OK;
-    char found[512];
-    if (status == STATUS_OK)
-        snprintf(found, sizeof found, "first non-finite result: %s", layer);
-    else /* the message still reports the step */
-        snprintf(found, sizeof found, "the first layer with a non-finite result could not be found (%.400s)",
-                 status_text());
     return status_set(STATUS_FAILED,
-                      "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
+                      "epoch %u, step %u of %u: the loss is not finite; %slower --lr, or continue with "
                       "--allow-nan",
-                      epoch + 1, step + 1, steps, found);
+                      (uint32_t)(bad_step / steps) + 1, (uint32_t)(bad_step % steps) + 1, steps, found);
 }
 
 /* Adds the steps of one call of the engine to the current epoch. */
@@ -313,7 +181,7 @@ static void add_part(struct train_partial *done, const struct train_totals *part
         sums->skipped += part->skipped;
         sums->norms += part->norms;
         sums->normed += part->normed;
-        sums->data_s = part->data_s < 0 ? part->data_s : sums->data_s + part->data_s;
+        sums->data_s = sums->data_s < 0 || part->data_s < 0 ? -1 : sums->data_s + part->data_s;
         sums->generate_s += part->generate_s;
         sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
     }
@@ -333,107 +201,11 @@ static enum status make_part(struct trainer *trainer, uint32_t count)
     trainer->part_s = timer_now_s() - begin_s;
     add_part(done, &trainer->part, count);
     done->epoch_s += trainer->part_s;
+    display_pass(trainer->display, &done->totals, done->epoch_s);
     done->exchange_s += exchange ? exchange->spent_s : 0;
     if (trainer->part.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
         return comm_agree(explain_bad_loss(trainer, trainer->part.bad_step));
     return STATUS_OK;
-}
-
-/* ---- Stops within an epoch ---- */
-
-void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
-                  double *accuracy)
-{
-    uint32_t right = 0;
-    *loss = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        const float *of = logits + (size_t)i * classes;
-        uint32_t best = 0;
-        double sum = 1; /* exp(0), for the largest logit */
-        for (uint32_t k = 1; k < classes; k++)
-            if (of[k] > of[best])
-                best = k;
-        for (uint32_t k = 0; k < classes; k++)
-            sum += k == best ? 0 : exp((double)of[k] - of[best]);
-        *loss += log(sum) + of[best] - of[labels[i]];
-        right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
-    }
-    *loss /= count;
-    *accuracy = (double)right / count;
-}
-
-static enum status test(struct trainer *trainer, double *loss, double *accuracy)
-{
-    const struct train *train = &trainer->train;
-    const struct data_set *set = &train->data->sets[DATA_TEST];
-    TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
-    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, loss, accuracy);
-    return STATUS_OK;
-}
-
-/* Appends a row about the steps since the latest stop to the log. */
-static enum status log_part(struct trainer *trainer, const struct train_epoch *tested)
-{
-    const struct train *train = &trainer->train;
-    const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
-                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch;
-    if (!trainer->log)
-        return STATUS_OK;
-    const struct step_row row = {.epoch = (uint32_t)epochs + 1,
-                                 .step = epochs * steps + trainer->done.steps,
-                                 .samples_seen = epochs * (full < samples ? full : samples) +
-                                                 trainer->done.totals.samples,
-                                 .totals = trainer->part,
-                                 .steps_s = trainer->part_s,
-                                 .test_loss = tested->test_loss,
-                                 .test_accuracy = tested->test_accuracy};
-    return step_log_add(trainer->log, &row);
-}
-
-/* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
- * --verify and explain_bad_loss() need. */
-static enum status keep_within(struct trainer *trainer)
-{
-    const struct train_job *job = trainer->job;
-    trainer->within.scale =
-        trainer->now.state.scale; /* engines that do not scale the loss leave it unchanged */
-    TRY(trainer_get(trainer, &trainer->within));
-    if (comm_rank() > 0)
-        return STATUS_OK;
-    TRY(trainer_note_shares(trainer));
-    struct checkpoint within = trainer->now;
-    within.partial = trainer->done;
-    within.state = trainer->within;
-    return checkpoint_write(job->checkpoints, job->keep, &within);
-}
-
-static bool is_due(uint32_t every, uint64_t step)
-{
-    return every > 0 && step % every == 0;
-}
-
-/* Tests the network, appends a row, and writes a checkpoint, each if it is due after `step` steps. Every stop
- * appends a row, so that a resumed run begins with a new row as an unbroken run does. */
-static enum status stop(struct trainer *trainer, uint64_t step)
-{
-    const struct train_job *job = trainer->job;
-    struct train_epoch tested = {.test_loss = NAN, .test_accuracy = NAN};
-    enum status status = STATUS_OK;
-    if (is_due(job->test_steps, step))
-        status = test(trainer, &tested.test_loss, &tested.test_accuracy);
-    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, &tested) : status));
-    return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
-                                                                   : STATUS_OK;
-}
-
-/* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
-static uint64_t next_stop(const struct train_job *job, uint64_t step, uint64_t end)
-{
-    const uint32_t every[] = {job->checkpoint_steps, job->test_steps, job->log_steps};
-    for (size_t i = 0; i < COUNT_OF(every); i++)
-        if (every[i] && (step / every[i] + 1) * every[i] < end)
-            end = (step / every[i] + 1) * every[i];
-    return end;
 }
 
 /* Runs the steps of an epoch, or those that remain after a checkpoint within it. Without stops, they are one
@@ -446,10 +218,10 @@ static enum status make_steps(struct trainer *trainer)
     for (;;) {
         const uint64_t step = begin + done->steps;
         display_pass(trainer->display, &done->totals, done->epoch_s);
-        TRY(make_part(trainer, (uint32_t)(next_stop(trainer->job, step, begin + steps) - step)));
+        TRY(make_part(trainer, (uint32_t)(trainer_next_stop(trainer->job, step, begin + steps) - step)));
         if (done->steps == steps)
             return STATUS_OK;
-        TRY(stop(trainer, begin + done->steps));
+        TRY(trainer_stop(trainer, begin + done->steps));
     }
 }
 
@@ -490,7 +262,7 @@ static enum status test_average(struct trainer *trainer, struct train_epoch *epo
     struct train_state averaged = trainer->now.state;
     averaged.parameters = averaged.ema;
     TRY(trainer->engine->set(trainer->state, &averaged));
-    TRY(test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
+    TRY(trainer_test(trainer, &epoch->ema_loss, &epoch->ema_accuracy));
     return trainer->engine->set(trainer->state, &trainer->now.state);
 }
 
@@ -530,8 +302,8 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->done.exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->done.epoch_s;
-    enum status status = test(trainer, &epoch->test_loss, &epoch->test_accuracy);
-    TRY(comm_agree(status == STATUS_OK ? log_part(trainer, epoch) : status));
+    enum status status = trainer_test(trainer, &epoch->test_loss, &epoch->test_accuracy);
+    TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, epoch) : status));
     TRY(trainer_get(trainer, &trainer->now.state));
     if (trainer->now.state.ema)
         TRY(comm_agree(test_average(trainer, epoch)));
@@ -576,8 +348,9 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
         TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
                               job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("the checkpoint already has %u epochs, --epochs is %u%s%s", trainer->now.history.epochs,
-                   job->epochs, job->export_path ? ": exported to " : ": nothing to do",
+        status_say("the checkpoint already has %u epoch%s, --epochs is %u%s%s", trainer->now.history.epochs,
+                   trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
+                   job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)
         status_say("%u of %u epochs are done%s%s", trainer->now.history.epochs, job->epochs,

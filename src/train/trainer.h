@@ -28,15 +28,16 @@ struct train_job {
     uint32_t checkpoint_steps, test_steps, log_steps;
     const char *log_path; /* CSV file of step_log.h; NULL: none */
     bool resume, allow_nan;
+    bool largest;                  /* --batch max; the batch is not known with --dry-run */
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
     enum balance balance;
-    const double *weights; /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
-    uint32_t *shares;      /* per rank: samples in a full step of the current epoch, written by the trainer;
-                            * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
-    const char *identity;  /* the options that affect the parameters, as text */
-    const char *data;      /* value of --data; `samples` has the other options that choose samples */
-    struct train_samples samples;
+    const double *weights;   /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
+    uint32_t *shares;        /* per rank: samples in a full step of the current epoch, written by the trainer;
+                              * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
+    const char *identity;    /* the options that affect the parameters, as text */
+    const char *data;        /* value of --data */
+    const char *samples;     /* the other options that choose the samples (job_samples()); NULL: none */
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
 };
@@ -80,6 +81,11 @@ void trainer_close(void *state);
 
 /* ---- Functions of the workload (core/workload.h); none uses `input` or `variant` ---- */
 
+/* Checks what setup() checks, without training: the folder of --checkpoint. Writes the file of --export-step.
+ * Call on rank 0. */
+enum status trainer_check(const void *input, const struct variant *variant,
+                          const struct resources *resources);
+
 /* Returns whether epochs remain. */
 bool trainer_more(const void *input, void *state);
 
@@ -103,7 +109,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs);
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.
  *
- * Otherwise (after an epoch, before trainer_finish()), trains the epoch again. The repetition must give
+ * Otherwise (after an epoch, before trainer_finish()), trains the epoch again; after resuming within the
+ * epoch, only the steps since then. The repetition must give
  * bit-identical parameters and, within bounds.loss, the same loss. Also compares the last step and one step
  * drawn at random with the oracle. If such a step differs, the result of its neighbouring step counts
  * instead.

@@ -1,6 +1,7 @@
-/* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_verify.c
- * (verification), trainer_ranks.c (communication between ranks), and trainer_balance.c (shares). No other
- * file includes this header. */
+/* Shared by the parts of the trainer: trainer.c (epochs), trainer_folder.c (the folder of --checkpoint),
+ * trainer_same.c (whether a checkpoint belongs to the run), trainer_stops.c (tests, rows of --log,
+ * checkpoints within an epoch), trainer_verify.c (verification), trainer_ranks.c (communication between
+ * ranks), and trainer_balance.c (shares). No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
@@ -45,6 +46,38 @@ struct trainer {
     struct found found; /* results of trainer_verify() */
     uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
 };
+
+/* ---- trainer_same.c ---- */
+
+/* Checks that a checkpoint belongs to this training run. Options are not compared unless `batch_known`.
+ * STATUS_USAGE with the first option that differs and what to give instead. */
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known);
+
+/* ---- trainer_folder.c ---- */
+
+/* On rank 0: locks the folder of --checkpoint. With --resume, sets trainer->now to the latest checkpoint, if
+ * there is one; otherwise checks that the folder has no checkpoints. */
+enum status trainer_take_folder(struct trainer *trainer);
+
+/* STATUS_USAGE if --export-step is given, but training continues after the first step. */
+enum status trainer_check_first_step(const struct train_job *job, const struct checkpoint *latest);
+
+/* ---- trainer_stops.c ---- */
+
+/* Computes loss and accuracy of the test set. */
+enum status trainer_test(struct trainer *trainer, double *loss, double *accuracy);
+
+/* Appends a row about the steps since the latest stop to the log, with the test results in `tested`. */
+enum status trainer_log_part(struct trainer *trainer, const struct train_epoch *tested);
+
+/* Collective, within an epoch: appends a row about the steps since the previous stop. First tests the
+ * network, and then writes a checkpoint, if these are due after `step` steps. A checkpoint always ends a row,
+ * so that a resumed run has the same rows as an uninterrupted run. */
+enum status trainer_stop(struct trainer *trainer, uint64_t step);
+
+/* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
+uint64_t trainer_next_stop(const struct train_job *job, uint64_t step, uint64_t end);
 
 /* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
 

@@ -13,7 +13,8 @@
 #define STRETCH 5
 /* Attempts at a step that overflows. This is more than enough: the loss scale reaches its minimum sooner. */
 #define VERIFY_TRIES 32
-/* Error of a moving average after STRETCH steps, relative to its norm: a few roundings of a float. */
+/* Bound of the error of a moving average after STRETCH steps, relative to its norm: a few roundings of a
+ * float. */
 #define AVERAGE_ROUNDING 2e-7
 
 static uint32_t count_astray(const struct found *found)
@@ -46,8 +47,8 @@ static bool went_astray(const struct model_tensor *tensor, double most, bool ski
     return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
 }
 
-/* Returns whether the moving average of a tensor differs from the oracle's. In a few steps, an average
- * changes so little that the rounding of the average itself counts as well. */
+/* Returns whether the moving average of a tensor differs from the oracle's by more than the bounds. In a few
+ * steps, an average changes so little that its own rounding also matters. */
 static bool average_went_astray(const struct model_tensor *tensor, double most, bool skips,
                                 const float *begin, const float *mine, const float *theirs)
 {

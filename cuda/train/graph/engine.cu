@@ -299,19 +299,10 @@ static enum status enqueue_inference(struct graph_state *graph)
 /* Captures `steps` training steps as a graph, or the inference of one batch if `steps` is 0. */
 static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphExec_t *into)
 {
-    cudaGraph_t made = NULL;
     CUDA_TRY(cudaStreamBeginCapture(graph->stream, cudaStreamCaptureModeThreadLocal));
-    enum status status = steps ? enqueue_steps(graph, steps) : enqueue_inference(graph);
-    cudaError_t error = cudaStreamEndCapture(graph->stream, &made);
-    if (status == STATUS_OK)
-        status = cuda_status(error, "cudaStreamEndCapture", __FILE__, __LINE__);
-    if (status == STATUS_OK)
-        status = cuda_status(cudaGraphInstantiate(into, made, 0), "cudaGraphInstantiate", __FILE__, __LINE__);
-    if (status == STATUS_OK)
-        status = cuda_status(cudaGraphUpload(*into, graph->stream), "cudaGraphUpload", __FILE__, __LINE__);
-    if (made)
-        (void)cudaGraphDestroy(made);
-    return status;
+    TRY(capture_end(graph->stream, steps ? enqueue_steps(graph, steps) : enqueue_inference(graph), into));
+    CUDA_TRY(cudaGraphUpload(*into, graph->stream));
+    return STATUS_OK;
 }
 
 static enum status open_graphs(struct graph_state *graph)

@@ -140,7 +140,7 @@ struct vit_sums {
 enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
                              cudaStream_t stream);
 
-/* ---- Attention (attention.cu) ---- */
+/* ---- Attention (attention.cu, attention_backward.cu) ---- */
 
 /* Inputs are rows of (q, k, v), each of all heads. `logs` has, per (sample, head, token), the logarithm to
  * base 2 of the sum over all keys of the exponentials of the token's scores; fp32. */

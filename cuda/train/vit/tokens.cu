@@ -16,7 +16,7 @@ struct patch_plan {
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
     size_t sample_bytes;
-    bool batch_alone, partners; /* see struct device_set */
+    struct train_held held;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -29,7 +29,7 @@ struct patch_source {
 static __device__ __forceinline__ struct patch_source
 source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
 {
-    const uint32_t at = stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j);
+    const uint32_t at = stored_at(plan.held, batch, plan.samples, j);
     return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
@@ -93,8 +93,7 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                               .size = divider_of(patch),
                               .row = divider_of(pixels),
                               .sample_bytes = data->sample_bytes,
-                              .batch_alone = set->batch_alone,
-                              .partners = set->partners,
+                              .held = set->held,
                               .scale = {},
                               .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {

@@ -42,7 +42,7 @@ enum status vit_update(const struct update *update, size_t values, const struct 
                        const struct device_clip *clip, const float *gradients,
                        const struct train_state *state, bf16 *rounded, cudaStream_t stream)
 {
-    const size_t count = values / VALUES; /* no rest: an arena is a multiple of VIT_GROUP_VALUES values */
+    const size_t count = values / VALUES; /* exact: arenas are multiples of VIT_GROUP_VALUES values */
     update_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
         *update, count, groups, clip, reinterpret_cast<const float4 *>(gradients),
         reinterpret_cast<float4 *>(state->parameters), reinterpret_cast<float4 *>(state->m),

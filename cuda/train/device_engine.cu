@@ -1,0 +1,284 @@
+/* Opens engines on a device, runs their steps in parts, and reads their totals. A step is a sequence of
+ * asynchronous launches. Sums of losses stay on the device until totals(). */
+#include "train/device_engine.cuh"
+
+#include "common/check.cuh"
+#include "core/phase.h"
+#include "train/exchange_pieces.h"
+
+/* ---- Opening and closing ---- */
+
+enum status device_engine_open(struct device_engine *engine)
+{
+    CUDA_TRY(cudaSetDevice(engine->device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreate(&engine->gather_begin));
+    CUDA_TRY(cudaEventCreate(&engine->gather_end));
+    return STATUS_OK;
+}
+
+enum status device_engine_open_data(struct device_engine *engine)
+{
+    const struct resources resources = {.threads = engine->threads, .device = engine->device};
+    TRY(device_sets_open(engine->train, engine->sets, &engine->allocations, engine->stream));
+    TRY(device_augment_open(engine->train, &engine->allocations, &engine->augment));
+    return device_feed_open(&engine->feed, engine->train, &resources, &engine->allocations);
+}
+
+static enum status clear_totals(struct device_engine *engine)
+{
+    struct device_scale *scale = engine->losses.scale;
+    engine->steps = 0;
+    if (scale)
+        CUDA_TRY(cudaMemsetAsync(&scale->skipped, 0, sizeof scale->skipped, engine->stream));
+    return totals_clear(engine->losses.totals, engine->stream);
+}
+
+enum status device_engine_open_learning(struct device_engine *engine)
+{
+    const struct train *train = engine->train;
+    const size_t values = train->model->arena_values;
+    TRY(moments_open(train, &engine->state, &engine->allocations, engine->stream));
+    if (train_averages(train))
+        TRY(allocate(&engine->allocations, &engine->state.ema, values));
+    TRY(clip_open(train, &engine->allocations, &engine->clip));
+    TRY(allocate_zeros(&engine->allocations, &engine->gradients, values, engine->stream));
+    engine->shared.gradients = engine->gradients;
+    engine->shared.parameters = engine->state.parameters;
+    engine->shared.m = engine->state.m;
+    engine->shared.v = engine->state.v;
+    TRY(shared_update_open(train, &engine->allocations, &engine->shared));
+    TRY(allocate(&engine->allocations, &engine->losses.losses, engine->capacity));
+    TRY(allocate(&engine->allocations, &engine->losses.right, engine->capacity));
+    TRY(allocate(&engine->allocations, &engine->losses.totals, 1));
+    TRY(device_progress_open(&engine->progress));
+    return clear_totals(engine);
+}
+
+void device_engine_stop(struct device_engine *engine)
+{
+    (void)cudaSetDevice(engine->device);
+    if (engine->stream)
+        (void)cudaStreamSynchronize(engine->stream);
+}
+
+void device_engine_close(struct device_engine *engine)
+{
+    device_feed_close(&engine->feed);
+    device_progress_close(&engine->progress);
+    allocations_free(&engine->allocations);
+    for (cudaEvent_t event : {engine->gather_end, engine->gather_begin})
+        if (event)
+            (void)cudaEventDestroy(event);
+    if (engine->stream)
+        (void)cudaStreamDestroy(engine->stream);
+}
+
+/* ---- Copying the state ---- */
+
+static struct device_engine *engine_of(void *state)
+{
+    return static_cast<struct device_engine *>(state);
+}
+
+/* Copies the loss scale, and waits for the copy. */
+static enum status copy_scale(struct device_engine *engine, struct loss_scale *to,
+                              const struct loss_scale *from)
+{
+    CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, engine->stream));
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    return STATUS_OK;
+}
+
+enum status device_engine_set(void *state, const struct train_state *from)
+{
+    struct device_engine *engine = engine_of(state);
+    CUDA_TRY(cudaSetDevice(engine->device));
+    TRY(state_set(engine->train, &engine->state, from, engine->stream));
+    const struct loss_scale scale = from->scale.scale > 0 ? from->scale : loss_scale_begin();
+    return engine->losses.scale ? copy_scale(engine, &engine->losses.scale->now, &scale) : STATUS_OK;
+}
+
+enum status device_engine_get(void *state, struct train_state *into)
+{
+    struct device_engine *engine = engine_of(state);
+    CUDA_TRY(cudaSetDevice(engine->device));
+    TRY(state_get(engine->train, into, &engine->state, engine->stream));
+    return engine->losses.scale ? copy_scale(engine, &into->scale, &engine->losses.scale->now) : STATUS_OK;
+}
+
+enum status device_engine_gradients(void *state, float *gradients)
+{
+    struct device_engine *engine = engine_of(state);
+    CUDA_TRY(cudaSetDevice(engine->device));
+    TRY(arena_copy(engine->train, gradients, engine->gradients, engine->stream));
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    return STATUS_OK;
+}
+
+/* ---- Exchanging gradients ---- */
+
+enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
+                                   size_t *end)
+{
+    const struct model *model = engine->train->model;
+    struct exchange *exchange = engine->train->exchange;
+    size_t begin;
+    for (uint32_t i = end_layer; exchange && i-- > first;) {
+        if (!exchange_is_part(model, &model->layers[i], *end, &begin))
+            continue;
+        TRY(exchange->method->begin(exchange, engine->gradients + begin, *end - begin, engine->stream));
+        *end = begin;
+    }
+    return STATUS_OK;
+}
+
+enum status device_engine_exchange_end(struct device_engine *engine)
+{
+    struct exchange *exchange = engine->train->exchange;
+    return exchange ? exchange->method->end(exchange, engine->stream) : STATUS_OK;
+}
+
+/* ---- Steps ---- */
+
+/* Makes a part of a step the current batch. `set` has the samples of this rank in the step, or all samples.
+ * `skipped`: samples of this rank before this part. */
+static enum status gather_part(struct device_engine *engine, const struct device_set *set, uint32_t epoch,
+                               uint32_t step, const struct share *part, uint32_t skipped)
+{
+    const uint32_t count = (uint32_t)part->count;
+    struct device_set of = *set;
+    RANGE(GATHER);
+    of.held.skipped = skipped;
+    TRY(batch_draw(engine->train, &of, engine->batch, epoch, step, part, engine->stream));
+    TRY(device_augment_run(&engine->augment, epoch, engine->batch->numbers, count, &of, engine->stream));
+    return engine->functions->gather(engine, &of, epoch, true, count);
+}
+
+/* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
+ * the first part. Live samples are released after the last gather. */
+static enum status learn_parts(struct device_engine *engine, uint32_t epoch, uint32_t step,
+                               const struct share *share, bool timed)
+{
+    const struct train *train = engine->train;
+    struct device_set set = engine->sets[DATA_TRAIN];
+    const bool live = device_feed_is_live(&engine->feed) && share->count > 0;
+    const uint32_t parts = train_parts(train);
+    if (timed)
+        CUDA_TRY(cudaEventRecord(engine->gather_begin, engine->stream));
+    if (live)
+        TRY(device_feed_take(&engine->feed, epoch, step, engine->stream, &set));
+    for (uint32_t i = 0; i < parts; i++) {
+        const struct share part = train_part(train, share, i);
+        if (part.count > 0)
+            TRY(gather_part(engine, &set, epoch, step, &part, (uint32_t)(part.first - share->first)));
+        if (live && i == parts - 1)
+            TRY(device_feed_release(&engine->feed, engine->stream));
+        if (timed && i == 0)
+            CUDA_TRY(cudaEventRecord(engine->gather_end, engine->stream));
+        if (part.count > 0 || i == 0)
+            TRY(engine->functions->learn_part(engine, epoch, step, &part, i));
+    }
+    return STATUS_OK;
+}
+
+static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t step, bool timed)
+{
+    const struct train *train = engine->train;
+    const struct share share = train_share(train, step);
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    const bool shared = exchange_updates(train->exchange);
+    size_t end = train->model->arena_values;
+    if (shared)
+        TRY(shared_update_begin(&engine->shared, &update, engine->stream));
+    TRY(learn_parts(engine, epoch, step, &share, timed));
+    if (train_parts(train) > 1) {
+        TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end));
+        TRY(device_engine_exchange_end(engine));
+    }
+    return shared ? STATUS_OK : engine->functions->update(engine, number);
+}
+
+enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    struct device_engine *engine = engine_of(state);
+    const uint32_t timed = first + count / 2;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    device_feed_plan_timings(&engine->feed, count);
+    for (uint32_t step = first; step < first + count; step++) {
+        TRY(learn(engine, epoch, step, step == timed));
+        TRY(device_progress_step(&engine->progress, engine->losses.totals, 1, engine->stream));
+    }
+    engine->steps += count;
+    return STATUS_OK;
+}
+
+/* `data_s` is the gather time of one step times the number of steps, because events around every step would
+ * slow the steps down. It is not known for stages, or for steps in parts. */
+enum status device_engine_totals(void *state, struct train_totals *totals)
+{
+    struct device_engine *engine = engine_of(state);
+    const struct train *train = engine->train;
+    const struct device_losses *losses = &engine->losses;
+    float gather_ms = 0;
+    uint32_t skipped = 0;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    CUDA_TRY(cudaMemcpyAsync(totals, losses->totals, sizeof *totals, cudaMemcpyDeviceToHost, engine->stream));
+    if (losses->scale)
+        CUDA_TRY(cudaMemcpyAsync(&skipped, &losses->scale->skipped, sizeof skipped, cudaMemcpyDeviceToHost,
+                                 engine->stream));
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    TRY(exchange_settle(train->exchange));
+    totals->skipped = skipped;
+    if (engine->steps > 0)
+        CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
+    totals->data_s = train->stage ? -1 : 1e-3 * gather_ms * (double)engine->steps;
+    if (device_feed_is_live(&engine->feed))
+        TRY(device_feed_totals(&engine->feed, engine->steps, totals));
+    if (train_parts(train) > 1)
+        totals->data_s = -1;
+    device_progress_clear(&engine->progress);
+    return clear_totals(engine);
+}
+
+void device_engine_progress(const void *state, struct train_progress *progress)
+{
+    device_progress_read(&static_cast<const struct device_engine *>(state)->progress, progress);
+}
+
+/* ---- Inference ---- */
+
+static enum status evaluate_batch(struct device_engine *engine, enum data_part part, uint32_t first,
+                                  uint32_t count, float *logits)
+{
+    const struct device_set *set = &engine->sets[part];
+    const float *results;
+    TRY(batch_list(set, engine->batch, first, count, engine->stream));
+    TRY(engine->functions->gather(engine, set, 0, false, count));
+    TRY(engine->functions->infer(engine, count, &results));
+    CUDA_TRY(cudaMemcpyAsync(logits, results, (size_t)count * engine->train->model->classes * sizeof *logits,
+                             cudaMemcpyDeviceToHost, engine->stream));
+    return STATUS_OK;
+}
+
+enum status device_engine_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                   float *logits)
+{
+    struct device_engine *engine = engine_of(state);
+    const uint32_t batch = engine->capacity;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    for (uint32_t done = 0; done < count; done += batch) {
+        const uint32_t left = count - done;
+        TRY(evaluate_batch(engine, part, first + done, left < batch ? left : batch,
+                           logits + (size_t)done * engine->train->model->classes));
+    }
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    return STATUS_OK;
+}
+
+uint64_t device_engine_memory_bytes(const void *state)
+{
+    const struct device_engine *engine = static_cast<const struct device_engine *>(state);
+    return engine->allocations.bytes + device_feed_memory_bytes(&engine->feed);
+}

@@ -1,0 +1,119 @@
+/* What the engines of engine.cuh and vit/engine.cu share: device memory, data, the exchange, and steps in
+ * parts. The state of each of these engines derives from struct device_engine. The `void *state` of its
+ * struct engine points to a struct device_engine. */
+#ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
+#define FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
+
+#include <stdlib.h>
+
+#include "train/augment.cuh"
+#include "train/clip.cuh"
+#include "train/feed.cuh"
+#include "train/network.cuh"
+#include "train/progress.cuh"
+#include "train/shared_update.cuh"
+
+struct device_engine;
+
+/* What differs between these engines. All functions enqueue their work on engine->stream. */
+struct device_engine_functions {
+    /* Writes the inputs of the `count` samples in engine->batch, whose values are in `set`. */
+    enum status (*gather)(struct device_engine *engine, const struct device_set *set, uint32_t epoch,
+                          bool training, uint32_t count);
+    /* Computes the gradients of part `index` of a step; its samples are in engine->batch. Part 0 sets
+     * engine->gradients, and the others add to them. Part 0 may have no samples. If the step has one part,
+     * also exchanges the gradients. */
+    enum status (*learn_part)(struct device_engine *engine, uint32_t epoch, uint32_t step,
+                              const struct share *part, uint32_t index);
+    /* Updates the parameters. `number` is the number of the step, counted over all epochs. */
+    enum status (*update)(struct device_engine *engine, uint64_t number);
+    /* Enqueues the forward pass of the `count` samples in engine->batch. Sets `*logits` to the address of
+     * their logits in device memory. */
+    enum status (*infer)(struct device_engine *engine, uint32_t count, const float **logits);
+};
+
+struct device_engine {
+    const struct train *train;
+    const struct device_engine_functions *functions;
+    int device, threads; /* threads: of the host, for live samples that the host draws */
+    uint32_t capacity;   /* maximum number of samples of a batch */
+    cudaStream_t stream;
+    struct allocations allocations;
+    struct train_state state; /* device memory */
+    float *gradients;
+    struct exchange_update shared; /* for an exchange that updates the parameters */
+    struct device_set sets[DATA_PARTS];
+    struct device_feed feed; /* live training samples */
+    struct device_augment augment;
+    struct device_batch *batch; /* the current batch */
+    struct device_losses losses;
+    struct device_clip *clip; /* NULL: gradients are not clipped */
+    struct device_progress progress;
+    /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
+     * launches are queued, so the measured time contains no launch latency. */
+    cudaEvent_t gather_begin, gather_end;
+    uint64_t steps; /* since the last totals() */
+};
+
+/* ---- Opening and closing ---- */
+
+/* Creates a zeroed state of type ENGINE, which derives from struct device_engine. */
+template <class ENGINE>
+static inline enum status device_engine_new(const struct train *train, const struct resources *resources,
+                                            const struct device_engine_functions *functions, void **state)
+{
+    struct device_engine *engine = static_cast<ENGINE *>(calloc(1, sizeof(ENGINE)));
+    *state = engine;
+    if (!engine)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    engine->train = train;
+    engine->functions = functions;
+    engine->device = resources->device;
+    engine->threads = resources->threads;
+    engine->capacity = train->stage ? train->stage->capacity : train_part_max(train);
+    return STATUS_OK;
+}
+
+/* Returns the state of type ENGINE that device_engine_new() created. */
+template <class ENGINE> static inline ENGINE *device_engine_as(void *state)
+{
+    return static_cast<ENGINE *>(static_cast<struct device_engine *>(state));
+}
+
+/* Makes the device current, and creates the stream and the events. */
+enum status device_engine_open(struct device_engine *engine);
+/* Opens the samples. */
+enum status device_engine_open_data(struct device_engine *engine);
+/* Opens the arrays for training, the progress and the totals. The parameters must be allocated. The engine
+ * may have set shared.rounded, shared.groups and losses.scale. */
+enum status device_engine_open_learning(struct device_engine *engine);
+
+/* Makes the device current and waits for it. The engine then releases its own resources, and calls
+ * device_engine_close(), which does not free the state. Both functions ignore errors, because nothing depends
+ * on them. */
+void device_engine_stop(struct device_engine *engine);
+void device_engine_close(struct device_engine *engine);
+
+/* ---- Steps ---- */
+
+/* Call when the gradients of layers `first` to `end_layer` - 1 are final. Passes them to the exchange in
+ * parts. Gradients that are too few for a part wait for a later call; layer 0 completes the last part. The
+ * arena stores the layers in order, and the backward pass begins with the last layer. `*end` is the offset of
+ * the gradients that were passed before. */
+enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
+                                   size_t *end);
+enum status device_engine_exchange_end(struct device_engine *engine);
+
+/* ---- Functions of struct engine ---- */
+
+enum status device_engine_set(void *state, const struct train_state *from);
+enum status device_engine_get(void *state, struct train_state *into);
+enum status device_engine_gradients(void *state, float *gradients);
+enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count);
+enum status device_engine_totals(void *state, struct train_totals *totals);
+void device_engine_progress(const void *state, struct train_progress *progress);
+enum status device_engine_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
+                                   float *logits);
+uint64_t device_engine_memory_bytes(const void *state);
+
+#endif

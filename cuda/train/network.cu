@@ -1,0 +1,93 @@
+/* What network.cuh declares for all engines: device memory, copies of the state, graphs. */
+#include "train/network.cuh"
+
+#include <stdlib.h>
+
+#include "common/check.cuh"
+
+/* ---- Memory ---- */
+
+/* Ensures that the list of blocks has room for one more entry. */
+static enum status make_room(struct allocations *allocations)
+{
+    if (allocations->count < allocations->room)
+        return STATUS_OK;
+    uint32_t room = allocations->room ? 2 * allocations->room : 64;
+    void *blocks = realloc(allocations->blocks, room * sizeof *allocations->blocks);
+    if (!blocks)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    allocations->blocks = static_cast<void **>(blocks);
+    allocations->room = room;
+    return STATUS_OK;
+}
+
+enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
+{
+    TRY(make_room(allocations));
+    cudaError_t error = cudaMalloc(pointer, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total_bytes = 0;
+        (void)cudaGetLastError();
+        CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+        return status_set(STATUS_USAGE,
+                          "not enough device memory for training: %.2f GB allocated, %.2f GB more needed, "
+                          "%.2f GB free; lower --batch",
+                          1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+    }
+    CUDA_TRY(error);
+    allocations->blocks[allocations->count++] = *pointer;
+    allocations->bytes += bytes;
+    return STATUS_OK;
+}
+
+void allocations_free(struct allocations *allocations)
+{
+    while (allocations->count > 0)
+        (void)cudaFree(allocations->blocks[--allocations->count]);
+    free(allocations->blocks);
+    *allocations = {};
+}
+
+/* ---- State ---- */
+
+enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream)
+{
+    CUDA_TRY(cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
+    return STATUS_OK;
+}
+
+enum status state_copy(const struct train *train, const struct train_state *to,
+                       const struct train_state *from, cudaStream_t stream)
+{
+    TRY(arena_copy(train, to->parameters, from->parameters, stream));
+    if (train->forward_only)
+        return STATUS_OK;
+    TRY(arena_copy(train, to->m, from->m, stream));
+    TRY(arena_copy(train, to->v, from->v, stream));
+    return train_averages(train) && to->ema
+               ? arena_copy(train, to->ema, from->ema ? from->ema : from->parameters, stream)
+               : STATUS_OK;
+}
+
+enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
+{
+    static const struct train_totals none = {.bad_step = TRAIN_FINE};
+    CUDA_TRY(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
+    return STATUS_OK;
+}
+
+/* ---- Graphs ---- */
+
+enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t error = cudaStreamEndCapture(stream, &graph);
+    if (status == STATUS_OK)
+        status = cuda_status(error, "cudaStreamEndCapture", __FILE__, __LINE__);
+    if (status == STATUS_OK)
+        status =
+            cuda_status(cudaGraphInstantiate(into, graph, 0), "cudaGraphInstantiate", __FILE__, __LINE__);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return status;
+}

@@ -1,0 +1,298 @@
+/* Backward pass of attention, on tensor cores. It computes the weights again from the logarithms that the
+ * forward pass saved (Dao, "FlashAttention-2", 2023). With gradients g[i] of the outputs o[i], and the other
+ * names of attention_parts.cuh:
+ *
+ *     e[i]        = g[i] . o[i]
+ *     ds[i][j]    = p[i][j] (g[i] . v[j] - e[i])
+ *     dv[j]       = sum over i of p[i][j] g[i]
+ *     dk[j]       = f sum over i of ds[i][j] q[i]
+ *     dq[i]       = f sum over j of ds[i][j] k[j]
+ *
+ * If a head has at most WHOLE tokens and its values fit into shared memory, one block computes all of its
+ * gradients: a warp owns 16 keys, passes over the queries, and leaves its ds in shared memory; then it owns
+ * 16 queries, and multiplies their ds with the keys. With more tokens, ds does not fit. Then one half of the
+ * blocks computes dq: a warp owns 16 queries and passes over the keys. The other half computes dk and dv: a
+ * warp owns 16 keys and passes over the queries. Both halves compute the weights, so they need 7 products
+ * instead of 5. No kernel needs atomic additions, so the bits are always the same. */
+#include "train/vit/attention_parts.cuh"
+
+#define WHOLE 208 /* maximum number of tokens of a head whose gradients one block computes */
+
+/* The gradients of one head's outputs, and the saved results of its forward pass. */
+struct head_deltas {
+    const bf16 *outputs, *deltas;
+    const float *logs;
+    size_t apart;
+};
+
+/* dot[0] and dot[1]: the products outputs . deltas of this lane's upper and lower row. */
+template <int DEPTH>
+static __device__ __forceinline__ void row_products(const struct head_deltas *head, uint32_t first,
+                                                    uint32_t count, float dot[2])
+{
+    uint32_t lane = threadIdx.x % 32;
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = first + lane / 4 + 8 * half;
+        size_t at = (row < count ? row : 0) * head->apart + lane % 4 * (DEPTH / 4);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < DEPTH / 4; i += 2) {
+            float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(head->outputs + at + i));
+            float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(head->deltas + at + i));
+            sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
+        }
+        dot[half] = row_sum(sum);
+    }
+}
+
+/* Arrays of a block in shared memory. `one` and `other` have the two matrices that a kernel reads: of
+ * queries, keys, values and gradients of outputs. For each query, `logs` has the logarithm and `dots` the
+ * product outputs . deltas. */
+template <int DEPTH> struct room {
+    struct line<DEPTH> *one, *other;
+    float *logs, *dots;
+};
+
+/* Computes the gradients of 16 queries per warp. */
+template <int DEPTH>
+static __device__ void queries_backward(const struct head *head, const struct head_deltas *of, uint32_t first,
+                                        const struct room<DEPTH> *room, bf16 *deltas)
+{
+    const float factor = 1 / sqrtf((float)DEPTH);
+    const uint32_t tokens = head->tokens, column = threadIdx.x % 4 * 2;
+    uint32_t queries[DEPTH / 16][4], out[DEPTH / 16][4];
+    float sums[DEPTH / 8][4] = {}, dot[2], log[2];
+    load_rows<DEPTH>(queries, head->q, head->apart, first, tokens);
+    load_rows<DEPTH>(out, of->deltas, of->apart, first, tokens);
+    row_products<DEPTH>(of, first, tokens, dot);
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = first + threadIdx.x % 32 / 4 + 8 * half;
+        log[half] = row < tokens ? of->logs[row] : 0;
+    }
+    for (uint32_t begin = 0; begin < tokens; begin += SPAN) {
+        if (begin > 0)
+            __syncthreads();
+        copy_rows(room->one, head->k, head->apart, begin, tokens);
+        copy_rows(room->other, head->v, head->apart, begin, tokens);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+        const uint32_t count = tokens - begin < SPAN ? tokens - begin : SPAN;
+        for (uint32_t group = 0; first < tokens && group < count; group += GROUP) {
+            float scores[2][4] = {}, weights[2][4] = {};
+            add_scores<DEPTH>(scores, queries, room->one, group);
+            add_scores<DEPTH>(weights, out, room->other, group);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                for (int i = 0; i < 4; i++) {
+                    bool valid = group + 8 * n + column + i % 2 < count;
+                    float p = exp2_of(fmaf(scores[n][i], factor * LOG2E, -log[i / 2]));
+                    weights[n][i] = valid ? p * (weights[n][i] - dot[i / 2]) : 0;
+                }
+            uint32_t left[4];
+            pack_weights(weights, left);
+            add_weighted<DEPTH>(sums, left, room->one, group);
+        }
+    }
+    const float factors[2] = {factor, factor};
+    store_rows<DEPTH>(deltas, head->apart, first, tokens, sums, factors);
+}
+
+/* Writes the logarithms and products of the queries from `begin` on to shared memory. Queries after the last
+ * get a logarithm of infinity, so their weights are 0. */
+template <int DEPTH>
+static __device__ __forceinline__ void load_lines(const struct head_deltas *of, uint32_t begin,
+                                                  uint32_t tokens, const struct room<DEPTH> *room)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t own = threadIdx.x / 32 * GROUP; own < SPAN && begin + own < tokens;
+         own += blockDim.x / 32 * GROUP) {
+        float dot[2];
+        row_products<DEPTH>(of, begin + own, tokens, dot);
+        for (int half = 0; half < 2 && lane % 4 == 0; half++) {
+            uint32_t row = own + lane / 4 + 8 * half;
+            room->dots[row] = dot[half];
+            room->logs[row] = begin + row < tokens ? of->logs[begin + row] : INFINITY;
+        }
+    }
+}
+
+/* Stores ds of 16 keys, from `first` on, and 16 queries, from `group` on, in shared memory. A key has one
+ * row; the distance between rows is KEPT_APART values. Keys after the last get zeros. */
+#define KEPT_APART (WHOLE + 8)
+static __device__ __forceinline__ void keep(const uint32_t left[4], uint32_t first, uint32_t group,
+                                            uint32_t tokens, bf16 *kept)
+{
+    const uint32_t lane = threadIdx.x % 32, key = first + lane / 4, query = group + lane % 4 * 2;
+    for (int i = 0; i < 4; i++)
+        *reinterpret_cast<uint32_t *>(&kept[(key + i % 2 * 8) * KEPT_APART + query + i / 2 * 8]) =
+            key + i % 2 * 8 < tokens ? left[i] : 0;
+}
+
+/* Computes the gradients of 16 keys and 16 values per warp. Keeps ds in `kept`, unless it is NULL. */
+template <int DEPTH>
+static __device__ __forceinline__ void keys_backward(const struct head *head, const struct head_deltas *of,
+                                                     uint32_t first, const struct room<DEPTH> *room,
+                                                     bf16 *key_deltas, bf16 *value_deltas, bf16 *kept)
+{
+    const float factor = 1 / sqrtf((float)DEPTH);
+    const uint32_t tokens = head->tokens, column = threadIdx.x % 4 * 2;
+    uint32_t keys[DEPTH / 16][4], values[DEPTH / 16][4];
+    float key_sums[DEPTH / 8][4] = {}, value_sums[DEPTH / 8][4] = {};
+    load_rows<DEPTH>(keys, head->k, head->apart, first, tokens);
+    load_rows<DEPTH>(values, head->v, head->apart, first, tokens);
+    for (uint32_t begin = 0; begin < tokens; begin += SPAN) {
+        if (begin > 0)
+            __syncthreads();
+        copy_rows(room->one, head->q, head->apart, begin, tokens);
+        copy_rows(room->other, of->deltas, of->apart, begin, tokens);
+        copy_commit();
+        load_lines<DEPTH>(of, begin, tokens, room);
+        copy_wait<0>();
+        __syncthreads();
+        const uint32_t count = tokens - begin < SPAN ? tokens - begin : SPAN;
+        for (uint32_t group = 0; first < tokens && group < count; group += GROUP) {
+            float weights[2][4] = {}, deltas[2][4] = {};
+            add_scores<DEPTH>(weights, keys, room->one, group);
+            add_scores<DEPTH>(deltas, values, room->other, group);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                for (int i = 0; i < 4; i++) {
+                    uint32_t query = group + 8 * n + column + i % 2;
+                    weights[n][i] = exp2_of(fmaf(weights[n][i], factor * LOG2E, -room->logs[query]));
+                    deltas[n][i] = weights[n][i] * (deltas[n][i] - room->dots[query]);
+                }
+            uint32_t left[4];
+            pack_weights(weights, left);
+            add_weighted<DEPTH>(value_sums, left, room->other, group);
+            pack_weights(deltas, left);
+            add_weighted<DEPTH>(key_sums, left, room->one, group);
+            if (kept)
+                keep(left, first, group, tokens, kept);
+        }
+    }
+    const float factors[2] = {factor, factor}, ones[2] = {1, 1};
+    store_rows<DEPTH>(key_deltas, head->apart, first, tokens, key_sums, factors);
+    store_rows<DEPTH>(value_deltas, head->apart, first, tokens, value_sums, ones);
+}
+
+/* Block (x, head, 2 sample) computes the gradients of queries, and block (x, head, 2 sample + 1) those of
+ * keys and values. */
+template <int DEPTH>
+static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
+    attention_back_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
+                          uint32_t tokens, uint32_t width, bf16 *row_deltas)
+{
+    extern __shared__ __align__(16) unsigned char shared[];
+    const uint32_t sample = blockIdx.z / 2, number = blockIdx.y, span = span_of(tokens, GROUP);
+    const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
+    const size_t at = (size_t)sample * tokens * width + number * DEPTH;
+    const struct head_deltas of = {outputs + at, deltas + at,
+                                   logs + ((size_t)sample * gridDim.y + number) * tokens, width};
+    const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * GROUP;
+    struct line<DEPTH> *lines = reinterpret_cast<struct line<DEPTH> *>(shared);
+    float *numbers = reinterpret_cast<float *>(lines + 2 * span);
+    const struct room<DEPTH> room = {
+        lines, lines + span, numbers, numbers + span
+    };
+    bf16 *result = row_deltas + (head.q - rows);
+    if (blockIdx.z % 2 == 0)
+        queries_backward<DEPTH>(&head, &of, first, &room, result);
+    else
+        keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, nullptr);
+}
+
+/* Computes the gradients of 16 queries per warp from the ds that keys_backward() kept. */
+template <int DEPTH>
+static __device__ __forceinline__ void kept_backward(const struct head *head, uint32_t first,
+                                                     const struct line<DEPTH> *keys, const bf16 *kept,
+                                                     bf16 *deltas)
+{
+    const float factor = 1 / sqrtf((float)DEPTH), factors[2] = {factor, factor};
+    const uint32_t lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8, query = first + lane / 8 % 2 * 8;
+    float sums[DEPTH / 8][4] = {};
+    for (uint32_t group = 0; group < head->tokens; group += GROUP) {
+        uint32_t left[4];
+        mma_load4_transposed(left, &kept[(group + key) * KEPT_APART + query]);
+        add_weighted<DEPTH>(sums, left, keys, group);
+    }
+    store_rows<DEPTH>(deltas, head->apart, first, head->tokens, sums, factors);
+}
+
+/* Block (0, head, sample) computes all gradients of a head. */
+template <int DEPTH>
+static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
+    attention_whole_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
+                           uint32_t tokens, uint32_t width, bf16 *row_deltas)
+{
+    extern __shared__ __align__(16) unsigned char shared[];
+    const uint32_t sample = blockIdx.z, number = blockIdx.y, span = span_of(tokens, GROUP);
+    const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
+    const size_t at = (size_t)sample * tokens * width + number * DEPTH;
+    const struct head_deltas of = {outputs + at, deltas + at,
+                                   logs + ((size_t)sample * gridDim.y + number) * tokens, width};
+    const uint32_t first = threadIdx.x / 32 * GROUP;
+    struct line<DEPTH> *lines = reinterpret_cast<struct line<DEPTH> *>(shared), *keys = lines + 2 * span;
+    bf16 *kept = reinterpret_cast<bf16 *>(keys + span);
+    float *numbers = reinterpret_cast<float *>(kept + span * KEPT_APART);
+    const struct room<DEPTH> room = {
+        lines, lines + span, numbers, numbers + span
+    };
+    bf16 *result = row_deltas + (head.q - rows);
+    copy_rows(keys, head.k, head.apart, 0, tokens);
+    keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, kept);
+    __syncthreads();
+    kept_backward<DEPTH>(&head, first, keys, kept, result);
+}
+
+/* ---- Launches ---- */
+
+static struct launch launch_of_whole(const struct vit_rows *rows, uint32_t heads)
+{
+    const uint32_t span = span_of(rows->tokens, GROUP),
+                   line = (rows->width / heads + 8) * (uint32_t)sizeof(bf16);
+    const uint32_t kept = KEPT_APART * (uint32_t)sizeof(bf16), numbers = 2 * (uint32_t)sizeof(float);
+    return {dim3(1, heads, rows->samples), 32 * span / GROUP, span * (3 * line + kept + numbers)};
+}
+
+/* Sets `*whole` if one block can compute all gradients of a head on the current device. */
+static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, bool *whole)
+{
+    int device, most;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    *whole = rows->tokens <= WHOLE && launch_of_whole(rows, heads).bytes <= (uint32_t)most;
+    return STATUS_OK;
+}
+
+template <int DEPTH>
+static enum status backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+                            cudaStream_t stream)
+{
+    bool whole;
+    TRY(can_be_whole(rows, heads, &whole));
+    const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of(rows, heads, 2);
+    auto *kernel = whole ? attention_whole_kernel<DEPTH> : attention_back_kernel<DEPTH>;
+    TRY(allow(kernel, &launch));
+    kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, outputs, logs, out_deltas,
+                                                                  rows->tokens, rows->width, in_deltas);
+    CUDA_TRY_LAUNCH("attention_back_kernel");
+    return STATUS_OK;
+}
+
+enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                                   const bf16 *outputs, const float *logs, const bf16 *out_deltas,
+                                   bf16 *in_deltas, cudaStream_t stream)
+{
+    switch (rows->width / heads) {
+    case 16:
+        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+    case 32:
+        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+    case 64:
+        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+    default:
+        return refuse_depth(rows->width / heads);
+    }
+}

@@ -1,0 +1,197 @@
+/* What the files of the attention share: the forward pass (attention.cu) and the backward pass
+ * (attention_backward.cu). No matrix of scores is in memory: a warp has 16 rows of scores in registers and
+ * reads the other rows from shared memory. For queries q, keys k, values v and f = 1 / sqrt(d):
+ *
+ *     scores       s[i][j] = f q[i] . k[j]
+ *     weights      p[i][j] = exp(s[i][j]) / sum over j of exp(s[i][j])
+ *     outputs      o[i]    = sum over j of p[i][j] v[j]
+ */
+#ifndef FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
+#define FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
+
+#include "train/mma.cuh"
+#include "train/vit/kernels.cuh"
+
+#define WARPS_MIN 4 /* per block */
+#define WARPS_MAX 7
+#define GROUP     16  /* rows of a warp */
+#define SPAN      224 /* maximum number of rows that are in shared memory at a time */
+#define TILE      32  /* keys whose scores the forward pass computes at a time */
+#define LOG2E     1.44269504088896340736f
+
+/* A row in shared memory. It has 8 values of padding, so that ldmatrix reads 8 rows from different banks. */
+template <int DEPTH> struct line {
+    bf16 value[DEPTH + 8];
+};
+
+/* One head of one sample. */
+struct head {
+    const bf16 *q, *k, *v;
+    uint32_t tokens;
+    size_t apart; /* distance between tokens, in values */
+};
+
+static __device__ __forceinline__ float exp2_of(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+
+/* Returns the sum over the 4 lanes that hold a row. */
+static __device__ __forceinline__ float row_sum(float value)
+{
+    value += __shfl_xor_sync(~0u, value, 1);
+    return value + __shfl_xor_sync(~0u, value, 2);
+}
+
+/* Returns the rows that are in shared memory at a time: the tokens, up to a multiple of `unit`. */
+static __host__ __device__ __forceinline__ uint32_t span_of(uint32_t tokens, uint32_t unit)
+{
+    const uint32_t rows = (tokens + unit - 1) / unit * unit;
+    return rows < SPAN ? rows : SPAN;
+}
+
+static __device__ struct head head_of(const bf16 *rows, uint32_t tokens, uint32_t width, uint32_t sample,
+                                      uint32_t depth, uint32_t number)
+{
+    const bf16 *first = rows + (size_t)sample * tokens * 3 * width + number * depth;
+    return {first, first + width, first + 2 * width, tokens, (size_t)3 * width};
+}
+
+/* Starts copying the rows first, first + 1, ..., SPAN at most, to `lines`. Rows from `count` on become zeros,
+ * up to a multiple of UNIT. */
+template <int DEPTH, int UNIT = GROUP>
+static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, const bf16 *from, size_t apart,
+                                                 uint32_t first, uint32_t count)
+{
+    constexpr int CHUNKS = DEPTH / 8;
+    const uint32_t rows = span_of(count - first, UNIT);
+    for (uint32_t i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
+        uint32_t row = i / CHUNKS, column = i % CHUNKS * 8;
+        bool inside = first + row < count;
+        copy_async16(&lines[row].value[column], from + (inside ? first + row : 0) * apart + column, inside);
+    }
+}
+
+/* The 16 rows from `first` on as the left factor of products, one fragment per 16 columns. */
+template <int DEPTH>
+static __device__ __forceinline__ void load_rows(uint32_t rows[DEPTH / 16][4], const bf16 *from, size_t apart,
+                                                 uint32_t first, uint32_t count)
+{
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 4, column = lane % 4 * 2;
+    for (int half = 0; half < 2; half++) {
+        bool inside = row + 8 * half < count;
+        const bf16 *values = from + (inside ? row + 8 * half : 0) * apart + column;
+#pragma unroll
+        for (int step = 0; step < DEPTH / 16; step++)
+            for (int part = 0; part < 2; part++)
+                rows[step][half + 2 * part] =
+                    inside ? *reinterpret_cast<const uint32_t *>(values + 16 * step + 8 * part) : 0;
+    }
+}
+
+/* Adds rows * lines^T to `sums`, for the 16 lines from `first` on. */
+template <int DEPTH>
+static __device__ __forceinline__ void add_scores(float sums[2][4], const uint32_t rows[DEPTH / 16][4],
+                                                  const struct line<DEPTH> *lines, uint32_t first)
+{
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 16 * 8 + lane % 8, column = lane / 8 % 2 * 8;
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++) {
+        uint32_t word[4];
+        mma_load4(word, &lines[row].value[16 * step + column]);
+        mma_16816(sums[0], rows[step], word, bf16());
+        mma_16816(sums[1], rows[step], word + 2, bf16());
+    }
+}
+
+/* The results of add_scores() as the left factor of products. */
+static __device__ __forceinline__ void pack_weights(const float weights[2][4], uint32_t left[4])
+{
+    for (int i = 0; i < 4; i++)
+        left[i] = pack(weights[i / 2][2 * (i % 2)], weights[i / 2][2 * (i % 2) + 1]);
+}
+
+/* Adds left * lines to `sums`, for the 16 lines from `first` on. */
+template <int DEPTH>
+static __device__ __forceinline__ void add_weighted(float sums[DEPTH / 8][4], const uint32_t left[4],
+                                                    const struct line<DEPTH> *lines, uint32_t first)
+{
+    uint32_t lane = threadIdx.x % 32, row = first + lane % 16, column = lane / 16 * 8;
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++) {
+        uint32_t word[4];
+        mma_load4_transposed(word, &lines[row].value[16 * step + column]);
+        mma_16816(sums[2 * step], left, word, bf16());
+        mma_16816(sums[2 * step + 1], left, word + 2, bf16());
+    }
+}
+
+/* Writes 16 rows of sums, the upper 8 multiplied by factor[0] and the lower 8 by factor[1]. */
+template <int DEPTH>
+static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32_t first, uint32_t count,
+                                                  const float sums[DEPTH / 8][4], const float factor[2])
+{
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 4, column = lane % 4 * 2;
+    for (int half = 0; half < 2; half++) {
+        if (row + 8 * half >= count)
+            return;
+        bf16 *values = to + (row + 8 * half) * apart + column;
+#pragma unroll
+        for (int step = 0; step < DEPTH / 8; step++)
+            *reinterpret_cast<uint32_t *>(values + 8 * step) =
+                pack(sums[step][2 * half] * factor[half], sums[step][2 * half + 1] * factor[half]);
+    }
+}
+
+/* ---- Launches ---- */
+
+/* The warps per block that leave the fewest warps without rows. */
+static uint32_t warps_for(uint32_t tokens)
+{
+    const uint32_t groups = (tokens + GROUP - 1) / GROUP;
+    uint32_t best = WARPS_MIN, least = UINT32_MAX;
+    for (uint32_t warps = WARPS_MIN; warps <= WARPS_MAX; warps++) {
+        const uint32_t idle = (groups + warps - 1) / warps * warps - groups;
+        if (idle < least) {
+            best = warps;
+            least = idle;
+        }
+    }
+    return best;
+}
+
+/* Where and how a kernel runs. */
+struct launch {
+    dim3 grid;
+    uint32_t threads, bytes;
+};
+
+static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
+{
+    const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;
+    const uint32_t row_bytes = 2 * (depth + 8) * (uint32_t)sizeof(bf16) + 2 * (uint32_t)sizeof(float);
+    return {dim3((rows->tokens + warps * GROUP - 1) / (warps * GROUP), heads, halves * rows->samples),
+            32 * warps, span_of(rows->tokens, TILE) * row_bytes};
+}
+
+/* Lets a kernel use this much shared memory. */
+template <class KERNEL> static enum status allow(KERNEL *kernel, const struct launch *launch)
+{
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
+    return STATUS_OK;
+}
+
+static enum status refuse_depth(uint32_t depth)
+{
+    return status_set(STATUS_FAILED, "vit: no kernel for %u values per head", depth);
+}
+
+#endif

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Checks that a training which is killed and resumed ends with the same bits as an uninterrupted training.
+#
+#   scripts/check/resume.sh DIR OPTIONS...
+#   scripts/check/resume.sh /tmp/resume --variant train-vit --model vit-tiny --recipe paper --train-size 153600 \
+#       --epochs 1 --lr-warmup 0.2
+#
+# OPTIONS are those of fdsl-bench for one training, without --checkpoint, --checkpoint-steps, --resume, --log and --export.
+# DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
+# resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
+# learning rates, all of them finite.
+#
+# Environment (defaults in parentheses):
+#   KILLS (2)      number of kills
+#   EVERY (100)    steps between two checkpoints
+#   ROWS           steps between two rows of --log, a divisor of EVERY (default: EVERY)
+#   DEVICES        two GPUs, such as "0 1": run both trainings at the same time, the first on the first GPU. By default, the
+#                  second training follows the first, on the GPU that OPTIONS name
+#   FDSL_BENCH     the program (default: ./fdsl-bench of this project)
+#
+# Exit status: 0 if the results are the same, 1 if they differ or a training fails, 2 for wrong usage.
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+(($# > 1)) || { echo 'usage: scripts/check/resume.sh DIR OPTIONS...' >&2 && exit 2; }
+folder=$1 every=${EVERY:-100} kills=${KILLS:-2}
+rows=${ROWS:-$every}
+((rows > 0 && every % rows == 0)) || { echo "check/resume.sh: ROWS=$rows is not a divisor of EVERY=$every" >&2 && exit 2; }
+shift
+mkdir "$folder" || exit 2
+bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
+read -r first second <<<"${DEVICES:-}" || true
+
+whole_pid='' parts_pid='' # of the trainings in the background
+stop_trainings() {
+    local pid
+    for pid in $whole_pid $parts_pid; do
+        kill -KILL "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+}
+trap stop_trainings EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+fail() {
+    echo "check/resume.sh: $1" >&2
+    exit 1
+}
+
+whole() { # never returns; call it in a subshell, whose process becomes the training
+    exec "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
+}
+
+latest() { # prints the latest checkpoint, or the pattern itself if there is none
+    local all=("$folder"/checkpoints/*.ckpt)
+    echo "${all[-1]}"
+}
+
+parts() { # arguments: further options
+    "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" --checkpoint-steps "$every" \
+        --resume "$@" >>"$folder/parts.txt" 2>&1
+}
+
+killed() { # starts the second training, and kills it after a new checkpoint within an epoch
+    local before status=0
+    before=$(latest)
+    # exec, so that the process which is killed is the training itself
+    (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
+        --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
+    parts_pid=$!
+    while kill -0 "$parts_pid" 2>/dev/null && { [[ $(latest) == "$before" ]] || [[ $(latest) != *step* ]]; }; do sleep 0.01; done
+    sleep "0.$(printf %03d $((RANDOM % 200)))"
+    kill -KILL "$parts_pid" 2>/dev/null || true
+    wait "$parts_pid" || status=$?
+    parts_pid=''
+    ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
+    echo "killed after $(basename "$(latest)")"
+}
+
+losses() { # file: prints the columns of the steps that do not depend on time, once per step
+    awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+        { print $at["step"], $at["samples_seen"], $at["loss"], $at["accuracy"], $at["lr"] }' "$1" | sort -u
+}
+
+if [[ $second ]]; then
+    whole &
+    whole_pid=$!
+else
+    (whole) || fail "the uninterrupted training failed; see $folder/whole.txt"
+fi
+while ((kills-- > 0)); do killed; done
+parts --export "$folder/parts.safetensors" || fail "the resumed training failed; see $folder/parts.txt"
+[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed; see $folder/whole.txt"
+cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
+diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
+! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'
+sha256sum "$folder/whole.safetensors" | cut -c 1-64
+echo "the same weights and losses, $(losses "$folder/whole.csv" | wc -l) rows; the last: $(tail -n 1 "$folder/whole.csv")"

@@ -1,0 +1,133 @@
+/* Checks that a checkpoint belongs to the training run that resumes. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/workload.h"
+#include "train/job.h"
+#include "train/trainer_parts.h"
+
+/* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
+ * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
+static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
+{
+    while (*text) {
+        *length = strcspn(text, " ");
+        if (*length > name_length && strncmp(text, word, name_length + 1) == 0)
+            return text;
+        text += *length + (text[*length] == ' ');
+    }
+    return NULL;
+}
+
+static bool is_named(const char *option, const char *name, int length)
+{
+    return (int)strlen(option) == length && strncmp(option, name, (size_t)length) == 0;
+}
+
+/* Says how to give an option the value that it has in the checkpoint. `value` has `bytes` bytes; it is empty
+ * if the checkpoint does not have the option. */
+static void remedy(const char *name, int length, const char *value, int bytes, char *words, size_t size)
+{
+    const struct workload *workload = workload_find("train");
+    bool flag = false;
+    for (size_t i = 0; i < workload->option_count; i++)
+        flag |= workload->options[i].kind == OPTION_FLAG && is_named(workload->options[i].name, name, length);
+    if (is_named("lr", name, length))
+        snprintf(words, size, "give the rate of the checkpoint as --lr, without --lr-scale");
+    else if (is_named("batch", name, length))
+        snprintf(words, size,
+                 "choose --batch so that all ranks together use as many samples per step as before");
+    else if (is_named("init", name, length) && bytes > 0)
+        snprintf(words, size, "give --init with the parameters with which the training started");
+    else if (bytes == 0)
+        snprintf(words, size, "drop --%.*s", length, name);
+    else if (flag) /* "=no" also overrides a recipe */
+        snprintf(words, size, "give --%.*s%s", length, name, *value == '0' ? "=no" : "");
+    else
+        snprintf(words, size, "give --%.*s %.*s", length, name, bytes, value);
+}
+
+/* Describes the first option whose value differs between the two texts; returns false if there is none. */
+static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
+{
+    while (*mine) {
+        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
+        const char *found = word_of(theirs, mine, name, &other);
+        if (found && (other != length || strncmp(mine, found, length) != 0)) {
+            char remedies[128];
+            remedy(mine, (int)name, found + name + 1, (int)(other - name - 1), remedies, sizeof remedies);
+            snprintf(words, size, "%.*s in the checkpoint, %.*s now; %s", (int)other, found,
+                     (int)(length - name - 1), mine + name + 1, remedies);
+            return true;
+        }
+        mine += length + (mine[length] == ' ');
+    }
+    return false;
+}
+
+/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now`: `some` has
+ * the options of this run. */
+static bool find_lacking(const char *some, const char *others, bool now, char *words, size_t size)
+{
+    while (*some) {
+        size_t length = strcspn(some, " "), name = strcspn(some, "= "), other;
+        if (!word_of(others, some, name, &other)) {
+            const char *value = some + name + 1;
+            const int bytes = (int)(length - name - 1);
+            char remedies[128];
+            remedy(some, (int)name, value, now ? 0 : bytes, remedies, sizeof remedies);
+            if (now)
+                snprintf(words, size, "no %.*s in the checkpoint, %.*s now; %s", (int)name, some, bytes,
+                         value, remedies);
+            else
+                snprintf(words, size, "%.*s in the checkpoint, none now; %s", (int)length, some, remedies);
+            return true;
+        }
+        some += length + (some[length] == ' ');
+    }
+    return false;
+}
+
+/* Names the options of the samples that differ. If none differs, the files or the generator have changed. */
+static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    char words[512];
+    if (!job_differences(checkpoint, job->data, job->samples, NULL, words, sizeof words))
+        snprintf(words, sizeof words, "the samples of --data %.400s have changed", job->data);
+    return status_set(
+        STATUS_USAGE,
+        "--resume: the checkpoints in %s belong to other samples: %s; give the same samples, or "
+        "name another folder with --checkpoint",
+        job->checkpoints, words);
+}
+
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known)
+{
+    const struct model *model = job->train.model;
+    char words[384];
+    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
+        checkpoint->classes != model->classes ||
+        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
+        return status_set(STATUS_USAGE,
+                          "--resume: the checkpoints in %s belong to another model: %s for samples of "
+                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes",
+                          job->checkpoints, checkpoint->model, checkpoint->input.channels,
+                          checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
+                          checkpoint->classes);
+    if (!batch_known)
+        return STATUS_OK;
+    /* If an option is missing, usually the value of another option is the cause. So report differing values
+     * first. */
+    if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
+        !find_lacking(job->identity, checkpoint->identity, true, words, sizeof words) &&
+        !find_lacking(checkpoint->identity, job->identity, false, words, sizeof words))
+        return STATUS_OK;
+    if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
+        return refuse_samples(job, checkpoint);
+    return status_set(STATUS_USAGE,
+                      "--resume: the checkpoints in %s were written with other options: %s, or name another "
+                      "folder",
+                      job->checkpoints, words);
+}

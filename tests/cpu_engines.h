@@ -1,0 +1,17 @@
+/* The engines of the CPU that this build has, for tests that run on each of them. */
+#ifndef FDSL_TESTS_CPU_ENGINES_H
+#define FDSL_TESTS_CPU_ENGINES_H
+
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
+#include "train/engine.h"
+
+static const struct engine *const cpu_engines[] = {
+    &engine_naive,
+#ifdef _OPENMP
+    &engine_omp,
+#endif
+};
+
+#endif

@@ -1,0 +1,191 @@
+/* Tests the sums of arrays over ranks (machine/comm.h) under mpirun: the bits, failures of one rank, and
+ * engines with different layouts. Skipped if the build has no MPI or mpirun is missing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
+#include "core/fnv.h"
+#include "machine/comm.h"
+#include "train/trainer.h"
+#include "train_support.h"
+
+#include "mpirun.h" /* last, because its `out` and `status` would shadow names in other headers */
+
+TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
+
+#define COUNTED     "FDSL_TEST_SUM"   /* set in the ranks of the test of comm_reduce() */
+#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in the ranks of the test of different engines */
+
+static float part(int rank, size_t i)
+{
+    return (float)(1 + rank) / (float)(3 + i % 7);
+}
+
+/* Adds up arrays of `count` values twice. Returns an exit status. */
+static int add_up(size_t count)
+{
+    struct comm_reducer *reducer = NULL;
+    float *values = malloc((count + 1) * sizeof *values);
+    int wrong = !values || comm_reducer_open(count, &reducer) != STATUS_OK;
+    for (int round = 0; !wrong && round < 2; round++) {
+        for (size_t i = 0; i < count; i++)
+            values[i] = part(comm_rank(), i);
+        wrong = comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
+        for (size_t i = 0; !wrong && i < count; i++) {
+            float sum = part(0, i);
+            for (int rank = 1; rank < comm_size(); rank++)
+                sum += part(rank, i);
+            wrong = values[i] != sum;
+        }
+    }
+    comm_reducer_close(reducer);
+    free(values);
+    return wrong;
+}
+
+/* All ranks must report a failure on rank 1, and the next sum must succeed. */
+static int fail_on_one_rank(void)
+{
+    struct comm_reducer *reducer = NULL;
+    float values[8] = {0};
+    int wrong = comm_reducer_open(8, &reducer) != STATUS_OK;
+    enum status mine = comm_rank() == 1 ? status_set(STATUS_WRONG, "planted") : STATUS_OK;
+    wrong |=
+        comm_reduce(reducer, mine, values) != STATUS_WRONG || strcmp(status_text(), "rank 1: planted") != 0;
+    wrong |= comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
+    comm_reducer_close(reducer);
+    wrong |= comm_reducer_open(comm_rank() == 1 ? 9 : 8, &reducer) != STATUS_USAGE ||
+             !strstr(status_text(), "rank 1: its numbers of gradients differ from those of rank 0");
+    comm_reducer_close(reducer);
+    return wrong;
+}
+
+#ifdef _OPENMP
+#define MIXED_STEPS 3
+
+/* Trains MIXED_STEPS steps from the initial parameters. Sets `end` to the final state. */
+static enum status train_steps_of(const struct engine *engine, const struct train *train,
+                                  const float *initial, struct train_state *end)
+{
+    const struct resources resources = {.threads = 1};
+    const struct train_state begin = {
+        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}, NULL}; /* the moments are 0 */
+    void *state = NULL;
+    enum status ended = engine->open(train, &resources, &state);
+    if (ended == STATUS_OK)
+        ended = engine->set(state, &begin);
+    if (ended == STATUS_OK)
+        ended = engine->steps(state, 0, 0, MIXED_STEPS);
+    if (ended == STATUS_OK)
+        ended = engine->get(state, end);
+    if (state)
+        engine->close(state);
+    return ended;
+}
+
+/* Returns whether two states are equal up to rounding. */
+static bool close_to(const struct train_state *one, const struct train_state *other, size_t values)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < values; i++) {
+        off += pow((double)one->parameters[i] - other->parameters[i], 2);
+        norm += pow((double)other->parameters[i], 2);
+    }
+    return sqrt(off) < 1e-5 * sqrt(norm);
+}
+
+/* Even ranks train with train-omp, odd ranks with train-naive, whose layout of the gradients differs. All
+ * ranks must get the same bits. Their result must equal that of one rank up to rounding. The model is so
+ * large that its gradients are exchanged in several parts and pieces (exchange_pieces.h). */
+static int train_mixed(void)
+{
+    static const uint32_t shares[] = {2, 4, 0, 1};
+    struct data data;
+    struct model model;
+    struct train_state end, alone;
+    data_random(&data, (struct shape){1, 1, 28, 28}, 10, 20, 5);
+    if (model_build(&model_tables[2], data.shape, 10, &model) != STATUS_OK || model.arena_values < 1 << 20)
+        return 1;
+    float *initial = calloc(model.arena_values, sizeof *initial);
+    struct exchange exchange = {.mixed = &model, .count = model.arena_values};
+    struct train train = {.model = &model,
+                          .data = &data,
+                          .batch = 7,
+                          .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
+                          .schedule = {.rate = 0.01}};
+    if (!initial || !train_state_new(model.arena_values, &end) ||
+        !train_state_new(model.arena_values, &alone))
+        return 1;
+    model_initialise(&model, 3, initial);
+    int wrong = comm_rank() == 0 && train_steps_of(&engine_naive, &train, initial, &alone) != STATUS_OK;
+    train.rank = (uint32_t)comm_rank();
+    train.ranks = (uint32_t)comm_size();
+    train.shares = comm_size() == 4 ? shares : NULL;
+    train.share_max = 7;
+    train.exchange = &exchange;
+    const struct engine *engine = comm_rank() % 2 ? &engine_naive : &engine_omp;
+    wrong |= exchange_open(2, engine, &exchange) != STATUS_USAGE; /* nccl */
+    wrong |= exchange_open(0, engine, &exchange) != STATUS_OK;
+    wrong |= train_steps_of(engine, &train, initial, &end) != STATUS_OK;
+    wrong |= comm_check_same(fnv_add(FNV_BEGIN, end.parameters, model.arena_values * sizeof(float)), "bits",
+                             "") != STATUS_OK;
+    wrong |= comm_rank() == 0 && !close_to(&end, &alone, model.arena_values);
+    exchange_close(&exchange);
+    return wrong;
+}
+
+__attribute__((constructor)) static void be_mixed_rank(void)
+{
+    if (!getenv(MIXED_RANKS))
+        return;
+    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(MIXED_RANKS)) || train_mixed();
+    comm_close();
+    _exit(wrong);
+}
+
+Test(mpi_sums, different_engines_exchange_the_same_parts)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        shell("timeout 100 mpirun --bind-to none -x " MIXED_RANKS "=%d -n %d %s", ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+    }
+}
+#endif
+
+/* Runs before main() in all processes. A process that is a rank does its work here and exits. The counts are
+ * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_shared.c. */
+__attribute__((constructor)) static void be_rank(void)
+{
+    static const size_t counts[] = {0,    1,    3,    4,    15,     16,     17,     1000,
+                                    1023, 1024, 1025, 1031, 131071, 131072, 131073, 300007};
+    if (!getenv(COUNTED))
+        return;
+    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(COUNTED));
+    for (int shares = 0; shares < 2; shares++) {
+        comm_shares_memory = shares;
+        for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
+            wrong = add_up(counts[i]);
+        if (!wrong && comm_size() > 1)
+            wrong = fail_on_one_rank();
+    }
+    comm_close();
+    _exit(wrong);
+}
+
+/* All ranks must get the same bits as a sum in rank order, in shared memory and over MPI. This must also be
+ * true for arrays with fewer values than there are ranks. */
+Test(mpi_sums, arrays_are_added_up_in_rank_order)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        shell("timeout 50 mpirun --bind-to none -x " COUNTED "=%d -n %d %s", ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+        cr_expect_str_empty(err); /* no warning about shared memory */
+    }
+}

@@ -1,0 +1,174 @@
+/* Tests --recipe on the command line, and the checks and messages for options of recipes. */
+#include "shell.h"
+
+#include "cells.h"
+#include "train_cli.h"
+
+TestSuite(train_recipe, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+#define PAPER  "$P --variant train-naive --recipe paper --dry-run "
+#define LOGREG PAPER "--model logreg --data digits --train-size 300 --test-size 9 "
+
+/* A recipe replaces defaults. Options that are given win, and options without effect are not refused. */
+Test(train_recipe, replaces_defaults)
+{
+    EXPECT(0, LOGREG "--flip=no --lr 0.5");
+    cr_expect_not_null(
+        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
+    cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
+    cr_expect_str_eq(out, "");
+    expect_refusal(2, "--recipe papers", "did you mean 'paper'?");
+    expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
+}
+
+/* --dry-run prints only options that have an effect, so the line is accepted as options. */
+Test(train_recipe, dry_run_prints_options_that_are_accepted)
+{
+    EXPECT(0, LOGREG "--raw >line");
+    EXPECT(0, "cat line");
+    cr_expect_not_null(strstr(out, "--out-res 224 --channels 3 --batch 256"), "%s", out);
+    cr_expect(!strstr(out, "--mean") && !strstr(out, "--std") && !strstr(out, "--drop-path"), "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 300 --test-size 9 --raw "
+              "--dry-run "
+              "$(cat line)");
+    EXPECT(0, PAPER "--data digits --train-size 300 --model vit-micro --out-res 28 --channels 1");
+    cr_expect_not_null(strstr(out, "--drop-path 0.1"), "%s", out);
+#ifdef HAVE_INIH
+    EXPECT(0,
+           PAPER "--model logreg --feed stored --train-size 256 --test-size 4 --res 32 --out-res 32 >line");
+    EXPECT(0, "cat line");
+    cr_expect(strstr(out, "--data synth") && !strstr(out, "--fresh"), "%s", out);
+    EXPECT(0, "$P --variant train-naive --model logreg --feed stored --train-size 256 --test-size 4 --res 32 "
+              "--out-res 32 --dry-run $(cat line)");
+#endif
+}
+
+/* Each part of the recipe can be switched off. */
+Test(train_recipe, parts_are_switched_off)
+{
+    EXPECT(0, LOGREG "--rand-augment none --out-res none --std none --drop-path none");
+    cr_expect_str_eq(out, "--batch 256 --drop-last --optimizer adamw --lr 0.001 --lr-schedule cosine "
+                          "--lr-warmup 1.28 --weight-decay 0.05 --label-smoothing 0.1 --flip --erasing 0.25 "
+                          "--mixup 0.8 --cutmix 1\n");
+#define ROWS                                                                                              \
+    "$P --variant train-naive --model logreg --recipe paper --data digits --train-size 40 --test-size 9 " \
+    "--batch 8 --epochs 1 --lr-warmup 0 --out-res none --format csv "
+    EXPECT(0, ROWS "--rand-augment none,3 --raw 2>&1");
+    cr_expect_str_eq(value(out, 1, "rand_augment"), "");
+    cr_expect_str_eq(value(out, 2, "rand_augment"), "3");
+    cr_expect_str_eq(value(out, 1, "out_res"), "");
+    cr_expect_str_eq(value(out, 1, "mean"), "");
+    cr_expect_str_eq(value(out, 1, "std"), "");
+    EXPECT(0, ROWS "2>&1");
+    cr_expect_str_eq(value(out, 1, "mean"), "0.5");
+    cr_expect_str_eq(value(out, 1, "std"), "0.5");
+    EXPECT(0, ROWS "--flip=no | cat; $P --variant train-naive --model logreg --recipe paper --data digits "
+                   "--train-size 40 --test-size 9 --batch 8 --epochs 1 --lr-warmup 0 --out-res none");
+    cr_expect_not_null(strstr(out, "recipe paper"), "%s", out);
+    expect_refusal(2, "--recipe paper --flip no", "unexpected argument 'no'; write --flip=no");
+}
+
+/* The help of a recipe has one default for each option. */
+Test(train_recipe, help_has_one_default)
+{
+    EXPECT(0, "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
+    cr_expect_not_null(strstr(out, "--drop-path RATE rate of stochastic depth"), "%s", out);
+    cr_expect_not_null(strstr(out, "in the first block (default 0.1) --"), "%s", out);
+    cr_expect_not_null(strstr(out, "to this width and height; none: do not (default 224)"), "%s", out);
+    EXPECT(0, "$P --workload train --help | tr -s '\\n ' ' '");
+    cr_expect_not_null(strstr(out, "in the first block (default: as --model says) --"), "%s", out);
+}
+
+Test(train_recipe, mean_and_std_belong_together)
+{
+    expect_refusal(2, "--mean 0.5", "--mean needs --std S; add that");
+    expect_refusal(2, "--std 0.5", "--std needs --mean M; add that");
+    expect_refusal(2, "--raw --std 0.5 --mean 0.5", "--mean normalises samples, but --raw leaves them");
+}
+
+Test(train_recipe, reports_schedules_without_effect)
+{
+#define FEW "$P --variant train-naive --model logreg --train-size 64 --test-size 9 --batch 8 --dry-run "
+    expect_refusal(2, "--train-size 64 --batch 8 --lr-schedule cosine --epochs 2 --lr-cycles 17",
+                   "--lr-cycles 17: there are only 16 steps after the warm-up; lower --lr-cycles");
+    EXPECT(0, FEW "--lr-schedule cosine --epochs 2 --lr-cycles 16");
+    cr_expect_str_eq(out, "");
+    EXPECT(0, FEW "--lr-schedule step --lr-step 2 --epochs 2");
+    cr_expect_not_null(strstr(out, "--lr-step 2: the learning rate does not decay within 2 epochs"), "%s",
+                       out);
+    EXPECT(0, FEW "--lr-schedule multistep --lr-milestones 1:2 --epochs 2");
+    cr_expect_not_null(strstr(out, "--lr-milestones 1:2: the last one is not reached within 2"), "%s", out);
+    EXPECT(0, FEW "--lr-warmup 1 --epochs 1");
+    cr_expect_not_null(strstr(out, "--lr-warmup 1: the learning rate does not reach --lr within 1 epoch;"),
+                       "%s", out);
+    EXPECT(0, FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
+    cr_expect_str_eq(out, "");
+}
+
+Test(train_recipe, refuses_outputs_that_mislead)
+{
+    expect_refusal(2, "--export a.pt",
+                   "--export a.pt: the file has the format safetensors; name it a.safetensors");
+    expect_refusal(2, "--export-step b.c/a.npz", "name it b.c/a.safetensors");
+    EXPECT(0, FEW "--export a.b/c 2>&1 | grep 'does not exist' | wc -l");
+    cr_expect_str_eq(out, "1\n"); /* the dot is that of a folder, which does not exist */
+    EXPECT(0, "mkdir used && touch used/x");
+    expect_refusal(2, "--save-batch 4:used", "the folder used contains files; name a new or an empty folder");
+    expect_refusal(2, "--save-batch 4:used/x", "used/x cannot be used: Not a directory; name another folder");
+    expect_refusal(2, "--batch max --repeats 2", "--repeats needs a known batch");
+    expect_refusal(2, "--log used", "--log: used is a folder; name a regular file\n");
+}
+
+Test(train_recipe, names_of_other_programs)
+{
+    static const char *const names[][2] = {{"smoothing", "label-smoothing"},
+                                           {"reprob", "erasing"},
+                                           {"aa", "rand-augment"},
+                                           {"model-ema", "ema"},
+                                           {"model-ema-decay", "ema"},
+                                           {"warmup-epochs", "lr-warmup"},
+                                           {"clip-grad", "clip-norm"},
+                                           {"grad-accum", "accumulate"},
+                                           {"grad-accum-steps", "accumulate"},
+                                           {"hflip", "flip"}};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        char options[64], words[128];
+        snprintf(options, sizeof options, "--%s 1", names[i][0]);
+        snprintf(words, sizeof words, "unknown option '--%s'; did you mean '--%s'?", names[i][0],
+                 names[i][1]);
+        expect_refusal(2, options, words);
+    }
+    expect_refusal(2, "--sched cosine", "did you mean '--lr-schedule cosine'?");
+    expect_refusal(2, "--variant all --train-size 5", "workloads train and infer; add --workload train");
+    EXPECT(2, "$P train --help");
+    cr_expect_not_null(strstr(out, "its options: --workload train --help"), "%s", out);
+    expect_refusal(2, "--mixup", "--mixup needs a value, e.g. --mixup 0.8");
+}
+
+#ifdef HAVE_XXHASH
+Test(train_recipe, resume_says_what_to_give)
+{
+    static const char *const cases[][2] = {
+        {"--ema 0.9 --drop-last",
+         "drop-last=0 in the checkpoint, 1 now; give --drop-last=no, or name another"},
+        {"--ema 0.8", "ema=0.9 in the checkpoint, 0.8 now; give --ema 0.9, or name another folder"},
+        {"--ema 0.9 --clip-norm 1", "no clip-norm in the checkpoint, 1 now; drop --clip-norm, or name"}};
+    EXPECT(0, "$P " SMALL "--epochs 1 --ema 0.9 --checkpoint k");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char options[256];
+        snprintf(options, sizeof options, SMALL "--checkpoint k --resume %s", cases[i][0]);
+        expect_refusal(2, options, cases[i][1]);
+    }
+    EXPECT(0, "truncate -s 500 k/*.ckpt");
+    expect_refusal(1, SMALL "--ema 0.9 --checkpoint k --resume",
+                   "no checkpoint in k can be used, because all are damaged; delete them");
+#ifdef HAVE_INIH
+#define DRAWN SMALL "--data synth --res 8 --feed stored --checkpoint s "
+    EXPECT(0, "$P " DRAWN "--epochs 1");
+    expect_refusal(2, DRAWN "--resume --preset visualatom",
+                   "belong to other samples: --preset not given in the checkpoint, visualatom now; give the "
+                   "same samples");
+#endif
+}
+#endif
