@@ -7,16 +7,6 @@
 
 LAYERS(classifier, false, {.kind = LAYER_LINEAR, .channels = 0});
 
-static const struct augment all = {.shift = 1,
-                                   .flip = true,
-                                   .crop = true,
-                                   .operations = 2,
-                                   .magnitude = 28,
-                                   .repeats = 3,
-                                   .erasing = 0.5f,
-                                   .height = 9,
-                                   .width = 7};
-
 /* The mixings of the tests below: none, MixUp and CutMix. */
 static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
 
@@ -24,7 +14,7 @@ static void open_augmented(struct net *net, const struct engine *engine, struct 
 {
     net_open(net, engine, &classifier, (struct shape){3, 1, 9, 7}, 4, 20, 6, 0);
     data_add_canvases(&net->data, 12, 10);
-    net->train.augment = all;
+    net->train.augment = augment_all(9, 7);
     net->train.mixing = mixing;
     net_reopen(net, engine);
 }
@@ -135,7 +125,7 @@ Test(augment_batches, samples_that_are_no_images_of_bytes_are_refused)
     struct net net;
     struct feed feed = {0};
     net_open(&net, &engine_naive, &classifier, (struct shape){2, 1, 9, 7}, 4, 20, 6, 0);
-    net.train.augment = all;
+    net.train.augment = augment_all(9, 7);
     cr_expect_eq(feed_open(&net.train, &(struct resources){.threads = 1}, &feed), STATUS_USAGE);
     cr_expect(strstr(status_text(), "one or three channels"), "%s", status_text());
     feed_close(&feed);

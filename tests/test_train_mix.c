@@ -4,17 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
-#endif
+#include "cpu_engines.h"
 #include "train_support.h"
-
-static const struct engine *const engines[] = {
-    &engine_naive,
-#ifdef _OPENMP
-    &engine_omp,
-#endif
-};
 
 /* ---- The share ---- */
 
@@ -278,9 +269,9 @@ Test(train_mix, losses_of_steps_match_a_direct_computation)
         for (size_t j = 0; j < COUNT_OF(batches); j++)
             for (int loss = 0; loss < 2; loss++) {
                 compare_steps(&engine_oracle, mixings[i], (enum loss_kind)loss, batches[j], 1);
-                for (size_t e = 0; e < COUNT_OF(engines); e++)
+                for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
                     for (uint32_t parts = 1; parts <= 7; parts += parts == 1 ? 2 : 4)
-                        compare_steps(engines[e], mixings[i], (enum loss_kind)loss, batches[j], parts);
+                        compare_steps(cpu_engines[e], mixings[i], (enum loss_kind)loss, batches[j], parts);
             }
 }
 
@@ -383,25 +374,16 @@ Test(train_mix, parts_mix_the_samples_of_the_whole_step, .timeout = 120)
 {
     static const struct mixing mixings[] = {{0.8, 0}, {0, 1}};
     static const uint32_t uneven[] = {11, 7, 0};
-    const struct augment augment = {.shift = 1,
-                                    .flip = true,
-                                    .crop = true,
-                                    .operations = 2,
-                                    .magnitude = 28,
-                                    .repeats = 3,
-                                    .erasing = 0.5f,
-                                    .height = 16,
-                                    .width = 16};
-    for (size_t e = 0; e < COUNT_OF(engines); e++)
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++)
         for (size_t i = 0; i < COUNT_OF(mixings); i++) {
             struct net net;
-            net_open(&net, engines[e], &model_tables[1], (struct shape){3, 1, 16, 16}, 4, 46, 18, 0.1f);
+            net_open(&net, cpu_engines[e], &model_tables[1], (struct shape){3, 1, 16, 16}, 4, 46, 18, 0.1f);
             data_add_canvases(&net.data, 25, 21);
-            net.train.augment = augment;
+            net.train.augment = augment_all(16, 16);
             net.train.mixing = mixings[i];
             for (uint32_t ranks = 1; ranks <= 3; ranks++)
-                compare_in_parts(&net, engines[e], ranks, NULL);
-            compare_in_parts(&net, engines[e], 3, uneven);
+                compare_in_parts(&net, cpu_engines[e], ranks, NULL);
+            compare_in_parts(&net, cpu_engines[e], 3, uneven);
             net_close(&net);
         }
 }

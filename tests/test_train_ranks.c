@@ -427,22 +427,12 @@ Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
     }
 }
 
-static const struct augment all = {.shift = 1,
-                                   .flip = true,
-                                   .crop = true,
-                                   .operations = 2,
-                                   .magnitude = 28,
-                                   .repeats = 3,
-                                   .erasing = 0.5f,
-                                   .height = 16,
-                                   .width = 16};
-
 /* Opens LeNet with 23 canvases; a step has 6 samples with 3 copies each. */
 static void open_canvases(struct net *net, const struct engine *engine, struct mixing mixing)
 {
     net_open(net, engine, &model_tables[1], (struct shape){3, 1, 16, 16}, 4, 46, 18, 0.1f);
     data_add_canvases(&net->data, 25, 21);
-    net->train.augment = all;
+    net->train.augment = augment_all(16, 16);
     net->train.mixing = mixing;
 }
 

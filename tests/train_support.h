@@ -140,6 +140,20 @@ static inline void data_to_halves(struct data *data)
     data_normalise(data, true);
 }
 
+/* Returns every augmentation at once, with three copies of each sample, for networks with this input. */
+static inline struct augment augment_all(uint32_t height, uint32_t width)
+{
+    return (struct augment){.shift = 1,
+                            .flip = true,
+                            .crop = true,
+                            .operations = 2,
+                            .magnitude = 28,
+                            .repeats = 3,
+                            .erasing = 0.5f,
+                            .height = height,
+                            .width = width};
+}
+
 static inline void net_close(struct net *net)
 {
     net->engine->close(net->state);

@@ -108,7 +108,7 @@ static __global__ void __launch_bounds__(BLOCK)
 
 /* ---- RandAugment ---- */
 
-/* What the threads of a block share. */
+/* Shared memory of a block. */
 struct change_shared {
     uint32_t counts[AUGMENT_CHANNELS_MAX][AUGMENT_LEVELS];
     uint32_t sums[AUGMENT_CHANNELS_MAX];

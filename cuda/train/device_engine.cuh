@@ -1,6 +1,6 @@
-/* What the engines of engine.cuh and vit/engine.cu share: device memory, data, the exchange, and steps in
- * parts. The state of each of these engines derives from struct device_engine. The `void *state` of its
- * struct engine points to a struct device_engine. */
+/* The part that the engines of engine.cuh and vit/engine.cu share: device memory, data, the exchange, and
+ * steps in parts. The state of each of these engines derives from struct device_engine. The `void *state` of
+ * its struct engine points to a struct device_engine. */
 #ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 
@@ -15,7 +15,7 @@
 
 struct device_engine;
 
-/* What differs between these engines. All functions enqueue their work on engine->stream. */
+/* The functions that each engine supplies. They all enqueue their work on engine->stream. */
 struct device_engine_functions {
     /* Writes the inputs of the `count` samples in engine->batch, whose values are in `set`. */
     enum status (*gather)(struct device_engine *engine, const struct device_set *set, uint32_t epoch,

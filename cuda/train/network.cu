@@ -1,4 +1,4 @@
-/* What network.cuh declares for all engines: device memory, copies of the state, graphs. */
+/* Device memory, copies of the state, and CUDA graphs, for all engines (network.cuh). */
 #include "train/network.cuh"
 
 #include <stdlib.h>

@@ -165,7 +165,7 @@ FDSL_HD float box_erased(const struct draw_erase *erase, uint32_t y, uint32_t x,
     return box_normal(philox_word(block, i % 4));
 }
 
-/* Returns a sample's move, including the rectangle of random erasing. */
+/* Returns how a sample is shifted and mirrored, and its rectangle of random erasing. */
 FDSL_HD struct draw_move box_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                   uint32_t sample)
 {

@@ -133,7 +133,7 @@ FDSL_HD bool augment_warps(enum augment_operation operation)
     return operation >= AUGMENT_SHEAR_X && operation <= AUGMENT_ROTATE;
 }
 
-/* What the table of a channel depends on. */
+/* Statistics of a channel, from which the table of its values is computed. */
 struct augment_channel {
     uint32_t least, most; /* smallest and largest value that occurs */
     uint32_t step;        /* equalize: pixels per output level, see augment_equalize_step() */

@@ -9,7 +9,7 @@
 #include "core/variant.h"
 #include "train/engine.h"
 
-/* What a row reports. */
+/* The values of a row. */
 struct step_row {
     uint32_t epoch;                  /* counted from 1 */
     uint64_t step;                   /* steps done, counted over all epochs; at least 1 */

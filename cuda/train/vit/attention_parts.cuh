@@ -1,4 +1,4 @@
-/* What the files of the attention share: the forward pass (attention.cu) and the backward pass
+/* Shared by the files of the attention: the forward pass (attention.cu) and the backward pass
  * (attention_backward.cu). No matrix of scores is in memory: a warp has 16 rows of scores in registers and
  * reads the other rows from shared memory. For queries q, keys k, values v and f = 1 / sqrt(d):
  *

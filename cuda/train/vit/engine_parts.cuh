@@ -1,4 +1,4 @@
-/* What the files of the engine `vit` share: engine.cu (graphs and steps), engine_open.cu, activations.cu
+/* Shared by the files of the engine `vit`: engine.cu (graphs and steps), engine_open.cu, activations.cu
  * (memory), forward.cu and backward.cu. No other file includes this header. */
 #ifndef FDSL_CUDA_TRAIN_VIT_ENGINE_PARTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_ENGINE_PARTS_CUH
@@ -11,8 +11,8 @@
 #define BLOCKS_MAX   ((MODEL_LAYERS_MAX - 5) / BLOCK_LAYERS)
 #define GRAPHS       4 /* full steps and short steps, each with parts of two sizes */
 
-/* What the forward pass of a block saves: the inputs of its layers, and what vit_attention() and the
- * normalisations save. `qkv` has the queries, keys and values. */
+/* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
+ * values that vit_attention() and the normalisations save. `qkv` has the queries, keys and values. */
 struct saved {
     bf16 *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
     struct vit_moments *moments1, *moments2;
