@@ -68,6 +68,24 @@ Test(checks, a_check_that_hangs_fails)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
+/* Suites: one hangs in its first run only, one in every run, and one fails. */
+Test(checks, a_suite_that_hangs_under_sanitizers_runs_twice)
+{
+    static const char make[] =
+        "suite() { printf '#!/bin/sh\\n%s\\n' \"$2\" > $D/tests/$1; chmod +x $D/tests/$1; }; "
+        "mkdir $D/tests; suite test_once 'test -e $D/run || { touch $D/run; exec sleep 30; }; echo $GOOD'; "
+        "suite test_ever 'exec sleep 30'; suite test_wrong 'echo $BAD; exit 1'; ";
+    shell("export D=$(mktemp -d) GOOD='Tested: 3 | Passing: 3 |' BAD='Tested: 3 | Passing: 2 |'; %s"
+          "{ LIMIT=7 scripts/check/run.sh $D 1; echo status $?; rm $D/run; "
+          "LIMIT=3 ONLY=once scripts/check/run.sh $D 0; } 2>&1 | sed 's/ *[0-9]* s  / /'; rm -r $D",
+          make);
+    expect(0, "ok test_once");
+    expect(0, "FAILED test_ever");
+    expect(0, "FAILED test_wrong");
+    expect(0, "5 passed, 2 failed\nstatus 1");
+    expect(0, "FAILED test_once"); /* without sanitizers */
+}
+
 Test(checks, an_interrupt_ends_running_checks)
 {
     shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "

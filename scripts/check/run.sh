@@ -36,11 +36,25 @@ longest_first=(test_train_cli test_mpi_pipeline test_train_net test_train_omp te
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 
+# A test is a process that Criterion forks. The ASan of gcc 12 does not lock its allocator for the fork. If another thread
+# holds a lock of the allocator then, the test waits for this lock for ever, whatever it tests. Therefore a suite that hangs
+# under the sanitizers runs a second time. The longest suite needs 65 s on two cores.
+first_run() # program
+{
+    ((san)) || { "$1"; return; }
+    local check_limit_s=$((check_limit_s * 3 / 10 + 1))
+    limited "$1"
+}
+
 run_suite() # program
 {
     local log status=0 passed failed
     log=$(mktemp)
-    "$1" >"$log" 2>&1 || status=$?
+    first_run "$1" >"$log" 2>&1 || status=$?
+    if ((san)) && grep -q '^did not end within' "$log"; then
+        status=0
+        "$1" >"$log" 2>&1 || status=$?
+    fi
     # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
     read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
         awk 'END { print $2, $1 - $2 }')
