@@ -42,7 +42,7 @@ only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|t
 first_run() # program
 {
     ((san)) || { "$1"; return; }
-    local check_limit_s=$((check_limit_s * 3 / 10 + 1))
+    local check_limit_s=$((check_limit_s / 6 + 1))
     limited "$1"
 }
 
