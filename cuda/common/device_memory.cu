@@ -18,8 +18,8 @@ void device_restore(int device)
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
-/* Makes the device current, unless it is current already. After a failure, returns the error of
- * device_probe() if that function fails, too. */
+/* Makes the device current, unless it is current already. If this fails, returns the error of device_probe(),
+ * which says more. Returns CUDA's error if device_probe() finds no problem. */
 static enum status use(int device)
 {
     cudaError_t error = device == device_current() ? cudaSuccess : cudaSetDevice(device);

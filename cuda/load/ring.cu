@@ -359,7 +359,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
     if (!worker->copied || !worker->unpacked || !worker->chunks)
         return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
-    TRY(stream_open(&worker->copies)); /* nvJPEG launches kernels on it */
+    TRY(stream_open(&worker->copies)); /* has a high priority, because nvJPEG launches kernels on it */
     CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
     CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
     for (uint32_t b = 0; b < ring->buffers; b++) {
@@ -374,8 +374,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
 }
 
 /* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
- * the largest sample if that is larger. The chunk's table follows the samples. A table has room for the
- * maximum number of samples that fit in a buffer. */
+ * the largest sample if that sample is larger than a chunk. The chunk's table follows the samples. A table
+ * has one entry for each sample that could fit in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;

@@ -158,9 +158,11 @@ enum status gpu_input_copy_rate(struct gpu_ops *gpu, double *bytes_per_s);
 /* Computes the size of the arena. */
 enum status gpu_results_plan(struct gpu_ops *gpu);
 
-/* STATUS_USAGE if input and results do not fit in the memory that is free or allowed. */
+/* Returns STATUS_USAGE if input and results need more device memory than is free, or more than
+ * --gpu-memory-limit allows. */
 enum status gpu_check_memory(const struct gpu_ops *gpu);
 
+/* Creates the memory pool if --pool asks for it. Call gpu_results_close() also after a failure. */
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 

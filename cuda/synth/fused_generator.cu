@@ -75,8 +75,8 @@ static enum status open_graph(struct fused_generator *self, bool background)
     TRY(stream_open(&stream, background));
     enum status status = fused_graph_open(self->plan, self->synth.batch, stream, &self->graph);
     if (status == STATUS_OK)
-        status = cuda_status(cudaStreamGetPriority(stream, &self->priority), "a stream's priority", __FILE__,
-                             __LINE__);
+        status = cuda_status(cudaStreamGetPriority(stream, &self->priority), "cudaStreamGetPriority",
+                             __FILE__, __LINE__);
     cudaError_t error = cudaStreamDestroy(stream);
     return status != STATUS_OK ? status : cuda_status(error, "cudaStreamDestroy", __FILE__, __LINE__);
 }
