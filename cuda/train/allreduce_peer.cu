@@ -29,7 +29,7 @@
 #define EAGER_THREADS       256
 #define EAGER_BYTES         ((size_t)8 << 20) /* one shot is eager for arrays of at most this size */
 #define EAGER_BLOCK_VECTORS 512 /* vectors per block, until the number of blocks is at its limit */
-#define SENT_FOR_EMPTY      UINT32_C(0x7fffffff)
+#define SENT_FOR_EMPTY      UINT32_C(0x7fffffff) /* NaNs that are sent in place of PEER_EMPTY */
 
 struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64_C(1000000000)};
 
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(PEER_THREADS)
         uint32_t count = end - at < PEER_ROOM ? (uint32_t)(end - at) : PEER_ROOM;
         answered = exchange_piece<WIRE, VALUE, RANKS, TWO_SHOTS>(peers, array, at, count, ++piece);
     }
-    __syncthreads(); /* until all threads have read the room's members */
+    __syncthreads(); /* waits until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->pieces = piece;
         room->failed = !answered;
@@ -261,7 +261,7 @@ static __global__ void __launch_bounds__(EAGER_THREADS, 2)
     uint32_t piece = room->eager_pieces + 1;
     bool answered =
         !room->failed && exchange_eagerly<WIRE, VALUE, RANKS>(peers, array, at, (uint32_t)(end - at), piece);
-    answered = __syncthreads_and(answered); /* until all threads have read the room's members */
+    answered = __syncthreads_and(answered); /* also waits until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->eager_pieces = piece;
         room->failed = !answered;

@@ -34,8 +34,9 @@ static enum status open_memory(struct peer *self, struct card *card)
     void *memory;
     size_t bytes = self->blocks_max * sizeof(struct room);
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-        (void)cudaGetLastError(); /* so that the next check does not see it */
-        return status_set(STATUS_UNAVAILABLE, "it needs %zu MB of GPU memory for the exchange",
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+        return status_set(STATUS_UNAVAILABLE,
+                          "it needs %zu MB of free GPU memory for the exchange; free memory on this GPU",
                           bytes / 1000000);
     }
     self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
@@ -57,7 +58,7 @@ static enum status map_peer(struct peer *self, int rank, const struct card *card
 {
     cudaError_t error =
         cudaIpcOpenMemHandle(&self->mapped[rank], card->memory, cudaIpcMemLazyEnablePeerAccess);
-    (void)cudaGetLastError(); /* so that the next check does not see it */
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
     self->peers.rooms[rank] = static_cast<struct room *>(self->mapped[rank]);
     return error == cudaSuccess
                ? STATUS_OK

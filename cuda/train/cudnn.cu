@@ -1,6 +1,6 @@
 /* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
  * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used. A
- * layer chooses its algorithms once for each batch size, by cuDNN's expectation or by measurement.
+ * layer chooses its algorithms once for each batch size, by cuDNN's estimate or by measurement.
  *
  * cudnn_probe() loads the library, so other variants run without it. The types come from cuDNN's header. The
  * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
@@ -100,12 +100,13 @@ struct convolution {
     cudnnFilterDescriptor_t weight;
     cudnnConvolutionDescriptor_t plan;
     cudaStream_t stream;
-    struct algorithms *all, *now;     /* all: for all batch sizes so far; now: for the descriptors */
+    struct algorithms *all, *now;     /* all: list of all batch sizes so far; now: the current batch size */
     struct allocations *allocations;  /* the engine's allocations, which own the workspace */
     void *scratch;                    /* the workspace */
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
 
-    /* Only if layer->measures: weights for measured runs, which also receive their gradient, and events. */
+    /* Only if layer->measures: an array that replaces the weights and their gradients in measured runs, and
+     * events that time these runs. */
     float *stand_in;
     cudaEvent_t begin, end;
 };
@@ -235,7 +236,8 @@ static cudnnStatus_t compute(const struct device_layer *layer, const struct call
 
 /* ---- Algorithms ---- */
 
-/* Implements measure(). */
+/* Runs an algorithm several times and sets `*least_ms` to the shortest time. Ignores the first run. If cuDNN
+ * cannot run the algorithm, sets INFINITY. */
 template <class Algorithm>
 static enum status time_runs(const struct device_layer *layer, const struct call_memory *memory,
                              Algorithm algorithm, float *least_ms)
@@ -256,8 +258,8 @@ static enum status time_runs(const struct device_layer *layer, const struct call
     return STATUS_OK;
 }
 
-/* Measures an algorithm. Sets `*least_ms` to its shortest time, or to INFINITY if cuDNN cannot run it. The
- * runs write only tensors that the pass of this layer overwrites next. */
+/* Allocates a workspace for an algorithm, and measures the algorithm with it (time_runs()). The runs write
+ * only tensors that the pass of this layer overwrites next. */
 template <class Found>
 static enum status measure(const struct device_layer *layer, const Found *found, float *least_ms)
 {

@@ -44,7 +44,7 @@ struct device_layer {
 struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples of this rank */
-    uint32_t total; /* samples of all ranks; gradients are of the mean loss over these samples */
+    uint32_t total; /* samples of all ranks; the gradients are those of the mean loss over these samples */
     bool training;
     enum precision precision;
     uint64_t seed;
@@ -168,11 +168,12 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 struct device_set {
     const void *values;
     const uint32_t *labels;
-    struct train_held held; /* of `values` */
+    struct train_held held; /* which samples are in `values` */
 };
 
-/* Copies the sets that the engine needs to device memory: not the training set for inference, no live
- * samples, and no samples for a stage of a pipeline that is not the first. Enqueues the copies. */
+/* Enqueues copies of the data sets to device memory. For inference, copies only the test set. Always copies
+ * the labels of a set. Copies its values too, except for live training samples, and except in the later
+ * stages of a pipeline. */
 enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
                              struct allocations *allocations, cudaStream_t stream);
 

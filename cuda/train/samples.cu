@@ -1,5 +1,5 @@
 /* Copies the data sets to device memory. Gathers a batch from a set: chooses its samples and their moves
- * (shift and flip), then copies their values. */
+ * (shift, flip, erasing), then computes their values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 

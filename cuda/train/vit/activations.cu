@@ -5,10 +5,10 @@
 
 #define PIECE_BYTES 256 /* alignment in the buffer of activations */
 
-/* Divides a buffer into arrays. Without a buffer, only measures. */
+/* The division of a buffer into arrays. To measure the size that a buffer needs, set `buffer` to NULL. */
 struct pieces {
     char *buffer;
-    size_t used;
+    size_t used; /* bytes */
 };
 
 template <class T> static void take(struct pieces *pieces, T **array, size_t count)
