@@ -57,8 +57,10 @@ enum status device_alloc(int device, size_t bytes, void **memory)
     if (error != cudaErrorMemoryAllocation)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
-    return status_set(STATUS_FAILED, "CUDA device %d does not have %.2f GB of free memory", device,
-                      1e-9 * (double)bytes);
+    return status_set(
+        STATUS_FAILED,
+        "CUDA device %d does not have %.2f GB of free memory; free memory, or use another device", device,
+        1e-9 * (double)bytes);
 }
 
 void device_free(int device, void *memory)

@@ -211,7 +211,7 @@ enum status queue_check_failed(struct output_queue *queue)
     if (!queue->delivery->failed)
         return STATUS_OK;
     queue->stopped = true;
-    return status_set(STATUS_FAILED, "another reader failed");
+    return status_set(STATUS_FAILED, "another thread failed to read its samples");
 }
 
 /* Waits until the consumer has received the batch, so that `done` is valid. Sets `*ended` if at least

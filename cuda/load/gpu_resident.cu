@@ -261,9 +261,9 @@ static uint64_t launch_batches(const struct delivery *delivery, uint64_t launch_
     return batches < 1 ? 1 : batches < all ? batches : all;
 }
 
-/* Chooses the samples that stay in device memory. All of them stay if they and `other_bytes` fit. Otherwise,
- * as many stay as fit together with `stream_bytes` and a margin. --resident-bytes also limits their size.
- * Sets `*kept_bytes` to the size of the chosen samples. */
+/* Chooses the samples that stay in device memory. All samples stay if they and `other_bytes` fit. Otherwise,
+ * as many samples stay as fit in addition to `stream_bytes` and a margin. Their size never exceeds
+ * --resident-bytes. Sets `*kept_bytes` to the size of the chosen samples. */
 static enum status choose_resident(struct resident *resident, uint64_t other_bytes, uint64_t stream_bytes,
                                    uint64_t *kept_bytes)
 {

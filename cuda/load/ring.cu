@@ -406,7 +406,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span),
                       bytes + workers * ring->room.pixels));
-    ring->memory_bytes = ring->delivery.result.memory_bytes + bytes; /* with the pinned buffers */
+    ring->memory_bytes = ring->delivery.result.memory_bytes + bytes; /* including the pinned buffers */
     ring->delivery.result.memory_bytes = ring->memory_bytes;
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));

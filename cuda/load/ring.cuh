@@ -94,7 +94,7 @@ struct ring_decoding {
     struct image_batch batch;
     uint8_t *pixels; /* device memory: the decoded images of a chunk */
     struct image_scratch scratch;
-    double time_s; /* spent on decoding in this run */
+    double time_s; /* time spent on decoding in this run */
 };
 
 struct ring_worker {
@@ -105,7 +105,7 @@ struct ring_worker {
     cudaEvent_t *copied, *unpacked;
     cudaEvent_t unpacked_latest;    /* the element of `unpacked` recorded last; NULL if there is none */
     struct chunk *chunks;           /* per buffer */
-    uint64_t started, completed;    /* numbers of chunks in this run */
+    uint64_t started, completed;    /* how many chunks were started and completed in this run */
     struct ring_decoding *decoding; /* NULL unless images are decoded */
     void *own;                      /* the variant's data for this worker */
 };

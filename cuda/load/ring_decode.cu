@@ -11,7 +11,7 @@
 #include "data/draws.h"
 #include "load/fit.cuh"
 
-#define PIXEL_ALIGNMENT 256 /* in bytes, of decoded images */
+#define PIXEL_ALIGNMENT 256 /* alignment of decoded images, in bytes */
 /* Room for decoded pixels, per byte of a chunk. Photographs of good quality have about 12 bytes of pixels per
  * byte of JPEG; a chunk that needs more room has fewer samples. */
 #define PIXELS_PER_BYTE 16

@@ -1,5 +1,5 @@
 /* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
- * device, all others in its own thread, and then fits all of them into their slots with one kernel. */
+ * device, and all other images in its own thread. Then one kernel fits all images into their slots. */
 #ifndef FDSL_CUDA_LOAD_RING_DECODE_CUH
 #define FDSL_CUDA_LOAD_RING_DECODE_CUH
 

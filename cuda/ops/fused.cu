@@ -21,7 +21,7 @@
 #define TILE_ROWS_MAX  9
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
 #define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
-#define REPORTS        64 /* at least OUTPUTS_MAX + the number of groups */
+#define REPORTS        64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
 #define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
 #define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */
 /* A word of pipeline.reports counts reports in units of REPORT. Its lower bits say which rows are kept. */
@@ -29,8 +29,9 @@
 
 /* The division of rows and of shared memory for a launch. Warps of a group process one tile at a time. */
 struct fused_plan {
-    bool fits;                    /* output tiles fit */
-    bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
+    bool fits;        /* the output tiles fit into shared memory */
+    bool loads_bulk;  /* rows are read with bulk copies */
+    bool stores_bulk; /* values are written with bulk copies */
     uint32_t tile_rows, groups, outputs;
     uint32_t arrivals; /* lanes of a consumer that arrive at the barrier of an output tile: all lanes if the
                           writer reads the tile with plain loads, otherwise one lane */
@@ -42,7 +43,8 @@ struct fused_job {
     struct gpu_job job;
     struct chunk chunk;
     struct fused_plan plan;
-    bool lists, writes; /* rows that are not kept are dropped; there are results per output row */
+    bool lists;  /* rows that are not kept are dropped */
+    bool writes; /* the kernel writes results of output rows */
     uint32_t tiles;
     uint8_t *counts; /* per tile of this launch */
 };
@@ -81,10 +83,10 @@ static __device__ __forceinline__ uint32_t tile_of_turn(uint32_t turn)
 /* The state of a consumer. */
 struct consumer {
     uint32_t row;        /* index within each tile of the row that this consumer processes */
-    struct place output; /* of the current tile */
-    uint8_t *buffer;     /* for the consumer's next row, in shared memory */
+    struct place output; /* slot of the current output tile */
+    uint8_t *buffer;     /* shared memory for the consumer's next row */
     uint64_t *loaded;
-    uint32_t parity; /* of the next phase of `loaded` */
+    uint32_t parity; /* parity of the next phase of `loaded` */
     uint32_t kept;
 };
 

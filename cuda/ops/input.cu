@@ -12,7 +12,7 @@
 #include "ops/gpu.cuh"
 
 #define SLICE_BYTES    ((uint64_t)1 << 20)
-#define UPLOAD_BYTES   ((uint64_t)16 << 20) /* chunks of the upload of resident rows */
+#define UPLOAD_BYTES   ((uint64_t)16 << 20) /* bytes per chunk when resident rows are uploaded */
 #define UPLOAD_BUFFERS 4
 #define PADDING        16 /* bulk copies read up to this many bytes after the last row */
 

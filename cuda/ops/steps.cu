@@ -2,7 +2,7 @@
 #include "machine/device.h"
 #include "ops/write.cuh"
 
-#define LOADS 6 /* in flight per lane */
+#define LOADS 6 /* loads in flight per lane */
 
 template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)

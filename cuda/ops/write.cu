@@ -6,7 +6,7 @@
 
 #define GATHER_BYTES     24576 /* bytes of rows per block of gather_rows(), for 1 to 32 rows */
 #define GATHER_MAX_BYTES 49024 /* maximum bytes per row; a row and the barrier fit in 48 KiB */
-#define LOADS            6     /* in flight per lane */
+#define LOADS            6     /* loads in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
 static __device__ __forceinline__ bool find_row(const struct gpu_job &job, uint64_t i, uint64_t *at)

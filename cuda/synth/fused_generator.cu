@@ -15,7 +15,7 @@ struct fused_generator {
     struct fused_plan *plan;
     struct fused_graph *graph;
     int priority;    /* priority of the stream on which the graph was recorded */
-    int64_t *labels; /* destination of labels that the caller does not want */
+    int64_t *labels; /* destination of the labels if the caller passes NULL */
 };
 
 /* Sets `*fits` to whether the graph can generate `count` images on `stream`. `stream` must have the priority

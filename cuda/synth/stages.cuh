@@ -307,7 +307,7 @@ template <class self> struct staged_generator {
     struct generator generator; /* must be first */
     struct synth synth;         /* synth.batch is the number of images of the current call */
     void *state;
-    int64_t *labels; /* destination of labels that the caller does not want */
+    int64_t *labels; /* destination of the labels if the caller passes NULL */
 
     static enum status draw(const self *drawing, uint32_t count, void *samples, int64_t *labels)
     {

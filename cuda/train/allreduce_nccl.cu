@@ -142,7 +142,7 @@ static enum status nccl_check(void *state)
     ncclResult_t result = ncclSuccess;
     TRY(nccl_status(nccl.CommGetAsyncError(self->communicator, &result), "ncclCommGetAsyncError"));
     self->failed |= result != ncclSuccess;
-    return nccl_status(result, "an exchange of NCCL");
+    return nccl_status(result, "NCCL reports an asynchronous error");
 }
 
 static void nccl_close(void *state)

@@ -118,9 +118,9 @@ static __global__ void __launch_bounds__(PEER_THREADS)
  *      from every rank.
  *   2. A rank sends values of piece i - 1 after its kernel of piece i - 2 has ended. That kernel read and
  *      cleared the slot that piece i uses again.
- * The end of a kernel orders its accesses before those of the next one, on this GPU and, through the values
- * that arrive, on the others. Therefore the kernels of one state must not overlap, not even by programmatic
- * dependent launch. */
+ * The end of a kernel orders its accesses before those of the next kernel. This also orders them on the other
+ * GPUs, through the values that arrive there. Therefore the kernels of one state must not overlap, not even
+ * by programmatic dependent launch. */
 
 static __device__ __forceinline__ uint32_t not_empty(uint32_t word)
 {

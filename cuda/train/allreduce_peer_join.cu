@@ -18,8 +18,10 @@ enum status peer_probe(int device)
 {
     int supported;
     CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrUnifiedAddressing, device));
-    return supported ? STATUS_OK
-                     : status_set(STATUS_UNAVAILABLE, "device %d cannot share its memory", device);
+    return supported
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE,
+                            "device %d has no unified addressing, so it cannot share its memory", device);
 }
 
 static enum status open_memory(struct peer *self, struct card *card)

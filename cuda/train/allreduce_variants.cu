@@ -25,7 +25,7 @@ struct way {
 struct allreduce_run {
     const struct allreduce_job *job;
     const struct way *way;
-    void *state; /* of the method */
+    void *state; /* state of the method */
     void *values;
     struct exchange_update arrays; /* used if way->updates is set; arrays.update has one entry per call */
     size_t moments;                /* number of values in arrays.m and in arrays.v */
@@ -33,7 +33,7 @@ struct allreduce_run {
     cudaEvent_t begin, end;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    uint64_t number; /* of the latest run */
+    uint64_t number; /* number of the latest run */
 };
 
 static __global__ void fill_gradients_kernel(const struct allreduce_job job, uint64_t number, float *values)

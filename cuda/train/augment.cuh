@@ -29,7 +29,7 @@ struct device_augment {
 };
 
 /* Allocates memory for the images of the largest part of a step (train_part_max()) and for their partners.
- * Does nothing if there is nothing to compute (augment_computes()), or for inference. */
+ * Only zeroes `augment` if there is nothing to compute (augment_computes()), or for inference. */
 enum status device_augment_open(const struct train *train, struct allocations *allocations,
                                 struct device_augment *augment);
 

@@ -20,7 +20,7 @@
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
 #define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* limit in bytes for the workspace of an algorithm */
-#define MEASURED_RUNS     3                   /* per algorithm, after a run in which cuDNN may load kernels */
+#define MEASURED_RUNS     3                   /* timed runs per algorithm, after one run to load kernels */
 #define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: sample, channel, and the kernel's axes */
 
 /* ---- The library ---- */
@@ -198,10 +198,10 @@ static enum status create(struct convolution *self)
 
 static const float one = 1, zero = 0;
 
-/* Memory of a call that is not in struct device_layer. */
+/* The memory that a cuDNN call uses in addition to the arrays of struct device_layer. */
 struct call_memory {
     const float *weight;
-    float *gradient; /* of the weights */
+    float *gradient; /* gradient of the weights */
     void *scratch;
     size_t scratch_bytes;
 };
@@ -279,9 +279,9 @@ template <class Found> static bool is_eligible(const Found *found)
            found->memory <= CUDNN_SCRATCH_MAX;
 }
 
-/* Chooses an algorithm that is deterministic and within the workspace limit: the fastest one of a measurement
- * if layer->measures, otherwise the first one, because cuDNN sorts algorithms by expected speed. Raises
- * self->scratch_bytes to the algorithm's workspace if that is larger. */
+/* Chooses an algorithm that is deterministic and within the workspace limit. If layer->measures, measures all
+ * such algorithms and chooses the fastest one. Otherwise chooses the first one, because cuDNN sorts
+ * algorithms by expected speed. Raises self->scratch_bytes to the algorithm's workspace if that is larger. */
 template <class Found, class Algorithm>
 static enum status choose(const struct device_layer *layer, const Found *found, int count,
                           Algorithm *algorithm)
@@ -301,10 +301,10 @@ static enum status choose(const struct device_layer *layer, const Found *found, 
         }
     }
     if (!best)
-        return status_set(
-            STATUS_FAILED,
-            "%s: cuDNN has no deterministic algorithm within the workspace limit for this convolution",
-            layer->layer->name);
+        return status_set(STATUS_FAILED,
+                          "%s: cuDNN has no deterministic algorithm with at most %zu MiB of workspace for "
+                          "this convolution; use train-cuda",
+                          layer->layer->name, CUDNN_SCRATCH_MAX >> 20);
     *algorithm = best->algo;
     self->scratch_bytes = best->memory > self->scratch_bytes ? best->memory : self->scratch_bytes;
     return STATUS_OK;

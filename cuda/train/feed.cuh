@@ -37,8 +37,9 @@ struct feed_timing {
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
-    uint64_t *host_numbers;      /* of a batch; NULL if the generator needs no numbers on the host */
-    uint8_t *staging;            /* pinned memory for a batch that the host draws; NULL: the device draws */
+    uint64_t
+        *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
+    uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
     enum status drawn; /* first failure of draw_on_host(), or STATUS_OK; written by a thread of CUDA */
     char reason[256];  /* its error message; valid if `drawn` is not STATUS_OK */
     cudaStream_t stream;

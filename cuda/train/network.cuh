@@ -26,12 +26,12 @@ struct device_layer {
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
      * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine_open.cu). */
-    bool relu;                        /* forward, this layer also applies the ReLU after it */
-    bool relu_before;                 /* backward, this layer also applies the mask of the ReLU before it */
+    bool relu;        /* the forward pass of this layer also applies the ReLU after it */
+    bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */
     uint32_t *largest;                /* pooling only: per output, the index of the maximum in its sample */
-    struct {                          /* convolutions of packed_conv.cu; otherwise NULL */
+    struct {                          /* only convolutions that packed_conv.cu computes; otherwise NULL */
         uint16_t *in, *deltas;        /* 16-bit copies, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;

@@ -36,7 +36,7 @@ struct graph_state {
     bool ordered;
     struct { /* pinned memory: input and output of the inference graph */
         struct graph_step step;
-        float logits[]; /* of one batch */
+        float logits[]; /* logits of one batch */
     } * page;
 };
 

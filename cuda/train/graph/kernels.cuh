@@ -119,7 +119,7 @@ struct graph_plan {
     float smoothing;
     float scale[3], offset[3];
     const uint8_t *values[DATA_PARTS];
-    const uint32_t *labels; /* of the training set */
+    const uint32_t *labels; /* labels of the training set */
     uint32_t *order;        /* sample numbers in the order of the epoch */
     struct graph_position *position;
     struct graph_step *step;

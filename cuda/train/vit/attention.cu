@@ -56,7 +56,7 @@ static __device__ __forceinline__ void take_scores(struct softmax *softmax, floa
 /* Keys and values in shared memory, and the queries of a warp. */
 template <int DEPTH> struct tiles {
     const struct line<DEPTH> *keys, *values;
-    uint32_t count; /* of keys */
+    uint32_t count; /* number of keys */
     uint32_t queries[DEPTH / 16][4];
 };
 

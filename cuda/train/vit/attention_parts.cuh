@@ -178,8 +178,8 @@ struct launch {
     uint32_t threads, bytes; /* threads per block; shared memory per block */
 };
 
-/* `halves` is the number of blocks along z per sample: 2 if half of the blocks compute the gradients of
- * queries and the other half those of keys and values, otherwise 1. */
+/* `halves` is the number of blocks along z per sample. In the backward pass it is 2: one half of the blocks
+ * computes the gradients of queries, the other half those of keys and values. */
 static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
 {
     const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;

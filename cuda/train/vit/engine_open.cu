@@ -6,8 +6,9 @@
 #include "common/check.cuh"
 #include "machine/device.h"
 
-#define SAMPLES_MAX 32767 /* per batch: a grid has two blocks per sample along z, and at most 65535 blocks \
-                           */
+#define SAMPLES_MAX                                                                        \
+    32767 /* per batch: a grid has two blocks per sample along z, and at most 65535 blocks \
+           */
 
 /* ---- Supported networks ---- */
 
@@ -148,7 +149,8 @@ static size_t partial_values(const struct vit *vit)
 {
     const struct vit_rows rows = rows_of(vit, vit->capacity);
     const size_t hidden = hidden_width(vit), classes = vit->train->model->classes;
-    const size_t columns = hidden > 3 * rows.width ? hidden : 3 * rows.width; /* norms have three sums */
+    const size_t columns =
+        hidden > 3 * rows.width ? hidden : 3 * rows.width; /* the backward pass of a norm has three sums */
     const size_t tokens = (size_t)rows.tokens * rows.width, samples = tokens > classes ? tokens : classes;
     const size_t by_row = VIT_PARTS * columns, by_sample = VIT_SAMPLE_PARTS * samples;
     return by_row > by_sample ? by_row : by_sample;

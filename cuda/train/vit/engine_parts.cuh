@@ -9,7 +9,7 @@
 
 #define BLOCK_LAYERS 12 /* layers of a block in the model's table */
 #define BLOCKS_MAX   ((MODEL_LAYERS_MAX - 5) / BLOCK_LAYERS)
-#define GRAPHS       4 /* full steps and short steps, each with parts of two sizes */
+#define GRAPHS       4 /* enough for full steps and short steps, each with parts of two sizes */
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
  * values that vit_attention() and the normalisations save. `qkv` has the queries, keys and values. */

@@ -67,7 +67,7 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
 /* Writes the factors of stochastic depth (layer, sample); the factors of adjacent layers are `apart` values
  * apart. `numbers` has the numbers of the samples. `layers` and `numbers` are in device memory. */
 struct vit_path {
-    uint32_t number; /* of the layer in the model */
+    uint32_t number; /* number of the layer in the model */
     float rate;
 };
 enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uint64_t seed, uint32_t epoch,
