@@ -359,8 +359,9 @@ template <class self> struct staged_generator {
         free(made);
     }
 
-    /* Draws the images of one launch, because CUDA loads kernels at their first launch, and must not do so
-     * while a call is captured. The converted image overwrites the first canvas. */
+    /* Draws the images of one launch, so that CUDA loads the kernels. CUDA would otherwise load them in the
+     * first call, and it must not do so while this call is captured. The converted image overwrites the first
+     * canvas. */
     enum status load_kernels()
     {
         self *drawing = static_cast<self *>(state);

@@ -6,9 +6,7 @@
 #include "common/check.cuh"
 #include "machine/device.h"
 
-#define SAMPLES_MAX                                                                        \
-    32767 /* per batch: a grid has two blocks per sample along z, and at most 65535 blocks \
-           */
+#define SAMPLES_MAX 32767 /* per batch: a grid has two blocks per sample along z, of at most 65535 */
 
 /* ---- Supported networks ---- */
 
