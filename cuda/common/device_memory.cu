@@ -18,8 +18,8 @@ void device_restore(int device)
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
-/* Makes the device current, unless it is current already. After a failure, returns the error of
- * device_probe() if that function fails, too. */
+/* Makes the device current, unless it is current already. If this fails, returns the error of device_probe(),
+ * which says more. Returns CUDA's error if device_probe() finds no problem. */
 static enum status use(int device)
 {
     cudaError_t error = device == device_current() ? cudaSuccess : cudaSetDevice(device);
@@ -57,8 +57,10 @@ enum status device_alloc(int device, size_t bytes, void **memory)
     if (error != cudaErrorMemoryAllocation)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
-    return status_set(STATUS_FAILED, "CUDA device %d does not have %.2f GB of free memory", device,
-                      1e-9 * (double)bytes);
+    return status_set(
+        STATUS_FAILED,
+        "CUDA device %d does not have %.2f GB of free memory; free memory, or use another device", device,
+        1e-9 * (double)bytes);
 }
 
 void device_free(int device, void *memory)

@@ -110,14 +110,15 @@ struct delivery {
     std::atomic<bool> failed;        /* a worker has failed, so the others stop */
 };
 
-/* Examines the samples and computes slot sizes. Allocates no device memory. load/arrays.h explains `packed`,
- * and load/order.h explains `keyed`. The caller closes the delivery, also after a failure. */
+/* Examines the samples and computes slot sizes. Allocates no device memory. `packed` is passed to
+ * arrays_open() (load/arrays.h); `keyed` becomes a field of struct order_plan (load/order.h). The caller
+ * closes the delivery, also after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
 /* Creates the workers' queues with at least `slots` slots each, rounded up to whole batches. The variant will
- * allocate `more_bytes` of device memory in addition. Sets result.memory_bytes to the sum; the variant adds
- * its buffers in host memory. STATUS_USAGE if all this does not fit in device memory. */
+ * allocate `more_bytes` of device memory itself. Sets result.memory_bytes to all device memory, including
+ * `more_bytes`; the variant adds the size of its host buffers. STATUS_USAGE if less device memory is free. */
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 

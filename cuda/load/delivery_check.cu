@@ -48,7 +48,7 @@ void delivery_check_free(struct delivery_check *check)
     *check = {};
 }
 
-/* Reads the image of a sample. */
+/* Reads the image file of a sample to check.read. Sets `*image` to the file's entry in the data set. */
 static enum status read_image(struct output_queue *queue, uint32_t number,
                               const struct dataset_member **image)
 {

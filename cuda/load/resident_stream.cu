@@ -98,11 +98,12 @@ struct filling {
     struct resident_stage *stage;
     struct unpack_entry *entries;
     uint32_t resident, streamed;
-    uint64_t end; /* of the samples in the buffer */
+    uint64_t end; /* offset of the first byte after the buffer's samples */
 };
 
-/* Takes samples from samples[*taken] on until the buffer is full. Entries of samples to read are stored from
- * the end of the table on, because the number of resident ones is not known yet. */
+/* Takes samples from samples[*taken] on until the buffer is full. Entries of samples to read are first stored
+ * backwards from the end of the table, because the number of resident samples is not known yet. They are
+ * moved to their final position when it is known. */
 static void choose(struct filling *filling, const uint32_t *samples, uint32_t count, uint32_t slot,
                    uint32_t *taken)
 {
@@ -144,8 +145,8 @@ static void read_task(void *context, uint64_t i, int thread)
     filling->stream->failed[i] = read_one(filling, i) != STATUS_OK;
 }
 
-/* Reads the samples. A sample that a thread could not read is read again here, because error messages belong
- * to a thread. Removes the entries of samples that are lost. */
+/* Reads the samples. If a worker thread could not read a sample, the calling thread reads the sample again,
+ * because each thread has its own error message. Removes the entries of samples that are lost. */
 static enum status read_all(struct filling *filling, struct output_queue *queue)
 {
     const struct resident_stream *stream = filling->stream;

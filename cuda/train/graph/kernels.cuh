@@ -119,7 +119,7 @@ struct graph_plan {
     float smoothing;
     float scale[3], offset[3];
     const uint8_t *values[DATA_PARTS];
-    const uint32_t *labels; /* of the training set */
+    const uint32_t *labels; /* labels of the training set */
     uint32_t *order;        /* sample numbers in the order of the epoch */
     struct graph_position *position;
     struct graph_step *step;
@@ -127,7 +127,8 @@ struct graph_plan {
     float *gradients;      /* `arena_values` values, in the order of gradient_place() */
     uint32_t arena_values; /* size of an arena */
     uint32_t tensors[GRAPH_TENSORS];
-    bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
+    bool keep_gradients; /* store the gradient of fc1's weights even without `apart`; all other gradients are
+                            always stored */
     bool apart;   /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
     bool overlap; /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
@@ -272,8 +273,9 @@ static __device__ __forceinline__ float *gradient_of(const struct graph_plan &pl
     return plan.gradients + gradient_place(plan.arena_values, plan.tensors[FC1_B], at);
 }
 
-/* Stores the gradient of parameter `at` of the arena. Unless the ranks exchange gradients first, updates the
- * parameter and returns its new value. */
+/* Stores the gradient of parameter `at` of the arena. Then updates the parameter and returns its new value.
+ * With plan.apart, does not update the parameter and returns 0, because the ranks exchange gradients first.
+ */
 static __device__ __forceinline__ float
 step_parameter(const struct graph_plan &plan, const struct update &update, uint32_t at, float gradient)
 {
