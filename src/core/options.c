@@ -146,8 +146,8 @@ static void resolve_by_value(const struct options *options, struct found *found,
     }
 }
 
-/* Refuses a former name if the value does not suit the option that now has the new name. The message says
- * what to use instead. */
+/* Refuses an option given by a former name if the value is not valid for the option under its current name.
+ * The message says what to use instead. */
 static enum status check_former(const struct options *options, const struct found *found, const char *value)
 {
     const struct former *former = found->former;

@@ -15,7 +15,7 @@ struct config;
 /* An option that is not given and has no default is false, 0, NaN, -1 or NULL, depending on its kind.
  * Therefore a count without a default needs a minimum of at least 1, unless 0 also means that it is not given
  * (--threads). All other numbers without a default accept "none", which means that the option is not given.
- * So options->defaults, such as those of a recipe, can be switched off. */
+ * With "none", a user can switch off a value of options->defaults, for example one that a recipe sets. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
