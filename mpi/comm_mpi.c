@@ -397,8 +397,8 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    return wait_for(&request,
-                    true); /* even with one rank per machine: `collective` must be equal on all ranks */
+    /* Also with one rank per machine, because `collective` must be equal on all ranks. */
+    return wait_for(&request, true);
 }
 
 /* ---- Sums of arrays ---- */

@@ -457,7 +457,7 @@ static enum status open_place(const char *path, const struct remote_options *opt
 {
     const char *local = remote_local(path);
     if (!local && remote_is(path)) {
-        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* what follows may be a secret */
+        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* the query may contain a secret */
         char *slash = strrchr(dataset->path, '/');
         const char *leaf = slash + 1;
         if (!*leaf || strpbrk(leaf, ".{"))

@@ -147,11 +147,11 @@ struct augment {
 
     /* New images are computed from the stored samples in every epoch (train/augment.h). */
     bool crop, bicubic;     /* random-resized-crop, and its filter */
-    uint32_t operations;    /* RandAugment: operations per sample */
+    uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
     double magnitude;       /* RandAugment: 0 to 30 */
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */
-    uint32_t height, width; /* random erasing: of the images */
+    uint32_t height, width; /* size of the images, for random erasing */
 };
 
 /* Returns whether the network's images are computed from the stored samples before they are gathered. */
@@ -186,8 +186,8 @@ FDSL_HD bool draw_flip(uint64_t seed, uint32_t epoch, uint32_t sample)
     return philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT).word[2] >> 31;
 }
 
-/* Returns the move of a sample, without random erasing. If augment_computes(), the move does not mirror,
- * because augment_image() mirrors. */
+/* Returns how a sample is shifted and mirrored, without random erasing. If augment_computes() is true, `flip`
+ * is false, because augment_image() mirrors the sample instead. */
 FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                    uint32_t sample)
 {

@@ -32,7 +32,7 @@ struct image_scratch {
     size_t pixels_bytes;
     uint8_t *turned; /* upright pixels */
     size_t turned_bytes;
-    uint8_t *resized; /* resized pixels, as stored */
+    uint8_t *resized; /* resized pixels, in the orientation of the stored image */
     size_t resized_bytes;
     struct jpeg_decoder *jpeg;
     struct resampler resampler;

@@ -43,7 +43,8 @@
 #define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
- * folders are stored in a folder with this name, which such a program finds as the only class. */
+ * folders are stored inside a folder with this name; such programs then find this folder as the only
+ * class. */
 #define NOT_IMAGEFOLDER "not-imagefolder/"
 
 struct parameters {

@@ -20,7 +20,7 @@
 
 /* ---- Credentials ---- */
 
-/* Copies a value of the environment. STATUS_USAGE if it is too long. */
+/* Copies an environment variable; an unset variable becomes "". STATUS_USAGE if it is too long. */
 static enum status from_environment(const char *name, char *value, size_t size)
 {
     const char *text = getenv(name);
@@ -210,8 +210,8 @@ enum status s3_sign(const struct s3_request *request, const struct s3_credential
 
 /* ---- Lists ---- */
 
-/* A part of an XML text. This parser supports what the lists contain: no comments, and elements whose content
- * is read have neither attributes nor nested elements of the same name. */
+/* A part of an XML text. The parser relies on two properties of the lists: they contain no comments, and the
+ * elements whose content is read have no nested elements of the same name. */
 struct span {
     const char *begin, *end;
 };

@@ -60,8 +60,9 @@ static bool is_count(const struct pickle_value *value)
     return value->kind == PICKLE_INT && value->number >= 0;
 }
 
-/* A storage is the persistent id ('storage', type, key, device, values). Checks that the member of this key
- * has the size of these values. */
+/* Finds the archive member that holds the values of a tensor. The pickle refers to this storage by the
+ * persistent id ('storage', type, key, device, values), where `values` is a count. Checks that the member
+ * named by the key has the size of this many values. */
 static enum status find_storage(const struct search *search, const struct pickle_value *value,
                                 const struct storage_type **type, const struct zip_member **member,
                                 uint64_t *values)
@@ -86,7 +87,7 @@ static enum status find_storage(const struct search *search, const struct pickle
     return STATUS_OK;
 }
 
-/* Reads shape and strides. The tensor gets a fault if it is not contiguous in C order. */
+/* Reads shape and strides. Sets tensor->fault if the tensor is not contiguous in C order. */
 static enum status read_shape(const struct pickle_value *shape, const struct pickle_value *strides,
                               struct tensor *tensor)
 {
