@@ -440,7 +440,7 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
 {
     *reducer = NULL;
     TRY(comm_check_same(count, "numbers of gradients",
-                        "the engine pads them for the CPU's instruction set, so use machines of one type"));
+                        "they are padded for the CPU's instruction set, so use machines with the same CPU"));
     /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
      * more than `count`. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));

@@ -153,7 +153,7 @@ static enum status check_former(const struct options *options, const struct foun
     const struct former *former = found->former;
     if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
         size_t index;
-        bool trains = option_has_name(options, "train-size", &index); /* trainers do not repeat runs */
+        bool trains = option_has_name(options, "train-size", &index); /* training repeats no runs */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
                           trains ? "--train-size N trains on N samples" : former->number, former->now,
                           found->spec->argument);

@@ -78,8 +78,8 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 
 /* ---- Stochastic depth ---- */
 
-/* The factor of one sample in a LAYER_DROP_PATH: 0 with probability `rate`, otherwise 1 / (1 - rate).
- * Counter: 0, sample, epoch. */
+/* The factor of a sample in a LAYER_DROP_PATH layer: 0 with probability `rate`, else 1 / (1 - rate). Counter:
+ * 0, sample, epoch. */
 FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, float rate)
 {
     struct philox_block block = philox(philox_key(seed), 0, sample, epoch, DRAW_PATH | layer);

@@ -28,7 +28,8 @@ static void make_weights(const struct resample_axis *axis, uint32_t taps, uint32
     *first -= shift;
 }
 
-/* Makes room for the weights of an axis and computes them, unless the axis is the one of the latest call. */
+/* Allocates and computes the weights of an axis. Does nothing if its lengths equal those of the latest
+ * call. */
 static enum status make_table(struct resample_axis wanted, struct resample_axis *axis, uint32_t *taps,
                               uint32_t **first, int16_t **weights, size_t *room)
 {
@@ -126,8 +127,8 @@ static void down_ref(const struct resampler *resampler, uint32_t i, uint8_t *out
 
 #if defined __x86_64__
 
-/* The masks that make 16-bit values of the bytes of two adjacent pixels: r0 r1 g0 g1 b0 b1 x0 x1. Byte 128
- * makes a zero. */
+/* Shuffle masks that convert the bytes of two adjacent pixels to 16-bit values, in the order r0 r1 g0 g1 b0
+ * b1 x0 x1. The index 128 gives a zero byte. */
 #define PAIR(a, b) \
     (a), 128, (b), 128, (a) + 1, 128, (b) + 1, 128, (a) + 2, 128, (b) + 2, 128, (a) + 3, 128, (b) + 3, 128
 static const uint8_t pair_low[32] = {PAIR(0, 4), PAIR(0, 4)}, pair_high[32] = {PAIR(8, 12), PAIR(8, 12)};

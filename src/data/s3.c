@@ -138,7 +138,8 @@ static bool hmac(const void *key, size_t key_bytes, const char *text, uint8_t di
     return HMAC(EVP_sha256(), key, (int)key_bytes, (const uint8_t *)text, strlen(text), digest, NULL) != NULL;
 }
 
-/* The signed headers are in the order of their names. Optional ones may be empty. */
+/* Formats the text whose hash is signed. The headers are sorted by name. The range and the token are left out
+ * if they are empty. */
 static int canonical_request(const struct s3_request *request, const char *token, const char *date,
                              const char *names, char *text, size_t size)
 {
@@ -341,7 +342,7 @@ enum status s3_list(const char *text, size_t size,
             TRY(add_object(dialect, object, add, context));
         text_of(rest, dialect->next, next, S3_TOKEN_MAX);
         if (!*next)
-            text_of(root, dialect->next, next, S3_TOKEN_MAX); /* S3 may put it before the objects */
+            text_of(root, dialect->next, next, S3_TOKEN_MAX); /* S3 may put the token before the objects */
         return STATUS_OK;
     }
     return status_set(STATUS_FAILED, "the answer is not a list of objects");

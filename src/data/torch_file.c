@@ -81,7 +81,7 @@ static enum status find_storage(const struct search *search, const struct pickle
         return status_set(STATUS_FAILED, "the archive has no member '%.200s' with its values", name);
     if (*values > UINT64_MAX / (*type)->bytes || *values * (*type)->bytes != (*member)->bytes)
         return status_set(STATUS_FAILED,
-                          "its storage has %" PRIu64 " values of %s, but the member '%.200s' %" PRIu64
+                          "its storage has %" PRIu64 " values of %s, but the member '%.200s' has %" PRIu64
                           " bytes",
                           *values, (*type)->name, name, (*member)->bytes);
     return STATUS_OK;
@@ -178,7 +178,8 @@ static enum status visit_item(struct search *search, const char *key, size_t len
 {
     size_t used = strlen(search->name);
     if (used + length + 2 > sizeof search->name)
-        return status_set(STATUS_FAILED, "its keys have more than %d bytes together", NAME_MAX_BYTES - 2);
+        return status_set(STATUS_FAILED, "the keys of a tensor have more than %d bytes together",
+                          NAME_MAX_BYTES - 2);
     snprintf(search->name + used, sizeof search->name - used, "%s%.*s", used ? "." : "", (int)length, key);
     TRY(visit(search, item, depth));
     search->name[used] = '\0';
@@ -194,7 +195,7 @@ static int compare_texts(const void *a, const void *b)
     return order ? order : one->length < two->length ? -1 : one->length > two->length;
 }
 
-/* Refuses a dict in which a text is a key twice. Python writes no such dict. */
+/* Refuses a dict that has the same text as a key twice. Python cannot write such a dict. */
 static enum status check_keys(const struct pickle_value *dict)
 {
     const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));
