@@ -18,8 +18,8 @@ struct share {
     uint64_t first, count, total;
 };
 
-/* Returns the number of items of all ranks below `rank`, if the ranks divide `batch` < 2^32 items by
- * weight. The sum of the weights must be below 2^32. If it is 0, the result is 0. */
+/* Returns the number of items of all ranks below `rank`, if the ranks divide `batch` < 2^32 items by weight.
+ * The sum of the weights must be below 2^32. If this sum is 0, the result is 0. */
 static inline uint64_t partition_before(const struct partition *partition, uint64_t rank, uint64_t batch)
 {
     uint64_t before = 0, all = 0;

@@ -145,7 +145,8 @@ struct augment {
                        side with `shift` zeros before normalisation, and then cropping at random */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 
-    /* New images are computed from the stored samples in every epoch (train/augment.h). */
+    /* With crop, RandAugment or repeats, new images are computed from the stored samples in every epoch
+     * (train/augment.h). */
     bool crop, bicubic;     /* random-resized-crop, and its filter */
     uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
     double magnitude;       /* RandAugment: 0 to 30 */
@@ -154,7 +155,7 @@ struct augment {
     uint32_t height, width; /* size of the images, for random erasing */
 };
 
-/* Returns whether the network's images are computed from the stored samples before they are gathered. */
+/* Returns whether new images are computed from the stored samples before a batch is gathered. */
 FDSL_HD bool augment_computes(const struct augment *augment)
 {
     return augment->crop || augment->operations > 0 || augment->repeats > 1;

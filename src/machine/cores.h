@@ -20,7 +20,7 @@ struct cores_mask {
 enum cores_outcome {
     CORES_KEPT,   /* the launcher gave each rank its own hardware threads and left none unused, or there is
                    * only one rank */
-    CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
+    CORES_SPLIT,  /* ranks had cores in common, so the cores were divided among the ranks */
     CORES_IDLE,   /* the launcher gave each rank its own hardware threads, but some are unused */
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
