@@ -1,6 +1,7 @@
 /* A ring of message buffers in memory that two processes of one machine share: one process writes the
- * messages, the other one reads them in place. The memory has no name in any file system, so none is left
- * when the processes are killed. No function blocks. Each end may be used by one thread at a time. */
+ * messages, the other one reads them in place. The memory has no name in any file system, so it is freed when
+ * both processes have ended, even if they are killed. No function blocks. Each end may be used by one thread
+ * at a time. */
 #ifndef FDSL_MACHINE_SHARED_RING_H
 #define FDSL_MACHINE_SHARED_RING_H
 
