@@ -397,7 +397,8 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    return wait_for(&request, true); /* even with one rank per machine: all ranks must count the same calls */
+    /* Also with one rank per machine, because `collective` must be equal on all ranks. */
+    return wait_for(&request, true);
 }
 
 /* ---- Sums of arrays ---- */
@@ -405,7 +406,7 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
 struct comm_reducer {
     struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
     int *counts, *offsets;     /* of each rank's part of the array */
-    int *mine, *mine_at;       /* this rank's part, received once from each rank */
+    int *mine, *mine_at;       /* per sending rank: size and offset in `received` of this rank's part */
     float *received;           /* this rank's part of each rank's array, in rank order */
     int failed;                /* whether a rank's step failed */
 };
@@ -439,8 +440,9 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
 {
     *reducer = NULL;
     TRY(comm_check_same(count, "numbers of gradients",
-                        "the engine pads them for the CPU's instruction set, so use machines of one type"));
-    /* A rank receives up to ranks - 1 values more than `count`, because the parts can differ by one. */
+                        "they are padded for the CPU's instruction set, so use machines with the same CPU"));
+    /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
+     * more than `count`. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));
     *reducer = calloc(1, sizeof **reducer);
     TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));

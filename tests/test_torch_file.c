@@ -221,7 +221,7 @@ Test(torch_file, tensors_outside_their_storage)
         {{"FloatStorage", "0", 15, 0, 2147483647, 2147483647}, "reach beyond its storage"},
         {{"FloatStorage", "0", 15, -1, 3, 5}, "not a count"},
         {{"FloatStorage", "0", 15, 0, -3, 5}, "not tuples of equal length"},
-        {{"FloatStorage", "0", 16, 0, 3, 5}, "16 values of float32, but the member 'x/data/0' 60 bytes"},
+        {{"FloatStorage", "0", 16, 0, 3, 5}, "16 values of float32, but the member 'x/data/0' has 60 bytes"},
         {{"FloatStorage", "0", -1, 0, 3, 5}, "storage is not described"},
         {{"FloatStorage", "1", 15, 0, 3, 5}, "no member 'x/data/1'"},
         {{"FloatStorage", "../0", 15, 0, 3, 5}, "no member 'x/data/../0'"},

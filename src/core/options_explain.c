@@ -8,8 +8,8 @@
 
 #define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
 
-/* Names that other programs, above all timm, give to options. They are not accepted; the message names the
- * option that is meant. */
+/* Names that other programs, above all timm, give to options. They are not accepted; the error message names
+ * our option for the same purpose. */
 static const struct {
     const char *theirs, *ours;
 } foreign[] = {
@@ -34,8 +34,7 @@ static const struct {
     {"warmup-epochs", "lr-warmup"},
 };
 
-/* Values for examples in messages, where the default would be no example because it switches the option
- * off. */
+/* Example values for messages about options whose default is missing or switches the option off. */
 static const struct {
     const char *name, *value;
 } examples[] = {
@@ -53,16 +52,16 @@ static void option_name(const char *argument, char *name, size_t size)
     snprintf(name, size, "%.*s", (int)strcspn(first, "="), first);
 }
 
-/* Says where the option belongs whose former name was used. Returns STATUS_OK if no part of the program knows
- * it. */
+/* Sets a message for the former name `was` of an option: its current name `now`, and where this option
+ * belongs. Returns STATUS_OK if no part of the program knows the option. */
 static enum status explain_former(const struct options *options, const char *was, const char *now)
 {
     enum status status = options->explain ? options->explain(options->explain_context, now) : STATUS_OK;
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--%s is now called --%s", was, now);
 }
 
-/* Says which option is meant by the name in another program. Returns STATUS_OK if no part of the program
- * knows it. */
+/* Sets a message for the option name of another program: it suggests our option `ours`. Returns STATUS_OK if
+ * no part of the program knows `ours`. */
 static enum status explain_foreign(const struct options *options, int shown, const char *argument,
                                    const char *ours)
 {

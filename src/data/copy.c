@@ -102,7 +102,7 @@ static void dataset_source_describe(const void *state, uint64_t number, char tex
 
 /* ---- Opening ---- */
 
-/* Hashes the keys of all samples and the edges of their members. */
+/* Hashes the keys of all samples and the edges (first and last bytes) of their members. */
 static uint64_t identify(const struct dataset *dataset)
 {
     uint64_t identity = 0;

@@ -18,7 +18,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Whether all samples are single files in folders, without a .cls. */
+/* Whether all samples are single files in folders, and none has a member "cls". */
 static bool in_folders(const struct dataset *dataset)
 {
     if (dataset->shards || dataset->sample_count == 0)

@@ -457,14 +457,14 @@ static enum status open_place(const char *path, const struct remote_options *opt
 {
     const char *local = remote_local(path);
     if (!local && remote_is(path)) {
-        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* what follows may be a secret */
+        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* the query may contain a secret */
         char *slash = strrchr(dataset->path, '/');
         const char *leaf = slash + 1;
         if (!*leaf || strpbrk(leaf, ".{"))
-            *slash = '\0'; /* messages append the names of files */
+            *slash = '\0'; /* messages add a slash and the name of a file */
         return remote_open(path, options, &dataset->remote);
     }
-    if (local) /* indexes are opened by path */
+    if (local) /* remove "file://", because indexes are opened by path */
         memmove(dataset->path, dataset->path + (local - path), strlen(local) + 1);
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return dataset->directory >= 0 ? STATUS_OK

@@ -63,8 +63,8 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
  * The sorted names of the top folders are the classes. */
 enum status dataset_find_classes(struct dataset *dataset);
 
-/* Decides whether samples are reduced to their image and label: if --image or --label was given, or if the
- * first sample has an image. */
+/* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
+ * --image or --label was given, or if the first sample has an image, but never with --member. */
 void dataset_decide(struct dataset *dataset);
 
 /* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.

@@ -17,8 +17,8 @@ static const char *const layouts[] = {"files", "shards",
 
 /* ---- The last line ---- */
 
-/* Number of unit lines and of sample lines, and number of members. The first letter of a line identifies its
- * kind. */
+/* Numbers of units, samples and members in an index. A line that begins with "place" describes a unit, one
+ * that begins with "sample" describes a sample; the first letter is enough to tell them apart. */
 struct counts {
     uint64_t units, samples, members;
 };

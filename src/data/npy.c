@@ -176,7 +176,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     if (begin + length > NPY_HEADER_READ)
         return status_set(
             STATUS_FAILED,
-            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need some "
+            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need about "
             "100: write it with numpy.save()",
             length, NPY_HEADER_READ - begin);
     if (length > size - begin)

@@ -43,7 +43,8 @@
 #define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
- * folders are stored in a folder with this name, which such a program finds as the only class. */
+ * folders are stored inside a folder with this name; such programs then find this folder as the only
+ * class. */
 #define NOT_IMAGEFOLDER "not-imagefolder/"
 
 struct parameters {
@@ -132,7 +133,7 @@ void prepare_help(FILE *stream)
     }
 }
 
-#define SOURCES_MAX 16 /* not less than the number of entries in source_table */
+#define SOURCES_MAX 16 /* at least the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -221,8 +222,8 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
-/* For sources whose samples are files of their own: refuses --samples and --store, and selects --store
- * files. */
+/* For sources whose samples are complete files (source->whole_files): refuses --samples and --store, and
+ * selects --store files. */
 static enum status check_whole_files(struct job *job)
 {
     struct parameters *parameters = &job->parameters;

@@ -256,8 +256,9 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
     *text = NULL;
     TRY(remote_size(remote, name, &bytes));
     if (bytes > limit)
-        return status_set(STATUS_FAILED, "%s/%s: %" PRIu64 " bytes are too many for such a file",
-                          remote->shown, name, bytes);
+        return status_set(STATUS_FAILED,
+                          "%s/%s: the file has %" PRIu64 " bytes; at most %" PRIu64 " are read",
+                          remote->shown, name, bytes, limit);
     int fd = remote_fd(remote, name);
     if (fd < 0)
         return STATUS_FAILED;

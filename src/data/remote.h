@@ -53,9 +53,9 @@ enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes
  * reports no error. Does nothing if files are stored in a cache. */
 void remote_ask(struct remote *remote, const char *name);
 
-/* Reads a whole file and returns a descriptor of its content. The caller must not write to the descriptor. It
- * closes the descriptor with remote_done(), or with close() if the content stays mapped. On failure, returns
- * -1 and sets errno and a message. */
+/* Reads a whole file and returns a descriptor of its content. The caller must not write to the descriptor.
+ * The caller closes the descriptor with remote_done(), or with close() if the content stays mapped. On
+ * failure, returns -1 and sets errno and a message. */
 int remote_fd(struct remote *remote, const char *name);
 void remote_done(struct remote *remote, int fd);
 

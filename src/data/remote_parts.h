@@ -33,7 +33,7 @@ struct file {
 /* A file that is being read. Connections take pieces of it, in order. */
 struct transfer {
     struct file *file;
-    struct transfer *later; /* in the queue of transfers with pieces that no connection has taken */
+    struct transfer *later; /* next in the queue of transfers that have pieces to take */
     int fd;
     uint64_t piece_bytes, next;
     uint64_t left; /* bytes that have not arrived */

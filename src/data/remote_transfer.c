@@ -167,7 +167,7 @@ enum status remote_read_to_memory(struct remote *remote, struct file *file, int 
     pthread_mutex_lock(&remote->lock);
     enum status status = remote_start_in_memory(remote, file);
     struct transfer *transfer = file->transfer;
-    file->transfer = NULL; /* another thread that opens the file reads it again */
+    file->transfer = NULL; /* another thread that opens the file starts its own transfer */
     if (status == STATUS_OK)
         status = remote_await(remote, transfer);
     pthread_mutex_unlock(&remote->lock);

@@ -69,8 +69,7 @@ static enum status find_s3(struct remote *remote)
                               "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
         if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
             return remote_out_of_memory();
-    } else if (memchr(bucket, '.',
-                      (size_t)length)) { /* a certificate does not cover names with further dots */
+    } else if (memchr(bucket, '.', (size_t)length)) { /* certificates cover no names with dots */
         if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
             0)
             return remote_out_of_memory();

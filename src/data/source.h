@@ -65,7 +65,8 @@ struct source {
     const char *workload;
     const char *const *indifferent;
 
-    /* Each sample is a file of its own: --prepare always stores it so, and all samples. */
+    /* Each sample is a complete file. --prepare then writes all samples, and always as single files (--store
+     * files). */
     bool whole_files;
 
     /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
@@ -139,7 +140,7 @@ const struct source_member *source_member(const struct source_sample *sample, co
 
 /* ---- Producing samples ---- */
 
-/* Encoding of an image in a sample. */
+/* File formats of an image in a sample. */
 #define SOURCE_JPEG_QUALITY 90
 enum source_encoding { SOURCE_PNG, SOURCE_NPY, SOURCE_JPEG };
 extern const char *const source_encodings[]; /* option values, in enum order */

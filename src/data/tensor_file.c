@@ -67,8 +67,8 @@ bool tensor_values(const uint64_t *shape, uint32_t axes, uint64_t *values)
 
 /* ---- .npy ---- */
 
-/* NumPy has no bfloat16. Extensions store it as raw bytes ("<V2", which npy_header_parse() refuses), and this
- * program as "<u2". */
+/* NumPy has no bfloat16. Extensions of NumPy store it as raw bytes ("<V2", which npy_header_parse() refuses);
+ * this program stores it as "<u2". */
 static const char *npy_fault(const struct npy_header *header)
 {
     if (header->type[0] == '>')

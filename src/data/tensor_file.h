@@ -13,7 +13,7 @@
 
 #define TENSOR_AXES_MAX 8
 
-/* A tensor in C order. Sets of embeddings read the types f32, f16 and bf16. */
+/* A tensor in C order. This program reads only values of the types f32, f16 and bf16. */
 struct tensor {
     char *name;       /* owned; "" if the format has no names */
     char type[24];    /* the file's name of the type, for messages */

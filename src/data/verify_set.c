@@ -112,8 +112,9 @@ static enum status name_rows(const char *path, const uint8_t *bytes, const uint6
 
 /* ---- Files ---- */
 
-/* Reads a file and compares it with its hash. Prints a line, unless the file has the right size but another
- * hash: then `*differs` is true and the caller prints the rest of a line. The caller frees `*bytes`. */
+/* Reads a file and compares its size and hash with the index. Prints a line if the file cannot be read or has
+ * the wrong size. If only the hash differs, sets `*differs` and prints the beginning of a line; the caller
+ * prints the rest. The caller frees `*bytes`. */
 static bool file_matches(struct check *check, const char *path, const struct index_member *member,
                          char **bytes, bool *differs)
 {
