@@ -59,6 +59,8 @@ struct order_key {
 };
 
 #define ORDER_KEY_BITS 40 /* five passes of an 8-bit radix sort; few of a million samples share a key */
+
+/* Returns the sort key of a sample in an epoch: ORDER_KEY_BITS random bits. */
 FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 {
     struct philox_block block =
@@ -80,7 +82,8 @@ uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint
 enum status order_open(const struct order_plan *plan, struct order *order);
 void order_close(struct order *order);
 
-/* Computes the order of `worker` in `epoch`. */
+/* Computes the order of `worker` in `epoch`. `order` must come from order_open() with this plan. Threads need
+ * separate orders. */
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order);
 
 /* How well an order mixes the samples. */

@@ -144,8 +144,8 @@ struct chunk {
 
 struct errors {
     double largest, sum;
-    /* The number of values compared, and the number of those that are not 0 before the conversion. */
-    uint64_t values, relative;
+    uint64_t values;   /* number of values compared */
+    uint64_t relative; /* number of these values that are not 0 before the conversion */
 };
 
 static double output_value(const struct ops *ops, float tensor_scale, const struct chunk *chunk, uint64_t k,

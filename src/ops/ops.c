@@ -67,7 +67,7 @@ static const struct option_spec options[] = {
      "GPU variants without --resident: size of a chunk"},
     {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
      "GPU variants without --resident: with on, different chunks are filled, copied and processed at the "
-     "same time; with off, each of these waits for the previous one. MODE is one of"},
+     "same time; with off, each of these operations waits for the previous one. MODE is one of"},
     {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
      "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
      "cudaMalloc (off). MODE is one of"},
@@ -131,7 +131,8 @@ enum status ops_check_bounds(double norm_min, double norm_max)
         return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
                           norm_min, OPS_NORM_LEAST);
     if (norm_min > norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", norm_min, norm_max);
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
+                          norm_min, norm_max);
     return STATUS_OK;
 }
 
@@ -160,7 +161,7 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* Rejects options for generated rows if --data reads files, and --tensor if it does not. */
+/* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
 static enum status check_data(const struct options *given, const struct parameters *parameters)
 {
     static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
@@ -171,11 +172,12 @@ static enum status check_data(const struct options *given, const struct paramete
                 "--%s describes generated rows, and --data reads rows from files; drop one of them",
                 generated[i]);
     if (parameters->tensor && !parameters->data)
-        return status_set(STATUS_USAGE, "--tensor has an effect only with --data");
+        return status_set(STATUS_USAGE,
+                          "--tensor has an effect only with --data; add --data PATH, or drop --tensor");
     return STATUS_OK;
 }
 
-/* Sets the parameters of generated rows to the properties of rows from files, so that CSV rows show these. */
+/* With --data: sets --rows, --columns and --dtype to those of the files, so that CSV rows show them. */
 static void describe_set(const struct embeddings *set, struct parameters *parameters)
 {
     parameters->rows = set->rows;

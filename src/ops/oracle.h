@@ -19,11 +19,13 @@ struct ops_oracle {
     uint64_t distinct; /* number of different hashes of valid rows */
 };
 
-/* Computes which rows are valid. The caller frees the oracle, also after a failure. */
+/* Computes which rows are valid. The caller frees the oracle, also after a failure. STATUS_FAILED if memory
+ * runs out. */
 enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle);
 void ops_oracle_free(struct ops_oracle *oracle);
 
-/* Computes the hashes, unless they are known. */
+/* Computes `hashes`, `by_hash` and `distinct`, unless an earlier call has done so. STATUS_FAILED if memory
+ * runs out. */
 enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
 /* Counts the wrong rows of run `number`: input rows for which the mask is wrong or for which the output row

@@ -116,7 +116,7 @@ static enum status read_rows(struct ops_job *job)
     return ops_check_rows(&job->ops);
 }
 
-/* ---- Both ---- */
+/* ---- Taking and freeing rows ---- */
 
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition)
 {
