@@ -47,8 +47,8 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on to the command. SIGTSTP is not among them: it stops this program, and the
- * terminal also sends it to the command. */
+/* Signals that are passed on to the command. SIGTSTP is not among them, because the terminal sends it both to
+ * this program and to the command. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)
@@ -64,7 +64,7 @@ static void collect_signals(sigset_t *set)
 static void become(const struct watch *watch, int report)
 {
     char *const *command = watch->settings->command;
-    signal(SIGXFSZ, SIG_DFL); /* the main program ignores it */
+    signal(SIGXFSZ, SIG_DFL); /* this program ignores SIGXFSZ; the command must not */
     signal(SIGCHLD, watch->on_child);
     sigprocmask(SIG_SETMASK, &watch->before, NULL);
     execvp(command[0], command);
@@ -137,8 +137,8 @@ static enum status begin_monitor(struct watch *watch)
     return monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &watch->monitor);
 }
 
-/* Passes a signal on to the command. The terminal sends its signals to the whole process group. The command
- * has received such a signal already, unless it left the group. */
+/* Passes a signal on to the command. A signal from the terminal goes to the whole process group, so the
+ * command already has it; it is passed on only if the command left the group. */
 static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
 {
     bool from_terminal = signal_info->si_code == SI_KERNEL;

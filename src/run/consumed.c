@@ -44,7 +44,7 @@ static void consumed_teardown(void *state)
 {
     struct consumed *self = state;
     struct consumer_times unused;
-    /* Errors of the remaining steps no longer matter. */
+    /* Ignore errors of the remaining steps, because no result depends on them. */
     (void)consumer_finish(self->job.consumer, &unused);
     set_consumer(self, NULL);
     for (int i = 0; i < self->state_count; i++)

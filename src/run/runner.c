@@ -274,7 +274,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .stall_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
-    /* Epochs are not repeated, so rank 0 is not timed alone. */
+    /* Rank 0 is not timed alone if the workload has epochs, because epochs are not repeated, or if one rank
+     * alone cannot process an item. */
     bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more && !workload->ranks.joint;
     enum status status =
         times_alone ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);

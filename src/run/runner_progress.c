@@ -94,8 +94,8 @@ void runner_say_what_is_kept(const struct runner *runner)
     const struct workload *workload = settings->workload;
     const char *folder = workload->epochs.folder ? workload->epochs.folder(runner->input) : NULL;
     char rows[512], remedy[600];
-    if (axes_combinations(&settings->axes) > 1) /* then runner_axes.c sets the message */
-        return;
+    if (axes_combinations(&settings->axes) > 1)
+        return; /* runner_axes.c sets the message */
     describe_rows(runner, rows, sizeof rows);
     describe_remedy(runner, remedy, sizeof remedy);
     if (folder && runner->checkpointed)

@@ -80,7 +80,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     }
 }
 
-/* Adds a number, or "" if it is not positive, that is, unknown. */
+/* Adds a number. A value that is not positive is unknown and becomes "". */
 static void row_positive(struct row *row, const char *column, double value)
 {
     row_real(row, column, value > 0 ? value : NAN);

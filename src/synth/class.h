@@ -49,7 +49,8 @@ void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_clas
 /* Returns an upper bound on the distance of any vertex of the class from the centre, in pixels. */
 double class_reach(const struct atom_class *class_);
 
-/* Checks a class against the limits CLASS_..._MAX. STATUS_USAGE names the class and the parameter. */
+/* Checks the parameters of a class against the limits CLASS_..._MAX. STATUS_USAGE, with a message that names
+ * the class and the parameter. */
 enum status class_check(const struct atom_class *class_);
 
 /* Checks that no two classes have the same id. STATUS_USAGE names the id. */
