@@ -121,10 +121,10 @@ struct load_result {
     uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
                              only the delivered bytes */
     const char *decoder;  /* one of decoder_names; NULL if nothing is decoded for a device */
-    double jpeg_engine_share; /* with `decoder`: use of the GPU's JPEG engines, from 0 to 1, averaged by NVML
-                                 over its last sample period before fetch(); negative if NVML does not report
-                                 it */
-    const char *gds;          /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    double
+        jpeg_engine_share; /* with `decoder`: average use, from 0 to 1, of the GPU's JPEG engines over NVML's
+                              last sample period before fetch(); negative if NVML does not report it */
+    const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
     double useful_bytes;   /* bytes of one batch per thread, and of a resident data set */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */

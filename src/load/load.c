@@ -310,8 +310,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes the properties that determine the orders and the checksums of timed runs: the key, the size and the
- * edges of every sample, in order, and the first sample of every shard. */
+/* Hashes the properties that determine the orders and the checksums of timed runs. These are, for every
+ * sample in order, its key, its edges (data/checksum.h) and its size; and the first sample of every shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;

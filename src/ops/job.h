@@ -27,10 +27,10 @@ struct ops_control {
     bool timed; /* variants that combine steps in one pass measure the time of each step */
 };
 
-/* The input. Run n processes the rows rotated by n: its row i is row (i + n) mod count of this rank, and its
- * permutation has the seed `seed` + n. The results of consecutive runs therefore differ. If `sample` is not
- * 0, the rows are not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()).
- */
+/* The input. Run n processes the rows of this rank rotated by n: row i of the run is row (i + n) mod count of
+ * the rank. The permutation of run n has the seed `seed` + n. The results of consecutive runs therefore
+ * differ. If `sample` is not 0, the rows are not rotated, and consecutive runs draw consecutive batches of
+ * one permutation (ops_draw()). */
 struct ops {
     bool steps[OPS_STEPS];
     struct ops_format format; /* `to` is the stored type if rows are not converted; the variant computes
@@ -146,8 +146,8 @@ struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 /* Number of output rows if the mask keeps `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
-/* Returns the least number of bytes that any program must read and write for these steps: the rows that it
- * reads, and the results. */
+/* Returns the least number of bytes that any implementation of these steps must read and write: the input
+ * rows that it needs, and the results. */
 double ops_least_bytes(const struct ops *ops, uint64_t kept);
 
 /* ---- For variants on the CPU ---- */

@@ -28,9 +28,10 @@ void ops_oracle_free(struct ops_oracle *oracle);
  * runs out. */
 enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
-/* Counts the wrong rows of run `number`: input rows for which the mask is wrong or for which the output row
- * has a wrong number, value, scale or hash. If the number of the run, the number of rows or the tensor scale
- * is wrong, all rows count as wrong. */
+/* Counts the wrong input rows of run `number`. An input row is wrong if the mask is wrong for it, or if its
+ * output row has a wrong number, value, scale or hash. All rows count as wrong if the number of the run, the
+ * number of rows or the tensor scale is wrong. Returns the errors of fetch(), or STATUS_FAILED if memory runs
+ * out. */
 enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
                               void *state, uint64_t number, uint64_t *wrong);
 

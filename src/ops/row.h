@@ -66,8 +66,8 @@ FDSL_HD float ops_square_sum(const void *row, enum dtype type, uint32_t columns)
     return sums[0];
 }
 
-/* Whether a row with this sum of squares is valid: its norm is between the bounds, whose squares are computed
- * in float. NaN and infinity are invalid. */
+/* Whether a row with this sum of squares is valid: the sum is between the squares of the bounds, both
+ * computed in float. NaN and infinity are invalid. */
 FDSL_HD bool ops_in_bounds(float square_sum, float norm_min, float norm_max)
 {
     return norm_min * norm_min <= square_sum && square_sum <= norm_max * norm_max;

@@ -65,7 +65,8 @@ static void embeddings_source_close(void *state)
 static const uint8_t *read_row(struct cleaner *cleaner, uint64_t row, int thread)
 {
     const struct embeddings_part *parts = cleaner->set->parts;
-    size_t low = 0, high = cleaner->set->part_count; /* parts[low].first <= row < parts[high].first */
+    size_t low = 0,
+           high = cleaner->set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         *(parts[middle].first <= row ? &low : &high) = middle;
@@ -133,7 +134,7 @@ static enum status drop_duplicates(struct cleaner *cleaner)
     return STATUS_OK;
 }
 
-/* Computes `kept`, and the scale of an NVFP4 tensor. */
+/* Computes cleaner->kept and, for NVFP4, the scale of the tensor. */
 static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 {
     uint64_t rows = cleaner->set->rows;

@@ -299,7 +299,7 @@ static enum status measure_all(struct situation *situation, struct advice *advic
     return STATUS_OK;
 }
 
-/* ---- From start to end ---- */
+/* ---- The whole command ---- */
 
 /* Creates the folder of --out before anything is measured. */
 static enum status make_out(const char *folder)

@@ -41,10 +41,10 @@ double advise_needed(const struct advice_question *question);
 /* Computes `stall_share` and `reached_per_s` as if the step and the way did not slow each other down. */
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
-/* Returns the index of the best advice, or `count` if none was measured. The best has the highest
- * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best.
- * Among those whose sizes differ by at most ADVISE_SMALL_BYTES, the one with the least energy is best, or the
- * fastest if an energy is unknown. Unknown sizes count as 0. */
+/* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is
+ * within ADVISE_MARGIN of the highest are compared. Of two ways, the one that takes less disk and memory is
+ * better. If these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the
+ * faster one if an energy is unknown. Unknown sizes count as 0. */
 #define ADVISE_MARGIN      0.03
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);

@@ -146,8 +146,9 @@ static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
         kill(watch->child, signal_info->si_signo);
 }
 
-/* Writes the samples so far. If this fails, they stay in memory for the next call or for monitor_stop().
- * Warns only at the second failure in a row, because another process may hold the lock for a moment. */
+/* Writes the samples so far. If writing fails, the samples stay in memory for the next call or for
+ * monitor_stop(). Warns only at the second failure in a row, because another process may hold the lock for a
+ * moment. */
 static void flush(const struct watch *watch, size_t *failures)
 {
     *failures = monitor_try_flush(watch->monitor) == STATUS_OK ? 0 : *failures + 1;
@@ -229,7 +230,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }
 
-/* ---- From start to end ---- */
+/* ---- The whole command ---- */
 
 static enum status watch_command(struct watch *watch, int *exit_status)
 {

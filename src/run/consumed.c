@@ -17,7 +17,8 @@ struct consumed {
     bool timed;             /* the latest run was a timed one */
     /* The sum over all measurements. If a run delivers many batches, each run is one measurement. Otherwise
      * all timed runs together are one measurement. first_wait_s is the first wait of the first measurement;
-     * wait_s includes the first waits of later measurements. loss is from the latest measurement. */
+     * wait_s includes the first waits of all later measurements. `loss` is not a sum: it is from the latest
+     * measurement. */
     struct consumer_times sum;
 };
 

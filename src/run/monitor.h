@@ -2,8 +2,8 @@
  * while the main thread works.
  *
  * Samples stay in memory until monitor_flush(), monitor_try_flush(), monitor_end() or monitor_stop() writes
- * them. The runner calls the last two, and only while nothing is timed: at the end of each variant and of the
- * run. docs/monitor.md describes the source of each column. Only the main thread may call these functions.
+ * them. The runner calls monitor_end() after each variant and monitor_stop() after the run, while nothing is
+ * timed. docs/monitor.md describes the source of each column. Only the main thread may call these functions.
  * All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H

@@ -150,9 +150,9 @@ enum status runner_find_batch(struct runner *runner);
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
-/* Before timing: performs run 0 (not for workloads with epochs), verifies it (--verify) and writes the output
- * files that the user requested. Agrees. If results are wrong, adds a line without a time to the report and
- * returns STATUS_WRONG. */
+/* Before timing: performs run 0, verifies it if --verify is given, and writes the output files that the user
+ * requested. Does not perform run 0 for workloads with epochs. Agrees. If results are wrong, adds a line
+ * without a time to the report and returns STATUS_WRONG. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,

@@ -41,9 +41,9 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants that have no row yet. If the baseline has a row and other variants have none, also
- * lists the baseline and returns true: the speed-ups of these variants need the baseline in the same run. The
- * baseline is the first variant. */
+/* Lists the variants that have no row yet. If the baseline has a row but other variants have none, also lists
+ * the baseline and returns true, because a speed-up needs both variants in the same run. The baseline is the
+ * first variant. */
 static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;

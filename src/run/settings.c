@@ -113,8 +113,9 @@ static const struct option_spec specs[] = {
 
 static const char list_help[] =
     "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
-    "             accepts several values, except --baseline, --compute, --data, --device, --preset and\n"
-    "             --warmups. Every combination is measured. With the workload synth, for example,\n"
+    "             accepts several values. The exceptions are --baseline, --compute, --data, --device,\n"
+    "             --preset and --warmups. Every combination is measured. With the workload synth, for "
+    "example,\n"
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
     "             fastest.\n"

@@ -38,9 +38,10 @@ struct class_ranges {
 FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg if path is
- * NULL. STATUS_USAGE, with a message that names the file and the reason: the file is unreadable or malformed;
- * the section is unknown (the message suggests the nearest name); a key is missing, unknown or repeated; a
- * value is not a number; or a minimum exceeds its maximum. STATUS_UNAVAILABLE if the build has no inih. */
+ * NULL. STATUS_USAGE, with a message that names the file and the reason, in these cases: the file is
+ * unreadable or malformed; the section is unknown (the message suggests the nearest name); a key is missing,
+ * unknown or repeated; a value is not a number; or a minimum exceeds its maximum. STATUS_UNAVAILABLE if the
+ * build has no inih. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
 /* Draws class number `id` from the ranges. The class is a pure function of `ranges` and `id`. */
