@@ -47,7 +47,7 @@ struct ops {
 
     /* For variants on a GPU. */
     bool resident; /* the rows are copied to the device before the timing */
-    bool async;    /* filling chunks, copying them and computing overlap */
+    bool async;    /* chunks are filled, copied and processed at the same time */
     bool pool;     /* memory of a run comes from a pool */
     uint32_t ring; /* chunks in flight */
     uint64_t chunk_bytes;

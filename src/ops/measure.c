@@ -94,7 +94,7 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 }
 
 #define STREAM_ROUNDS 9
-#define STREAM_TIME_S 2.0 /* no round starts after this time, except the first */
+#define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
 
 static int by_value(const void *a, const void *b)
 {

@@ -114,7 +114,7 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
-/* A clock reading, and the CPU time and involuntary context switches of this process up to then. */
+/* A clock reading, and the CPU time and involuntary context switches of this process until this reading. */
 struct usage {
     double clock_s, cpu_s;
     uint64_t preempted;

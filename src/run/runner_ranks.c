@@ -1,4 +1,5 @@
-/* Assigns cores, a GPU and a scaling to each rank. Checks that all ranks have the same options and data. */
+/* Assigns cores, a GPU and the scaling (weak or strong) to each rank. Checks that all ranks have the same
+ * options and data. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
