@@ -35,7 +35,7 @@ static const struct option_spec options[] = {
      "folder with the samples: single files or tar shards; --prepare creates one. Or the URL of tar shards: "
      "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/, or an Azure container"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
-     "folder that keeps the shards of a URL; without it, every run reads them into memory again"},
+     "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
      "maximum size of --cache-dir; the least recently used shards are removed first. 0 is unlimited"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
@@ -66,7 +66,7 @@ static const struct option_spec options[] = {
      "width and height of the decoded images (default: as stored); implies --decode"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fit_names, true,
      "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a part at "
-     "a random position; random-resized-crop cuts out a random part and resizes it, as torchvision's "
+     "a random position; random-resized-crop cuts out a random part and resizes it, like torchvision's "
      "RandomResizedCrop. HOW is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
      "channels of the images with --out-res"},
@@ -379,8 +379,8 @@ static enum status accepts_options(const struct load *load, const struct load_tr
                                         "stored; add --decode or --augment");
     if (traits->device && !load->decode && load->augmentation.channels > 1)
         return status_set(STATUS_USAGE,
-                          "accepts one value per channel for --mean and --std only with --decode"
-                          "; give one value each");
+                          "accepts one value per channel for --mean and --std only with --decode; give "
+                          "one value for each option");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(
             STATUS_USAGE,
@@ -403,10 +403,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
-        return status_set(
-            STATUS_USAGE,
-            "reads each file in one call, which is limited to 2 GiB, but a sample of %s has %llu bytes",
-            load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
+        return status_set(STATUS_USAGE,
+                          "reads each file in one call, which is limited to 2 GiB, but a sample of %s has "
+                          "%llu bytes; prepare the data set with --store shards",
+                          load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files) {
         TRY(accepts_options(load, traits));
         return traits->accepts ? traits->accepts(load) : STATUS_OK;

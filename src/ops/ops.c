@@ -58,7 +58,8 @@ static const struct option_spec options[] = {
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "copy only K rows per run, a random batch: the next K rows of the permutation"},
+     "copy only a random batch of K rows per run: the next K rows of the permutation; needs the step "
+     "permute"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
      "GPU variants: copy the set to GPU memory once, before the timing"},
     {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
@@ -128,7 +129,8 @@ static enum status check_steps(const struct options *given, const struct paramet
 enum status ops_check_bounds(double norm_min, double norm_max)
 {
     if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
-        return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
+        return status_set(STATUS_USAGE,
+                          "--norm-min %g: its square is too small for a float; use 0 or at least %g",
                           norm_min, OPS_NORM_LEAST);
     if (norm_min > norm_max)
         return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
