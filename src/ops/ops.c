@@ -129,9 +129,10 @@ static enum status check_steps(const struct options *given, const struct paramet
 enum status ops_check_bounds(double norm_min, double norm_max)
 {
     if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
-        return status_set(STATUS_USAGE,
-                          "--norm-min %g: its square is too small for a float; use 0 or at least %g",
-                          norm_min, OPS_NORM_LEAST);
+        return status_set(
+            STATUS_USAGE,
+            "--norm-min %g: use 0 or at least %g; the square of a smaller norm is too small for a float",
+            norm_min, OPS_NORM_LEAST);
     if (norm_min > norm_max)
         return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
                           norm_min, norm_max);
