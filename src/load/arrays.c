@@ -34,11 +34,12 @@ static enum status about(const struct inspection *inspection, const struct datas
 /* Sets the message for an image that GPU variants do not accept. */
 static enum status unfit(const struct dataset_member *image)
 {
-    return status_set(STATUS_USAGE,
-                      "this image must be decoded; choose an array with --image npy, prepare the data set as "
-                      ".npy (--encode npy), or decode: --variant shards-gpu or shards-omp --decode --out-res "
-                      "PIXELS; this member is '%s'",
-                      image->extension);
+    return status_set(
+        STATUS_USAGE,
+        "without --decode, a GPU variant reads only .npy arrays, but this member is '%s'; choose an array "
+        "with --image npy, prepare the data set with --encode npy, or use --variant shards-gpu or shards-omp "
+        "with --decode --out-res PIXELS",
+        image->extension);
 }
 
 static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
@@ -76,13 +77,13 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
     if (!same_arrays(header, &inspection->first))
-        return status_set(
-            STATUS_USAGE,
-            "its .npy has %llu values of type '%s', but the .npy of sample '%s' has %llu of type '%s', or "
-            "their shapes differ; a batch is one tensor, so all samples need the same type "
-            "and shape",
-            (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
-            (unsigned long long)inspection->first.values, inspection->first.type);
+        return status_set(STATUS_USAGE,
+                          "its .npy (%llu values of type '%s') and the .npy of sample '%s' (%llu values of "
+                          "type '%s') differ in type or shape; a batch is one tensor, so all samples need "
+                          "the same type and shape",
+                          (unsigned long long)header->values, header->type,
+                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
+                          inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
@@ -187,7 +188,7 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                                : about(inspection, sample, &members[sample->label % sample->members], status);
 }
 
-/* Makes room for the images to decode, whose values are bytes. */
+/* Allocates the headers of the images to decode. Decoded values are bytes. */
 static enum status begin_pictures(struct inspection *inspection)
 {
     struct arrays *arrays = inspection->arrays;

@@ -58,7 +58,8 @@ static const struct option_spec options[] = {
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "copy only K rows per run, a random batch: the next K rows of the permutation"},
+     "copy only a random batch of K rows per run: the next K rows of the permutation; needs the step "
+     "permute"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
      "GPU variants: copy the set to GPU memory once, before the timing"},
     {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
@@ -67,7 +68,7 @@ static const struct option_spec options[] = {
      "GPU variants without --resident: size of a chunk"},
     {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
      "GPU variants without --resident: with on, different chunks are filled, copied and processed at the "
-     "same time; with off, each of these waits for the previous one. MODE is one of"},
+     "same time; with off, each of these operations waits for the previous one. MODE is one of"},
     {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
      "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
      "cudaMalloc (off). MODE is one of"},
@@ -128,10 +129,13 @@ static enum status check_steps(const struct options *given, const struct paramet
 enum status ops_check_bounds(double norm_min, double norm_max)
 {
     if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
-        return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
-                          norm_min, OPS_NORM_LEAST);
+        return status_set(
+            STATUS_USAGE,
+            "--norm-min %g: use 0 or at least %g; the square of a smaller norm is too small for a float",
+            norm_min, OPS_NORM_LEAST);
     if (norm_min > norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", norm_min, norm_max);
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
+                          norm_min, norm_max);
     return STATUS_OK;
 }
 
@@ -160,7 +164,7 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* Rejects options for generated rows if --data reads files, and --tensor if it does not. */
+/* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
 static enum status check_data(const struct options *given, const struct parameters *parameters)
 {
     static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
@@ -171,11 +175,12 @@ static enum status check_data(const struct options *given, const struct paramete
                 "--%s describes generated rows, and --data reads rows from files; drop one of them",
                 generated[i]);
     if (parameters->tensor && !parameters->data)
-        return status_set(STATUS_USAGE, "--tensor has an effect only with --data");
+        return status_set(STATUS_USAGE,
+                          "--tensor has an effect only with --data; add --data PATH, or drop --tensor");
     return STATUS_OK;
 }
 
-/* Sets the parameters of generated rows to the properties of rows from files, so that CSV rows show these. */
+/* With --data: sets --rows, --columns and --dtype to those of the files, so that CSV rows show them. */
 static void describe_set(const struct embeddings *set, struct parameters *parameters)
 {
     parameters->rows = set->rows;

@@ -85,7 +85,9 @@ enum status compare_choose_measure(struct comparison *comparison)
     if (table_column(table, name) != TABLE_NONE)
         return status_set(
             STATUS_USAGE,
-            "--measure %s: it is not known whether lower or higher values of this column are better", name);
+            "--measure %s: it is not known whether lower or higher values of this column are better; "
+            "compare --help lists the measures",
+            name);
 
     const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;

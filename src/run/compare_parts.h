@@ -26,9 +26,9 @@ struct side {
 void side_add(struct side *side, double value, double error);
 
 /* Adds a run of `count` >= 2 epochs, given by their positive values in the order of measurement. The value of
- * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. It is
- * unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if memory
- * runs out. */
+ * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. The
+ * error is unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if
+ * memory runs out. */
 enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {
@@ -36,8 +36,8 @@ struct ratio {
     double low, high; /* confidence interval of the ratio; NaN if unknown */
 };
 
-/* Returns the ratio B / A of the geometric means of two sides, each with at least one run. `confidence`, in
- * (0, 1), is the confidence level of the interval. */
+/* Returns the ratio B / A of the geometric means of two sides, each with at least one run. `confidence` is
+ * the confidence level of the interval, between 0 and 1. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
 
 enum verdict {

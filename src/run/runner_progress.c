@@ -41,9 +41,9 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants that have no row yet. If the baseline has a row and other variants have none, also
- * lists the baseline and returns true: the speed-ups of these variants need the baseline in the same run. The
- * baseline is the first variant. */
+/* Lists the variants that have no row yet. If the baseline has a row but other variants have none, also lists
+ * the baseline and returns true, because a speed-up needs both variants in the same run. The baseline is the
+ * first variant. */
 static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
@@ -94,8 +94,8 @@ void runner_say_what_is_kept(const struct runner *runner)
     const struct workload *workload = settings->workload;
     const char *folder = workload->epochs.folder ? workload->epochs.folder(runner->input) : NULL;
     char rows[512], remedy[600];
-    if (axes_combinations(&settings->axes) > 1) /* then runner_axes.c sets the message */
-        return;
+    if (axes_combinations(&settings->axes) > 1)
+        return; /* runner_axes.c sets the message */
     describe_rows(runner, rows, sizeof rows);
     describe_remedy(runner, remedy, sizeof remedy);
     if (folder && runner->checkpointed)
