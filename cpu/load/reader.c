@@ -133,7 +133,7 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    /* Mark every slot READER_LOST, because no sample has arrived yet in this run. */
+    /* Set every slot to READER_LOST (all bits set), because no sample has arrived yet in this run. */
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
@@ -486,8 +486,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* Creates the working set that reader_copy() copies. For shards it is their consecutive mappings. For files
- * it is anonymous memory of the same size. */
+/* Creates the working set that reader_copy() copies. For local shards, it is their consecutive mappings. For
+ * files and remote shards, it is anonymous memory of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;

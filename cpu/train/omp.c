@@ -17,7 +17,7 @@
 #include "train/sample_loss.h"
 #include "variants.h"
 
-#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; they take about ten microseconds */
+#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; this many take about ten microseconds */
 
 /* ---- Kernels ---- */
 

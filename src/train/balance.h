@@ -1,5 +1,5 @@
-/* --balance: how the ranks divide the samples of a step. docs/distributed.md describes it. All functions are
- * pure; train/trainer_balance.c uses them. */
+/* --balance: how the ranks divide the samples of a step. A rank's share is its number of samples per step.
+ * docs/distributed.md describes the option. All functions are pure; train/trainer_balance.c uses them. */
 #ifndef FDSL_TRAIN_BALANCE_H
 #define FDSL_TRAIN_BALANCE_H
 
@@ -16,7 +16,7 @@ enum balance {
     BALANCE_FIXED,    /* by the numbers in the value of the option */
 };
 
-/* `measured` changes the shares only if this is expected to save a larger part of a step's time. */
+/* --balance measured changes the shares only if this should save a larger part of a step's time. */
 #define BALANCE_GAIN_MIN 0.02
 
 /* Parses the value of --balance: "equal", "measured", "memory", or one number per rank, such as "3:1". Sets

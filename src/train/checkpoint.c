@@ -94,7 +94,8 @@ uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 
 /* ---- Names ---- */
 
-/* A point of training as one number, which grows: the completed epochs, and the steps after them. */
+/* Returns a point of training as one number: the completed epochs in the upper 32 bits, the steps after them
+ * in the lower. Later points have larger numbers. */
 static int64_t point_of(uint32_t epochs, uint32_t steps)
 {
     return (int64_t)(((uint64_t)epochs << 32 | steps) & INT64_MAX);

@@ -10,8 +10,8 @@ struct feed {
     const struct train *train;
     struct generator *generator; /* DATA_LIVE only */
     uint64_t *numbers;
-    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then, with
-                         train_generated(), those of their partners */
+    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then those of
+                         their partners, if train_generated() counts them */
     /* Only if augment_computes(): */
     struct augment_plan augment;
     uint8_t *images; /* computed from the samples of the latest step, by the same index as `samples` */
@@ -27,7 +27,7 @@ FDSL_C_BEGIN
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step differ from stored ones. If so, feed_step() must be called before
+/* Returns whether the samples of a step are generated or augmented. If so, feed_step() must be called before
  * each step. */
 static inline bool feed_computes(const struct feed *feed)
 {

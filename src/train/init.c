@@ -106,8 +106,8 @@ static void keep_prefixed(struct tensor_file *file, const char *prefix)
     }
 }
 
-/* Training scripts save {"model": ...} or {"state_dict": ...}, besides the state of the optimizer and others.
- * If the file is of this kind, keeps only the tensors of the model. */
+/* Many training scripts save the parameters under the key "model" or "state_dict", next to the state of the
+ * optimizer and other values. If the file has one of these keys, keeps only the tensors under it. */
 static void take_inner(struct tensor_file *file, const struct model *model)
 {
     static const char *const prefixes[] = {"model.", "state_dict."};
@@ -144,8 +144,8 @@ static enum status check_tensor(const struct tensor_file *file, const struct mod
     return STATUS_OK;
 }
 
-/* Reads the parameters of a network with the layers of `model`, but perhaps another number of classes, which
- * is the length of the last tensor. */
+/* Reads the parameters of a network that has the layers of `model`. Its number of classes, which is the
+ * length of the last tensor, may differ from that of `model`. */
 static enum status read_tensors(const struct tensor_file *file, const struct model *model,
                                 struct checkpoint *checkpoint)
 {

@@ -324,8 +324,8 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* ---- Building a model ---- */
 
-/* Names a layer as its table does, or by its kind and its number among the layers of this kind, as PyTorch
- * modules usually are: "conv1", "conv2", "relu1". */
+/* Names a layer. Without a name in its table, the name is its kind and its number among the layers of this
+ * kind, as usual for PyTorch modules: "conv1", "conv2", "relu1". */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
     static const char *const kinds[LAYER_KINDS] = {"conv",   "relu",      "pool",    "dropout",   "fc",

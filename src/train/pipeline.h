@@ -18,10 +18,10 @@ struct pipeline_plan {
     uint32_t stages, micros; /* number of stages = number of ranks; micro-batches per step */
 };
 
-/* What a stage measured in the steps of the latest call of steps(), without the first step, which fills the
- * pipeline, unless it was the only one. */
+/* What a stage measured in the latest call of steps(). Leaves out the first step, which fills the pipeline,
+ * except if it is the only one. */
 struct pipe_measured {
-    double waited_s, worked_s; /* waiting for messages; computing forward and backward passes */
+    double waited_s, worked_s; /* sums: waiting for messages; computing forward and backward passes */
     struct pipe_times times;   /* means */
 };
 

@@ -10,7 +10,7 @@
 #include "train/data.h"
 #include "train/task.h"
 
-/* Returns whether a step backend can train the network: backends are on GPUs, which train no transformers. */
+/* Returns whether step backends can train the network. They support neither volumes nor transformers. */
 static bool is_trainable(const struct model_table *table)
 {
     return !table->volumetric && table->layers[0].kind != LAYER_PATCHES;
@@ -40,8 +40,9 @@ enum status task_check_name(const char *model)
     }
     const char *nearest = nearest_word(model, names, count);
     return status_set(
-        STATUS_USAGE, "no network for images that a GPU can train is named '%.40s'; choose from %s%s%s%s",
-        model, list, nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
+        STATUS_USAGE,
+        "no network for images that train:MODEL supports is named '%.40s'; choose from %s%s%s%s", model, list,
+        nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
 enum status task_build(const struct task *task, struct model *model)

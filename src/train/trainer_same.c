@@ -66,8 +66,8 @@ static bool find_other(const char *mine, const char *theirs, char *words, size_t
     return false;
 }
 
-/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now`: `some` has
- * the options of this run. */
+/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now` is true if
+ * `some` has the options of this run, and false if it has those of the checkpoint. */
 static bool find_lacking(const char *some, const char *others, bool now, char *words, size_t size)
 {
     while (*some) {
