@@ -343,7 +343,8 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
     checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
-/* Adds the hash over the edges of a sample to the checksum. Used if control->whole is false. */
+/* Adds the hash of a sample to the checksum. The hash covers only the first and last bytes of each member
+ * (checksum_edges()). Used if control->whole is false. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;

@@ -216,7 +216,8 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        /* An empty member also waits for the block that reaches its offset, so that no block is left over. */
+        /* Even an empty member waits for the block that reaches its offset. Otherwise, a segment that ends
+         * with an empty member could leave a block unprocessed. */
         if (from > stop || (left > 0 && from == stop))
             return STATUS_OK;
         if (!cursor->to)

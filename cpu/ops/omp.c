@@ -83,7 +83,7 @@ static const char *omp_instruction_set(void)
 
 /* ---- Set-up ---- */
 
-/* Returns whether there are no results per output row. */
+/* Returns whether no step writes results per output row. */
 static bool only_masks(const struct ops *ops)
 {
     return !ops->steps[OPS_COMPACT] && !ops->steps[OPS_PERMUTE] && !ops->steps[OPS_CONVERT] &&

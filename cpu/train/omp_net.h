@@ -80,8 +80,8 @@ struct block {
     size_t kept_delta;         /* CONV only: offset in a sample's part of net->kept_deltas */
     size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
 
-    /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
-     * rows in floats. */
+    /* Shapes of input and output. From FLAT on, blocks have one position, and the pitch is the distance
+     * between two rows in floats. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
     size_t positions;      /* number of output positions */
@@ -89,7 +89,7 @@ struct block {
     struct pool pooling;
     struct conv conv;
 
-    /* FLAT and LINEAR only. `rows`, `deltas`: batch * out_pitch floats each. `transposed`: LINEAR weights as
+    /* From FLAT on. `rows`, `deltas`: batch * tokens * out_pitch floats each. `transposed`: LINEAR weights as
      * [in][out_vectors]. `row_positions`: offsets of the rows of a batch, in floats. */
     float *rows, *deltas, *transposed;
     uint32_t *row_positions;

@@ -7,7 +7,8 @@
 
 /* ---- The plan ---- */
 
-/* Angles of rotations are positive counterclockwise. Shears keep the top left corner. */
+/* Angles of rotations are positive counterclockwise. Shears leave the top left corner of the image in place.
+ */
 struct augment_numbers augment_numbers(enum augment_operation operation, bool negative, double magnitude,
                                        const struct shape *shape)
 {

@@ -65,7 +65,7 @@ struct augment_plan {
 
 /* ---- Draws ---- */
 
-/* The part of the canvas that becomes the image. */
+/* Returns the part of the canvas that becomes the image. */
 FDSL_HD struct image_box augment_box(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
     struct image_box whole = {0, 0, plan->canvas.width, plan->canvas.height};
@@ -77,7 +77,7 @@ FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint
     return plan->flip && draw_flip(plan->seed, epoch, sample);
 }
 
-/* Draws operation `i` of a sample and its sign. Counter: i, sample, epoch. */
+/* Draws operation `i` of a sample and its sign. The Philox counter is (i, sample, epoch). */
 FDSL_HD enum augment_operation augment_draw(const struct augment_plan *plan, uint32_t epoch, uint32_t sample,
                                             uint32_t i, const struct augment_numbers **numbers)
 {

@@ -41,11 +41,11 @@ struct data {
     struct shape shape; /* of the samples of the network */
     enum dtype type;
     uint32_t classes;
-    struct image_fit fit;   /* the size of the images; fit.res is 0 if they keep theirs. With
+    struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
                                FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped anew in
                                every epoch (train/augment.h); test samples are resized */
     struct shape canvas;    /* of stored training samples, if they differ from `shape` */
-    size_t canvas_bytes;    /* of a stored training sample; 0 if it is stored as the network sees it */
+    size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */

@@ -92,7 +92,7 @@ struct micro {
     uint64_t step; /* counted over all epochs */
     enum data_part part;
     bool training;           /* false: no dropout, no augmentation, no loss */
-    const uint32_t *numbers; /* the samples */
+    const uint32_t *numbers; /* of the samples */
     uint32_t count;          /* 1 to stage->capacity */
     uint32_t total;          /* samples of the whole step */
 };
@@ -396,7 +396,7 @@ struct train_totals {
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
     double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
-    uint64_t normed;   /* number of these norms: one per step that was not skipped */
+    uint64_t normed;   /* number of summands in `norms`: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
@@ -409,7 +409,7 @@ struct train_progress {
     uint64_t correct, samples;
 };
 
-/* Number of steps between two progress updates of a device engine, where each update costs microseconds of
+/* Number of steps between two progress updates of an engine on a device. Each update costs microseconds of
  * device time. */
 #define TRAIN_PROGRESS_STEPS 128
 

@@ -78,7 +78,8 @@ static inline bool exchange_updates(const struct exchange *exchange)
     return exchange && exchange->method->updates;
 }
 
-/* Completes the gradients of a step. Without an exchange (one rank), returns `status`. */
+/* Replaces the gradients of a step by their sums over all ranks. Without an exchange (one rank), only returns
+ * `status`. */
 static inline enum status exchange_sum(struct exchange *exchange, enum status status, float *gradients,
                                        size_t count)
 {

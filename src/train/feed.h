@@ -55,8 +55,8 @@ static inline const void *feed_sample(const struct feed *feed, uint32_t sample, 
 
 /* Computes the values that the network sees of the sample at index `j` of a step: augmented, normalised,
  * erased and mixed. The numbers of the step's `count` samples and of their partners come from train_batch();
- * a part of a step passes those of the whole step.
- * `partner` has room for a sample; it is used only if samples are mixed. */
+ * if a step has several parts, each part passes the numbers of the whole step. `partner` has room for a
+ * sample; it is used only if samples are mixed. */
 void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch, const uint32_t *numbers,
                  uint32_t count, uint32_t j, float *partner, float *values);
 

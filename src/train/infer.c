@@ -19,7 +19,7 @@ struct parameters {
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
      "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options of the "
-     "samples that are not given have the values that they had in training"},
+     "samples that are not given keep their values from training"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",

@@ -90,7 +90,7 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
-/* Removes `prefix` from the names of tensors, and the tensors whose names do not begin with it. */
+/* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
 static void keep_prefixed(struct tensor_file *file, const char *prefix)
 {
     const size_t length = strlen(prefix), count = file->count;

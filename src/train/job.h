@@ -59,7 +59,7 @@ struct job_parameters {
 const char *job_lacking(const struct job_parameters *parameters, const char *option);
 
 /* Returns the values of all options of JOB_OPTIONS except --data, as lines "name=value", for a checkpoint.
- * The caller frees the text. NULL: out of memory. */
+ * The caller frees the text. Returns NULL if memory runs out. */
 char *job_samples(const struct job_parameters *parameters);
 
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets

@@ -99,7 +99,7 @@ struct model_tensor {
     enum initial initial;
     float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
     bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
-                     positions and the class token; in other networks, it applies to all tensors */
+                     positions or the class token; in other networks, it applies to all tensors */
     /* For --layer-decay, counted as timm does: 0 before the blocks, i + 1 in block i, and one more than the
      * last block in the head. The norm after the last block counts as a part of that block. */
     uint32_t depth;
@@ -191,18 +191,18 @@ bool model_may_cut(const struct model *model, uint32_t layer);
 void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice);
 
 /* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of
- * convolutions, linear layers and attention, forward and backward (gradients of weights and inputs, but not
- * of the samples), without those in `savings`. A multiply-add counts as two operations. Multiplications by
- * padding zeros do not count. */
+ * convolutions, linear layers and attention in the forward and backward pass. A multiply-add counts as two
+ * operations. Gradients of the samples, the products in `savings` and multiplications by padding zeros do not
+ * count. */
 double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
  * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). The fan-in is the number of
  * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights):
  * weights of linear layers and positions are normal with a standard deviation of 0.02, the class token with
- * 1e-6; biases are 0; norms have weight 1 and bias 0; only LAYER_PATCHES begins as a Conv2d. (timm truncates
- * the normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure
- * function of the model and the seed. */
+ * 1e-6; biases are 0; norms have weight 1 and bias 0; LAYER_PATCHES begins like a Conv2d. (timm truncates the
+ * normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure function
+ * of the model and the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

@@ -62,9 +62,9 @@ FDSL_HD bool schedule_has_end(enum schedule_kind kind)
     return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL;
 }
 
-/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. With u, the part
- * of the cycle that is done, it is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2 (Loshchilov
- * and Hutter, "SGDR", 2017) or (1 - u)^power. */
+/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. If u is the part
+ * of the cycle that is done, the rate is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2
+ * (Loshchilov and Hutter, "SGDR", 2017) or (1 - u)^power. */
 FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
 {
     const double pi = 3.14159265358979323846;
