@@ -70,7 +70,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
         return status_set(
             STATUS_USAGE,
             "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "
-            "classes, but --data has samples of %ux%ux%ux%u and %u classes",
+            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the "
+            "network",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;

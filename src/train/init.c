@@ -47,7 +47,8 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
             theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");
     }
     return *taken > 0 ? STATUS_OK
-                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape");
+                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape; "
+                                                 "use other samples, or drop --init");
 }
 
 static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,

@@ -64,7 +64,8 @@ enum status task_choose(struct task *task)
     struct model model;
     bool digits = task->channels == 1 && task->height == 28 && task->width == 28;
     if (task->classes < 2)
-        return status_set(STATUS_USAGE, "its samples all have the same class, so there is nothing to learn");
+        return status_set(STATUS_USAGE, "its samples all have the same class, so there is nothing to learn; "
+                                        "use samples of several classes");
     if (task->channels > DATA_CHANNELS_MAX)
         return status_set(STATUS_USAGE, "its samples have %" PRIu32 " channels; at most %d are supported",
                           task->channels, DATA_CHANNELS_MAX);

@@ -112,7 +112,8 @@ enum status trainer_check_same(const struct train_job *job, const struct checkpo
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
         return status_set(STATUS_USAGE,
                           "--resume: the checkpoints in %s belong to another model: %s for samples of "
-                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes",
+                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes; use this model and "
+                          "such samples, or name another folder",
                           job->checkpoints, checkpoint->model, checkpoint->input.channels,
                           checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
                           checkpoint->classes);
