@@ -52,7 +52,7 @@ Test(compute, invalid_values_are_refused)
         {"train:lenett",
          "named 'lenett'; choose from logreg, lenet, cnn, cnn-fdsl, cnn-deep; did you mean train:lenet?"},
         {"train:cnn3d", "no network for images"},
-        {"train:vit-tiny", "no network for images that a GPU can train is named 'vit-tiny'"},
+        {"train:vit-tiny", "no network for images that train:MODEL supports is named 'vit-tiny'"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         struct compute compute = {.text = refused[i].text};

@@ -77,7 +77,7 @@ Test(train_recipe, help_has_one_default)
     cr_expect_not_null(strstr(out, "in the first block (default 0.1) --"), "%s", out);
     cr_expect_not_null(strstr(out, "to this width and height; none: do not (default 224)"), "%s", out);
     EXPECT(0, "$P --workload train --help | tr -s '\\n ' ' '");
-    cr_expect_not_null(strstr(out, "in the first block (default: as --model says) --"), "%s", out);
+    cr_expect_not_null(strstr(out, "in the first block (default: the network's own rate) --"), "%s", out);
 }
 
 Test(train_recipe, mean_and_std_belong_together)

@@ -133,7 +133,7 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    /* Mark every slot READER_LOST, because no sample has arrived yet in this run. */
+    /* Set every slot to READER_LOST (all bits set), because no sample has arrived yet in this run. */
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
@@ -343,7 +343,8 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
     checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
-/* Adds the hash over the edges of a sample to the checksum. Used if control->whole is false. */
+/* Adds the hash of a sample to the checksum. The hash covers only the first and last bytes of each member
+ * (checksum_edges()). Used if control->whole is false. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -486,8 +487,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* Creates the working set that reader_copy() copies. For shards it is their consecutive mappings. For files
- * it is anonymous memory of the same size. */
+/* Creates the working set that reader_copy() copies. For local shards, it is their consecutive mappings. For
+ * files and remote shards, it is anonymous memory of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;

@@ -150,8 +150,9 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
     return STATUS_OK;
 }
 
-/* Opens the shard of a segment and moves to the end of the sample before the segment. Starts at the first
- * byte instead if the shard may contain global pax headers, because the parser must see them. */
+/* Opens the shard of a segment. If the segment starts inside the shard, seeks to the end of the sample before
+ * it. If the shard may contain global pax headers, always starts at its first byte, because the parser must
+ * see these headers. */
 static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
 {
     const struct dataset *dataset = stream->reader.load->dataset;

@@ -67,7 +67,11 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
     TRY(checkpoint_read_latest(path, false, checkpoint, &found));
-    return found ? STATUS_OK : status_set(STATUS_USAGE, "%s %s: the folder has no checkpoint", option, path);
+    return found ? STATUS_OK
+                 : status_set(
+                       STATUS_USAGE,
+                       "%s %s: the folder has no checkpoint; name a checkpoint, or a folder that has one",
+                       option, path);
 }
 
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
@@ -94,7 +98,8 @@ uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 
 /* ---- Names ---- */
 
-/* A point of training as one number, which grows: the completed epochs, and the steps after them. */
+/* Returns a point of training as one number: the completed epochs in the upper 32 bits, the steps after them
+ * in the lower. Later points have larger numbers. */
 static int64_t point_of(uint32_t epochs, uint32_t steps)
 {
     return (int64_t)(((uint64_t)epochs << 32 | steps) & INT64_MAX);
@@ -200,7 +205,7 @@ enum status checkpoint_lock(const char *folder, int *lock)
     int failed;
     *lock = -1;
     if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
-        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC,
                   0666); /* NFS grants an exclusive lock only on a file opened for writing */
     if (fd < 0)
@@ -243,7 +248,7 @@ enum status checkpoint_check_folder(const char *folder)
                           "latest checkpoint",
                           folder);
     if (!path_of(folder, 0, path))
-        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
     enum status status = file_check_new(path);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
 }
@@ -344,7 +349,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     header.digest = digest;
     const int64_t point = point_of(header.epochs, header.partial.steps);
     if (!path_of(folder, point, path))
-        return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long; use a shorter path", folder);
     enum status status = write_parts(path, parts, count);
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");

@@ -238,8 +238,10 @@ static enum status open_idx(const struct data_request *request, struct data *dat
         char path[PATH_MAX];
         if (!file_there(request->name, names[part][0], path) &&
             !file_there(request->name, names[part][1], path))
-            return status_set(STATUS_USAGE, "--data %s: there is no %s, plain or gzipped", request->name,
-                              names[part][0]);
+            return status_set(
+                STATUS_USAGE,
+                "--data %s: there is no %s, plain or gzipped; add it, because MNIST has four files",
+                request->name, names[part][0]);
         const char *const words[] = {"encode", "npy", "source", path, NULL};
         TRY(data_read(request, "idx", words, (struct data_range){0, 0, -1}, limit_of(request, part), data,
                       (enum data_part)part));
@@ -279,7 +281,9 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
                           "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
-        return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
+        return status_set(STATUS_USAGE,
+                          "--data %s: there is no test_batch.bin; add this file, which has the test samples",
+                          request->name);
     const char *const learn[] = {"encode", "npy", "source", paths, NULL};
     const char *const test[] = {"encode", "npy", "source", path, NULL};
     TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
@@ -377,8 +381,9 @@ static enum status check_sets(const struct data_request *request, struct data *d
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0)
-            return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
-                              part == DATA_TRAIN ? "train on" : "test with");
+            return status_set(STATUS_FAILED,
+                              "--data %s: there are no samples to %s; add samples, or use other data",
+                              request->name, part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
             return status_set(STATUS_USAGE,
                               "%s %" PRIu64 ": there are only %" PRIu32 " samples; give at most this number",

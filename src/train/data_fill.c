@@ -20,7 +20,8 @@
 /* ---- Decoding ---- */
 
 /* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
- * the option that sets the list. The source adds the number of a class folder as the member "cls". */
+ * the option that sets the list. If the data set has one folder per class, the source adds the number of the
+ * folder as the member "cls". */
 static enum status find_member(const struct source_sample *sample, const struct member_list *list,
                                const char *option, const struct source_member **member,
                                const struct member_rule **rule)
@@ -64,7 +65,7 @@ static enum status decode(const struct data *data, enum data_part part, const st
         return STATUS_OK;
     return status_set(
         STATUS_FAILED,
-        "its %s is not a PNG image, or an array of |u1 or <f2 with the axes (height, width), (channels, "
+        "its %s is neither a PNG image nor an array of |u1 or <f2 with the axes (height, width), (channels, "
         "height, width) or (channels, depth, height, width); name another member with --image",
         member->extension);
 }

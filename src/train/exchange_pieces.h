@@ -1,4 +1,5 @@
-/* Adds up gradients over MPI in pieces. CPU and GPU ranks that train together both use this file, so that
+/* Adds up gradients over MPI. The gradients become final part by part during the backward pass, and each part
+ * is added up in pieces of limited size. CPU and GPU ranks that train together both use this file, so that
  * they exchange the same pieces in the same order. Not thread safe. */
 #ifndef FDSL_TRAIN_EXCHANGE_PIECES_H
 #define FDSL_TRAIN_EXCHANGE_PIECES_H

@@ -21,7 +21,8 @@ struct exchange_update {
     float *gradients, *parameters; /* arenas */
     float *m, *v;                  /* moments of this rank's chunks: exchange_share_room() values each */
     void *rounded; /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
-    /* How to update EXCHANGE_GROUP_VALUES parameters each; NULL: all tensors alike, with weight decay. */
+    /* How to update the parameters: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: all tensors alike,
+     * with weight decay. */
     const struct tensor_update *groups;
     const struct update *update; /* of the current step */
 };

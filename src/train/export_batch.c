@@ -70,7 +70,8 @@ static enum status write_png(const struct shape *shape, const uint8_t *pixels, u
     void *bytes;
     size_t size;
     if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
-        return status_set(STATUS_USAGE, "--save-batch: the name of the folder is too long");
+        return status_set(STATUS_USAGE,
+                          "--save-batch: the name of the folder is too long; use a shorter path");
     TRY(png_encode(pixels, &png, &bytes, &size));
     enum status status = file_write_atomic(path, bytes, size);
     free(bytes);

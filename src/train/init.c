@@ -47,7 +47,8 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
             theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");
     }
     return *taken > 0 ? STATUS_OK
-                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape");
+                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape; "
+                                                 "use other samples, or drop --init");
 }
 
 static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,
@@ -90,7 +91,7 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
-/* Removes `prefix` from the names of tensors, and the tensors whose names do not begin with it. */
+/* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
 static void keep_prefixed(struct tensor_file *file, const char *prefix)
 {
     const size_t length = strlen(prefix), count = file->count;
@@ -106,8 +107,8 @@ static void keep_prefixed(struct tensor_file *file, const char *prefix)
     }
 }
 
-/* Training scripts save {"model": ...} or {"state_dict": ...}, besides the state of the optimizer and others.
- * If the file is of this kind, keeps only the tensors of the model. */
+/* Many training scripts save the parameters under the key "model" or "state_dict", next to the state of the
+ * optimizer and other values. If the file has one of these keys, keeps only the tensors under it. */
 static void take_inner(struct tensor_file *file, const struct model *model)
 {
     static const char *const prefixes[] = {"model.", "state_dict."};
@@ -144,8 +145,8 @@ static enum status check_tensor(const struct tensor_file *file, const struct mod
     return STATUS_OK;
 }
 
-/* Reads the parameters of a network with the layers of `model`, but perhaps another number of classes, which
- * is the length of the last tensor. */
+/* Reads the parameters of a network that has the layers of `model`. Its number of classes, which is the
+ * length of the last tensor, may differ from that of `model`. */
 static enum status read_tensors(const struct tensor_file *file, const struct model *model,
                                 struct checkpoint *checkpoint)
 {

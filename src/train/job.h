@@ -49,23 +49,23 @@ struct job_parameters {
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
-     "epoch and resizes it, and only resizes test samples. HOW is one of"},                                                                                         \
+     "epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
      "channels of the images with --out-res"}
 /* clang-format on */
 
-/* Returns what an option of JOB_OPTIONS needs to have an effect, as a text for a message; NULL if it has
- * one. */
+/* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data
+ * synth". Otherwise returns NULL. */
 const char *job_lacking(const struct job_parameters *parameters, const char *option);
 
 /* Returns the values of all options of JOB_OPTIONS except --data, as lines "name=value", for a checkpoint.
- * The caller frees the text. NULL: out of memory. */
+ * The caller frees the text. Returns NULL if memory runs out. */
 char *job_samples(const struct job_parameters *parameters);
 
-/* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. Sets options that choose
- * among the samples, such as --train-size and --preset, only if --data is the same. `*samples` receives a
- * copy of the options, which the caller frees, also after a failure; texts in `parameters` point into it and
- * into the checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
+/* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
+ * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
+ * options, which the caller frees, also after a failure; texts in `parameters` point into it and into the
+ * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
 
@@ -86,8 +86,8 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
 /* Implements largest.given() of both workloads. */
 uint64_t job_batch(const void *parameters);
 
-/* Implements repartition() of `train`, `infer` and `exchange`: does nothing. `infer` runs on one rank, and
- * the other two workloads never time rank 0 alone. */
+/* Implements repartition() of `train`, `infer` and `exchange`: does nothing. Other workloads repartition to
+ * time rank 0 alone; `infer` has only one rank, and the other two always run on all ranks. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

@@ -1,5 +1,5 @@
-/* --log: a CSV file of its own, with rows about the steps within the epochs. docs/train_recipe.md describes
- * the columns. */
+/* --log: a separate CSV file, with rows about the steps within the epochs. docs/train_recipe.md describes the
+ * columns. */
 #ifndef FDSL_TRAIN_STEP_LOG_H
 #define FDSL_TRAIN_STEP_LOG_H
 

@@ -39,8 +39,8 @@ struct opened {
     char *identity;
     char *samples;    /* job_samples() */
     float *initial;   /* initial parameters */
-    double *weights;  /* per rank; NULL with one rank */
-    uint32_t *shares; /* per rank; NULL with one rank */
+    double *weights;  /* per rank: its weight from --balance */
+    uint32_t *shares; /* per rank: room for its share */
     uint32_t probes;  /* batches tried for --batch max; 0: none */
     char init[17];    /* hash of the parameters from --init; "" without --init */
 };

@@ -256,7 +256,8 @@ enum status trainer_fetch(void *state, void *result)
 
 /* ---- After an epoch ---- */
 
-/* Tests the averaged parameters. The engine gets them as its parameters, and then its own state again. */
+/* Tests the averaged parameters: passes them to the engine as its parameters, and afterwards restores the
+ * engine's state. */
 static enum status test_average(struct trainer *trainer, struct train_epoch *epoch)
 {
     struct train_state averaged = trainer->now.state;

@@ -1,5 +1,5 @@
-/* The parts of the trainer in which ranks communicate. All functions are collective; with one rank, none of
- * them communicates. */
+/* The parts of the trainer in which ranks communicate. All public functions except trainer_leave() are
+ * collective; with one rank, none of them communicates. */
 #include "train/trainer_parts.h"
 
 #include <math.h>
