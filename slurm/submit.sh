@@ -38,7 +38,7 @@ for option in "${@:2}"; do
     fi
 done
 if [[ ! $dry ]] && ! command -v sbatch >/dev/null; then
-    echo "submit.sh: no sbatch here; without Slurm, scripts/sweep/run.sh $1 does the same" >&2
+    echo "submit.sh: sbatch is not installed here; without Slurm, scripts/sweep/run.sh $1 runs the same tasks" >&2
     exit 4
 fi
 table=$(realpath -- "$1")
@@ -67,7 +67,7 @@ submit() { # arguments of sbatch
     ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)
-        echo "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh $table does the same" >&2 ;;
+        echo "submit.sh: sbatch finds no cluster from here; without a cluster, scripts/sweep/run.sh $table runs the same tasks" >&2 ;;
     *) echo "submit.sh: $(sed -nE '1s/^sbatch: (error: )?/sbatch refused: /p' <<<"$said")" >&2 ;;
     esac
     exit "$status"

@@ -212,7 +212,7 @@ class Page:
         names = [name for name in match.groupdict() if name.startswith("n")]
         self.spans[i] += [match.span(name) for name in match.groupdict()]
         if len(names) != len(binding.values):
-            self.faults.append(f"{binding.where}: {len(names)} numbers, {len(binding.values)} values")
+            self.faults.append(f"{binding.where}: the line has {len(names)} {{}}, but {len(binding.values)} values follow")
             return
         for name, expression in zip(names, binding.values):
             try:

@@ -20,7 +20,7 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "torch-shards": 8, "webdataset": 4,
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
 PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # measured by scripts/compare/published.py
-PUBLISHED_GROUP_HERE = 8  # open points and thin lines
+PUBLISHED_GROUP_HERE = 8  # group of line styles for PUBLISHED: open points and thin lines
 DEVICES_MAX = 4  # maximum number of GPUs, and of CPUs, in one figure: plots/common.gp has this many dash patterns
 NO_SLOT = 8  # gray: variants that are not in the table
 
@@ -77,8 +77,8 @@ def about_yours(known, candidates, drawn, columns, command):
     texts = []
     for variant in dict.fromkeys(row["variant"] for row in left):
         mine = [row for row in left if row["variant"] == variant]
-        beside = [row for row in shown if row["variant"] == variant]
-        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside} - {""}
+        drawn_too = [row for row in shown if row["variant"] == variant]
+        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in drawn_too} - {""}
                   for column in columns}
         texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
                                        for column, values in others.items() if values))

@@ -81,8 +81,8 @@ def figure(measured):
         raise Missing(COMMAND, measured.trains)
     devices = Devices([row for points in lines for row in points], item="first steps")
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (places.index(device_of(points[0])), devices.order(points[0])))
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (shown_devices.index(device_of(points[0])), devices.order(points[0])))
     plot = Plot("Training throughput vs. ranks")
     add_legend(plot, devices, lines)
     plot.blocks = [[(row["ranks"], row["items_per_s"], row["rate_low"], row["rate_high"]) for row in points] for points in lines]

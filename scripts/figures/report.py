@@ -140,7 +140,7 @@ def command(rows):
 
 
 def workers(row):
-    """Returns the number of worker processes of a third-party loader. With 0, the main process reads."""
+    """Returns the number of worker processes of a third-party loader. If it is 0, the main process reads."""
     return 0 if row["variant"].endswith("-inline") else row["threads"]
 
 
