@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Converts CSV files of an older fdsl-bench to the current columns, so that the current fdsl-bench can append to them, and
-figures and reports can read them.
+"""Converts CSV files of an older fdsl-bench to the current columns. The current fdsl-bench can then append to them, and the
+scripts for figures and reports can read them.
 
   scripts/migrate_rows.py [--check] [--output DIR] FILE...
 
@@ -19,9 +19,9 @@ keep their text and quotes. The rows keep their order and line ends, and the col
 note. The script takes the lock under which fdsl-bench appends rows, and replaces the file atomically. The file keeps its mode.
 
 The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
-of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. If a file has such values, the old file is
-kept in the same folder (without --output), for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md has all
-changes.
+of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. Without --output, an old
+file with such values is also kept in the same folder, for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md
+has all changes.
 
 Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file, 128 + N
 interrupted by signal N (each file is then either converted or unchanged).

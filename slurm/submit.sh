@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Submits a sweep as two jobs: a job array with one task per line of the table, and a second job, which merges the rows
-# and draws the figures after all tasks have succeeded.
+# Submits a sweep as two jobs. The first is a job array with one task per line of the table. After all its tasks have
+# succeeded, the second job merges the rows and draws the figures.
 #
 #   slurm/submit.sh [--redo] [--dry-run] TABLE [options of sbatch for the array ...]
 #   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10

@@ -26,8 +26,8 @@ _NUMBERS = ("int64", "uint64")
 class Class(NamedTuple):
     """The parameters of a class of images. docs/visualatom.md of fdsl-bench gives the formulas.
 
-    id is the label of its images, noise a coefficient, radius the start radius in pixels, and line_width a constant
-    in pixels that every orbit adds to the radius.
+    id: the label of its images. noise: the coefficient of the noise. radius: the start radius in pixels. line_width: a
+    constant in pixels that every orbit adds to the radius.
     """
 
     id: int

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies every synth variant over a grid of sizes on a machine with a GPU. With --sanitize, runs the CUDA variants
-# at a few small sizes under compute-sanitizer. Without --sanitize, each variant runs with each value of each parameter, but
-# not with every combination of the largest values, because the reference runs on one CPU thread.
+# at a few small sizes under compute-sanitizer. Without --sanitize, each variant runs with each value of each parameter. The
+# grid omits most combinations of the largest values, because the reference runs on one CPU thread.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #

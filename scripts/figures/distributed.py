@@ -22,7 +22,7 @@ def job_over_ranks(row, kind):
 
 
 def point_of(rows):
-    """Returns a copy of the last row whose rate is the median of the epochs; rate_low and rate_high are their extremes."""
+    """Returns a copy of the last row. Its rate is the median over the epochs; rate_low and rate_high are the extremes."""
     rates = sorted(row["items_per_s"] for row in rows)
     point = Row(rows[-1], items_per_s=statistics.median(rates), rate_low=rates[0], rate_high=rates[-1], efficiency=None)
     point.texts, point.source, point.file = rows[-1].texts, rows[-1].source, rows[-1].file

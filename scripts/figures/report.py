@@ -81,7 +81,7 @@ def option(column):
 
 def batch_option(row):
     """Returns the value of --batch for a row. In a row with rank=all, the column `batch` is the sum over ranks. --batch is per
-    rank with weak scaling, and always in the workload load, whose ranks divide samples, not batches."""
+    rank with weak scaling. In the workload load it is always per rank, because ranks divide the samples, not the batches."""
     return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
 
 
