@@ -101,7 +101,7 @@ static const struct {
     {"sed -i 's/^page README.md$/&\\nother ## Two floors: counted/' $D/docs/numbers.txt",
      "no line of README.md begins with '## Two floors'"},
     {"sed -i 's/^    us(naive batch=32); rate(naive batch=32)/    us(naive)/' $D/docs/numbers.txt",
-     "2 numbers, 1 values"},
+     "the line has 2 {}, but 1 values follow"},
     {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is not arithmetic over"},
 };
 

@@ -163,8 +163,8 @@ Test(sweep, options_are_checked)
         const char *options, *words;
     } faults[] = {
         {"--tsak 1", "unknown option '--tsak'"},
-        {"--task", "--task needs a number"},
-        {"--task 0", "--task needs a number"},
+        {"--task", "--task '': give the number of a task"},
+        {"--task 0", "--task '0': give the number of a task"},
         {"--task 2", "t.tsv: there is no task 2; the last task is 1"},
         {"other.tsv", "one table at a time"},
         {"--out ''", "--out needs a folder"},

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of ops on a machine with a GPU. Checks every result of every step, for odd sizes and all types,
-# with the set in GPU memory or in chunks. With --sanitize, runs small cases under compute-sanitizer. Needs
+# with the rows in GPU memory or in chunks. With --sanitize, runs small cases under compute-sanitizer. Needs
 # build/tests/gpu_ops from `make tests`, which checks conversions, hashes and permutations separately.
 #
 #   scripts/check/ops_gpu.sh [--sanitize] [--variant NAMES]
@@ -45,7 +45,7 @@ sanitized() {
     for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
         [[ $tool != memcheck ]] || runner+=(--leak-check full)
-        # A block of ops-fused has 91 barriers. By default, synccheck tracks fewer than all blocks have.
+        # A block of ops-fused has 91 barriers. By default, synccheck tracks fewer barriers than all blocks have together.
         [[ $tool != synccheck ]] || runner+=(--num-cuda-barriers 32768)
         for mode in --resident '--chunk 16 --ring 2'; do
             # shellcheck disable=SC2086  # a mode is a list of options
@@ -58,7 +58,7 @@ sanitized() {
             verify $mode --steps permute --rows 301 --columns 768 --sample 100
         done
         verify --resident --steps $whole --rows 5 --columns 65536 --to fp8
-        # Blocks process so many tiles that they use the slots of the ring of output tiles again.
+        # With this many rows, each block reuses the slots of its ring of output tiles.
         [[ $tool != racecheck ]] || verify --resident --steps $whole --rows 50021 --columns 31 --to f16
         # shellcheck disable=SC2043
         [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick

@@ -6,9 +6,10 @@
 
 Trains first on each rank alone, with its threads and cores, then on all ranks together, once per value of --balance. Ranks
 on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
-by default those of DEFAULTS below; --batch is per rank. With --cores, each rank uses its cores, alone and together. If
---cores is not given, fdsl-bench divides the cores among the ranks. Epochs before the third are not counted, because
-`measured` begins with equal shares. A speed is the median over the counted epochs.
+by default: --data digits --train-size 20000 --test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With
+--cores, each rank uses its cores, alone and together. If --cores is not given, fdsl-bench divides the cores among the ranks.
+Epochs before the third are not counted, because `measured` begins with equal shares. A speed is the median over the counted
+epochs.
 
 Prints one line per training: its speed in samples/s, its share of the sum of the ranks' speeds when each trains alone, and the
 samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a training fails, or if `measured`

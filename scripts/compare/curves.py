@@ -36,7 +36,7 @@ FIRST = 20  # rows that --first-bound compares
 # Networks that --cpu and the GPU train by default, with options for images of a suitable size
 SMALL = {"variant": "train-omp", "model": "vit-micro", "batch": 32, "classes": 10, "preset": "uji", "res": 56, "out_res": 28}
 LARGE = {"variant": "train-vit", "model": "vit-tiny", "batch": 256, "classes": 1000, "preset": "paper-1000", "res": 512, "out_res": 224}
-# The recipe of pretrain.py, except for the options that both programs call the same
+# Options of each program for the values of --augment. SAME lists the options that have the same name in both programs.
 MIX = "--mixup 0.8 --cutmix 1".split()
 OURS = {"none": [], "mix": MIX, "recipe": [*MIX, *"--rand-augment 28 --rand-augment-ops 2 --erasing 0.25".split()]}
 PYTORCH = {"none": ["--augment", "none"], "mix": ["--no-randaugment", "--no-erasing"], "recipe": []}

@@ -37,7 +37,7 @@ shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
 ((${#shards[@]})) || fail 2 "$dir contains no shards; fdsl-bench --prepare $dir --store shards writes some"
 [[ $dir != *:* ]] || fail 2 "$dir: fio splits names at colons; give a path without a colon"
-command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
+command -v fio >/dev/null || fail 4 'fio is not installed (Debian: apt install fio)'
 ((EUID == 0)) || fail 4 'only root can drop the page cache; run this script as root'
 
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}

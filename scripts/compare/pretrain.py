@@ -38,8 +38,7 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
              "shards": {"webdataset": "pip install webdataset", "PIL": "pip install pillow"}}
 
 
-# Options that rows record in the column `settings`. These are the options without a column of their own, except those that only
-# set the length of the run, its evaluation, its files, or its number of threads.
+# Options that change the training and have no column of their own. Rows record them in the column `settings`.
 SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
             "weight_decay", "decay_of")
 

@@ -132,8 +132,8 @@ def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
              ("cnn3d", ["--data", "clips"]),
-             # A small batch of small images. Among millions of values before a ReLU, rounding would change the sign of
-             # some, and hence their gradient.
+             # The batch and its images are small. Among millions of values before a ReLU, rounding would change the
+             # signs of some, and hence their gradients.
              ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
@@ -235,7 +235,7 @@ def export_data(path, variant, arguments):
     if given["model"] not in MODELS:
         fail(f"--model {given['model']}: PyTorch trains only {', '.join(MODELS)} here; vit_timm.py compares steps of vit-*", 2)
     if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
-        fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift, --flip and --drop-last", 2)
+        fail("PyTorch is compared only at a constant learning rate; drop --lr-schedule, --lr-warmup, --shift, --flip and --drop-last", 2)
     if given["loss"] != "cross-entropy" or any(float(given[name]) for name in ("mixup", "cutmix")):
         fail("PyTorch trains here only with cross-entropy, on samples that are not mixed; vit_timm.py compares mixed steps", 2)
 
@@ -311,7 +311,7 @@ def measure_on(ranks, options, arguments, job, results):
             results.append(run_ours_on(ranks, ["--variant", variant] + sync + out + arguments))
     rows = results[first][1]
     print(f"compare/pytorch.py: PyTorch ({', '.join(options.modes)}) on {on_ranks(ranks)} ...", file=sys.stderr)
-    # last_lr has the factor of --lr-scale.
+    # Unlike lr, last_lr includes the factor of --lr-scale.
     job = {**job, "row": {**rows[0], "lr": rows[0]["last_lr"]}, "epochs": len(rows)}
     trainings, failure = torch_ranks.train(job, ranks)
     for mode, training in trainings.items():

@@ -80,8 +80,8 @@ class Net(torch.nn.Module):
         self.channels_last = channels_last and bool(convs)
         if self.channels_last:
             weight, channels = parameters["fc1.weight"], len(convs[-1])
-            turned = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
-            parameters = {**parameters, "fc1.weight": turned}
+            permuted = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
+            parameters = {**parameters, "fc1.weight": permuted}
         self.tensors = torch.nn.ParameterDict(
             {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
 
@@ -163,7 +163,7 @@ class Ranks:
         ddp._set_ddp_runtime_logging_sample_rate(2**30)
         return ddp
 
-    def meet(self):
+    def barrier(self):
         if self.count > 1:
             torch.distributed.barrier()
 
@@ -230,7 +230,7 @@ class Training:
     def epoch(self):
         """Runs one epoch; returns its seconds on the slowest rank, and the mean loss and training accuracy of all ranks."""
         self.net.train()
-        self.ranks.meet()
+        self.ranks.barrier()
         synchronise(self.device)
         begin = time.perf_counter()
         loss_sum, right = self.epoch_sums()
@@ -380,7 +380,7 @@ class Replayed(Training):
         if self.ranks.count > 1:  # kernels are compiled and tuned while no exchange waits on the GPU
             with self.run.no_sync():
                 self.step(*self.steps[0])
-            self.ranks.meet()
+            self.ranks.barrier()
         for step in [self.steps[0]] * (3 if self.ranks.count == 1 else DDP_WARMUPS) + [self.steps[-1]]:
             self.step(*step)
 
@@ -394,7 +394,7 @@ class Replayed(Training):
         graph = torch.cuda.CUDAGraph()
         # With DDP, the stream must be that of the warm-up, and NCCL's thread may use CUDA during the capture.
         more = {} if self.ranks.count == 1 else {"stream": side, "capture_error_mode": "thread_local"}
-        self.ranks.meet()
+        self.ranks.barrier()
         synchronise(self.device)
         with torch.cuda.graph(graph, **more):
             self.sums = self.all_steps()

@@ -1,5 +1,5 @@
-"""The figure of uneven ranks: the speed of all ranks together as a share of the sum of the ranks' speeds when each trains alone, by
---balance, from rows of the workload train. scripts/figures/draw.py documents the return value."""
+"""The figure of uneven ranks, from rows of the workload train. For each value of --balance, it shows the speed of all ranks
+together, divided by the sum of the speeds at which each rank trains alone. scripts/figures/draw.py documents the return value."""
 
 import collections
 import statistics
@@ -30,9 +30,9 @@ def speed(rows):
 
 
 def comparisons(rows):
-    """Returns [(rows of the ranks alone, {balance: rows of all ranks together})]. Trainings of single ranks belong to a training of
-    all ranks if they have the same job and variant (on CPUs train-omp), and if their number and the sum of their threads equal
-    its number of ranks and of threads."""
+    """Returns [(rows of the ranks alone, {balance: rows of all ranks together})]. A training of all ranks is compared with
+    trainings on single ranks that have the same job and the same variant (on CPUs: train-omp). There must be one such training
+    per rank, and the sum of their threads must equal the threads of the training of all ranks."""
     alone, together = (collections.defaultdict(lambda: collections.defaultdict(list)) for _ in range(2))
     for row in rows:
         if row["ranks"] == 1:

@@ -213,7 +213,7 @@ def indexed(folder):
 
 def is_the_set(folder, row, images):
     """Returns whether a folder still has the data set that a row read. On another host, or after a new --prepare, the folder may
-    have another one."""
+    have a different data set."""
     if row["host"] != socket.gethostname():
         return False
     try:

@@ -21,7 +21,8 @@ def decoder_of(row):
 
 
 def of_one_job(rows):
-    """Returns the rows of one output size and fit. Prefers the user's rows, then the job with most rows, then the newest."""
+    """Returns the rows of one job, that is, of one output size and fit. Prefers the user's rows, then the job with most rows, then
+    the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
         jobs[row["out_res"], row["fit"]].append(row)

@@ -19,8 +19,8 @@ def size_words(size):
 
 
 def of_one_job(rows):
-    """Returns the rows of one number of ranks and one element type. Prefers the user's rows, then the job with most rows, then the
-    newest. A single rank exchanges nothing, so its rows are not drawn."""
+    """Returns the rows of one job, that is, of one number of ranks and one element type. Prefers the user's rows, then the job with
+    most rows, then the newest. A single rank exchanges nothing, so its rows are not drawn."""
     jobs = collections.defaultdict(list)
     for row in rows:
         if row["ranks"] > 1:

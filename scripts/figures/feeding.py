@@ -108,7 +108,7 @@ def training_time(measured):
 
 
 def training(measured):
-    """Draws published points only. Our rows train other networks, so a common figure would compare networks."""
+    """Draws published points only. The figures in pretraining.py show them together with measured rows."""
     plot = Plot("Published training throughput vs. GPUs")
     styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = measured.published_series("training")
@@ -121,5 +121,5 @@ def training(measured):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = ["Images per second during training of DeiT-Base and DeiT-Tiny: LOAD reads images, BAT generates them. Published "
-                    "points only: our rows train smaller networks and are not comparable; see figure training_time."]
+                    "points only: the figures pretraining_tiny and pretraining_base show them with measured rows."]
     return plot

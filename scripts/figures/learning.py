@@ -10,7 +10,8 @@ COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out resul
 LOG_COMMAND = "./fdsl-bench --workload train --variant train-omp --model lenet --log results/steps.csv"
 RUNS_MAX, DASHES = 10, 4  # runs in the figure learning_steps; dash patterns of plots/common.gp
 LINEAR_BELOW = 4  # if the losses in learning_steps differ by a smaller factor, their axis is linear
-# The path of the data may differ. The last two columns are empty with one rank.
+# Columns that are equal in all lines of a figure. `data` may differ, because it may be a path. sync, lr_scale and balance may
+# differ, because they are empty with one rank.
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
 
 

@@ -41,8 +41,8 @@ def figure(measured):
         raise Missing(COMMAND, measured.loads)
     devices = Devices([row for points in lines for row in points], item="samples")
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (places.index(device_of(points[0])), devices.order(points[0])))
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (shown_devices.index(device_of(points[0])), devices.order(points[0])))
     plot = Plot("Loading throughput vs. ranks")
     for device, name, whose in devices.names():
         plot.legend += [(0, line) for line in name] + [(0.5, whose)]

@@ -33,11 +33,11 @@ def heading(row):
 
 
 def of_one_job(rows):
-    """Returns the rows whose sets differ only in size and type. Prefers the user's rows, then the job with most rows, then the
-    newest."""
+    """Returns the rows of one job: they are equal in the columns JOB. Prefers the user's rows, then the job with most rows, then
+    the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
-        jobs[tuple(row[column] or OPS_DEFAULTS[column] for column in JOB)].append(row)  # no bounds without mask
+        jobs[tuple(row[column] or OPS_DEFAULTS[column] for column in JOB)].append(row)  # norm_min and norm_max are empty without mask
     def worth(job):
         return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
     return max(jobs.values(), key=worth, default=[])

@@ -1,4 +1,5 @@
-"""The figure of pipelines: measured bubble and its formula vs. micro-batches per step, from rows of the workload train.
+"""The figure of pipelines, from rows of the workload train: the bubble (the share of a step in which a stage waits) vs.
+micro-batches per step, as measured and by formula.
 scripts/figures/draw.py documents the return value."""
 
 import collections

@@ -70,13 +70,13 @@ def best_group(rows, columns, worth):
 
 
 def breadth(group):
-    """Worth of a group: most sources of images, then most points, then the newest rows."""
+    """Sort key of a group: most sources of images, then most points, then the newest rows."""
     points = {(row["source"], row["ranks"]) for row in group}
     return len({source for source, _ in points}), len(points), max(row["time_utc"] for row in group)
 
 
 def length(group):
-    """Worth of a group: most images seen, then the newest rows."""
+    """Sort key of a group: most images seen, then the newest rows."""
     return max(row["images"] for row in group), max(row["time_utc"] for row in group)
 
 

@@ -81,7 +81,7 @@ def option(column):
 
 def batch_option(row):
     """Returns the value of --batch for a row. In a row with rank=all, the column `batch` is the sum over ranks. --batch is per
-    rank with weak scaling, and always in the workload load, whose ranks divide samples, not batches."""
+    rank with weak scaling. In the workload load it is always per rank, because ranks divide the samples, not the batches."""
     return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
 
 
@@ -140,7 +140,7 @@ def command(rows):
 
 
 def workers(row):
-    """Returns the number of worker processes of a third-party loader. With 0, the main process reads."""
+    """Returns the number of worker processes of a third-party loader. If it is 0, the main process reads."""
     return 0 if row["variant"].endswith("-inline") else row["threads"]
 
 

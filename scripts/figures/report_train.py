@@ -8,7 +8,8 @@ from devices import threads_per_rank
 from plot import micros_words, number_words
 from rows import INFER_PARAMETERS, TRAIN_PARAMETERS
 
-# Defaults of options in TRAIN_PARAMETERS. The other options are empty in a row unless they were given, except feed.
+# Defaults of options in TRAIN_PARAMETERS. The column of any other option is empty if the option was not given. Only `feed` is
+# never empty: its default depends on the data.
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",

@@ -1,6 +1,6 @@
 """Reads rows of fdsl-bench from CSV files, for scripts/figures/draw.py and scripts/figures/report.py.
 
-An invalid file is an error, and none of its rows are used. Error messages give the file, the line and a remedy.
+An invalid file raises BadInput, whose message gives the file, the line and a remedy.
 """
 
 import collections
@@ -35,8 +35,7 @@ LOAD_DEFAULTS = {
 }
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of workload train in column order. A row of train is one epoch. Only the figure roofline and the
-# report use rows of infer.
+# The parameters of workload train in column order. A row of train is one epoch.
 TRAIN_PARAMETERS = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels",
                     "model", "batch", "drop_last", "epochs", "optimizer",
                     "lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
@@ -48,6 +47,7 @@ TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_p
                  "microbatches", "bubble", "bubble_formula")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
+# Only the figure roofline and the report use rows of infer.
 INFER_PARAMETERS = ("checkpoint", "data", "image", "label", "preset")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")

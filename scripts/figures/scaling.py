@@ -36,8 +36,8 @@ def figure(measured):
     plot = Plot("Throughput vs. ranks")
     add_legend(plot, devices, lines)
     kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), places.index(device_of(points[0])),
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), shown_devices.index(device_of(points[0])),
                                    SLOTS[points[0]["variant"]]))
     plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],

@@ -80,7 +80,7 @@ mkdir -p "$out" "${work:=$out/work}"
 out=$(realpath "$out") work=$(realpath "$work")
 
 file() { printf '%s/%s_%s.csv' "$out" "$prefix" "$1"; } # name
-failed=()                                               # sections; the rest of a failed section still runs
+failed=()                                               # names of sections; the rest of a failed section still runs
 attempt() {                                             # command ...
     printf '%q ' "${@//"$bench"/fdsl-bench}" >&2 && echo >&2
     [[ $dry ]] || FDSL_BENCH=$bench "$@" >&2 || {
@@ -162,7 +162,8 @@ train() {
     for batch in 64 128 512 1024; do learn train_graph train-graph --model cnn --batch $batch --epochs 3; done
 }
 
-# Canvases of 512 pixels, of which the network sees 224. The accuracy of so short a training means nothing.
+# Generates images of 512 x 512 pixels, of which the network gets a crop of 224 x 224. The trainings are too short for a
+# meaningful accuracy.
 vit() {
     local pictures="--data synth --res 512 --out-res 224 --fit crop --channels 3 --classes 1000" model batch feed extra
     while read -r model batch feed extra; do
