@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants faults in copies of the tree, one at a time, and reports which of them the tests catch.
 
-  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list first
+  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list before --run
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 

@@ -483,7 +483,7 @@ Test(figures, usage)
         cr_expect(says(names[i]), "%s", out);
 }
 
-/* The figure shows one combination of rank count and element type: the one with most of the user's points. */
+/* The figure shows the combination of rank count and element type for which the user has the most points. */
 Test(figures, all_reduces_have_one_line_per_variant)
 { /* the first figure has four lines of the fixture and five of the reference rows */
     shell("cp " FIXTURES "/exchange.csv $D/results && " SELECT

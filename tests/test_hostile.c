@@ -103,8 +103,8 @@ Test(hostile, long_names_stay_apart)
 
 /* ---- Ends of shards ---- */
 
-/* Blocks of zeros end a shard. Data after them is an error: for example in the output of cat a.tar b.tar, or
- * if a page was zeroed. */
+/* Blocks of zeros end a shard, and data after them are an error. Such data occur in the output of cat a.tar
+ * b.tar, and in a shard with a zeroed page. */
 Test(hostile, data_after_the_end_of_a_shard_is_an_error)
 {
     EXPECT(0, "mkdir s t");

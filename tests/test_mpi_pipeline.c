@@ -16,7 +16,7 @@ TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
 
 /* ---- Messages ---- */
 
-#define STAGE "FDSL_TEST_STAGE" /* set in processes that are ranks; its value names the test */
+#define STAGE "FDSL_TEST_STAGE" /* environment variable of ranks; its value names the test */
 
 /* Each rank sends messages to the next rank. The sender may be ahead of the receiver by as many messages as
  * there are buffers. Returns an exit status. */

@@ -126,7 +126,7 @@ Test(sweep, a_table_with_an_error_runs_nothing)
     }
 }
 
-/* Each option with a file or a folder either names an input, or is refused. */
+/* A table may use an option with the name of a file or folder only if the option names an input. */
 Test(sweep, options_that_write_files_are_refused)
 {
     shell(

@@ -131,8 +131,8 @@ Test(tar, header_refuses_what_ustar_cannot_store)
     cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
 }
 
-/* The parser must request more data until it has enough. It may request at most the size of the
- * end-of-archive blocks at a time. */
+/* The parser must request more data until it can continue. A request may be at most as large as the two
+ * blocks at the end of an archive. */
 Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;

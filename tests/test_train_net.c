@@ -31,7 +31,7 @@ static double loss_at(const struct net *net, float *parameters)
     return totals.loss / (double)totals.samples;
 }
 
-static struct mixing mixing; /* of the steps whose gradients are compared */
+static struct mixing mixing; /* mixing in the steps whose gradients are compared */
 static enum loss_kind loss_kind;
 
 /* Compares the gradients of a step with central differences, for CHECKED or more parameters of each tensor,

@@ -272,7 +272,7 @@ static enum status get_nan(void *state, struct train_state *into)
     return status;
 }
 
-/* Batches of odd size and of one sample, and short batches. */
+/* Tests mixed samples in batches of odd size, in batches of one sample, and in short batches. */
 Test(train_omp, mixed_samples_and_both_losses, .timeout = 120)
 {
     static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}, {0.8, 1}};

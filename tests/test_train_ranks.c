@@ -184,11 +184,11 @@ static double distance(const float *mine, const float *wanted, size_t count)
 
 #define BATCH 13
 
-/* Trains `net` for its only step. For each gradient, sets `bounds` to the largest difference that the order
- * of the sum allows. In a network of one linear layer, a gradient is a sum of one term per sample. On as many
- * ranks as samples, the gradients of a rank before the exchange are the terms of its sample. With u = 2^-24
- * and to first order, the computed sum of n terms is within n u sum |term| of the exact sum, in any order.
- * Two computed sums differ by at most twice as much. */
+/* Trains `net` for one step. Sets `bounds` to the largest difference between two computed sums of each
+ * gradient, for any two orders of addition. In a network of one linear layer, a gradient is a sum of one term
+ * per sample. The function trains with one sample per rank, so the gradients of a rank before the exchange
+ * are the terms of its sample. With u = 2^-24, the computed sum of n terms is within n u sum |term| of the
+ * exact sum, to first order. Two computed sums differ by at most twice this amount. */
 static void find_bounds(const struct engine *engine, const struct net *net, size_t *count, double **bounds)
 {
     struct member members[BATCH];
@@ -436,8 +436,8 @@ static void open_canvases(struct net *net, const struct engine *engine, struct m
     net->train.mixing = mixing;
 }
 
-/* The partner of a sample is augmented on the rank of the sample, also if it belongs to another rank. The
- * last step has 10 samples. */
+/* A rank augments the partners of its samples, even if the partners belong to other ranks. The last step has
+ * 10 samples. */
 Test(train_ranks, augmented_and_mixed_samples_are_those_of_one_rank)
 {
     static const struct mixing mixings[] = {{0, 0}, {0, 1}, {0.8, 0}};

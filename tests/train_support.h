@@ -24,15 +24,15 @@ static inline double worse(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
-/* Tests that run all networks leave out the large transformers, which vit-micro represents: returns whether
- * this is one of them. */
+/* Whether the network is a large transformer. Tests of all networks leave out these transformers, because
+ * vit-micro has the same kinds of layers. */
 static inline bool is_large_transformer(const struct model_table *table)
 {
     return table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32;
 }
 
-/* Returns an image of at least this size that the patches of a transformer divide. Other networks get the
- * same size. */
+/* For a transformer, rounds the height and width up to multiples of the patch size. For other networks,
+ * returns the shape unchanged. */
 static inline struct shape fitted(const struct model_table *table, struct shape shape)
 {
     const struct layer_spec *first = &table->layers[0];
