@@ -198,8 +198,7 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* Relative error of the gradients of the epoch's last batch. This batch may be shorter than the batches
- * before it. */
+/* Returns the relative error of the gradients of the epoch's last batch, which may be a short one. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)

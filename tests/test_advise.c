@@ -114,12 +114,6 @@ Test(advise, ways_that_were_not_measured_do_not_count)
 
 #define ADVISE "$P advise --compute 1000 --batch 4 --seconds 0.01 "
 
-static void expect_refused(int wanted, const char *words, const char *command)
-{
-    run("%s", command);
-    expect_line(wanted, words);
-}
-
 /* Sets `text` to the beginning of the table row that is named `name`, and returns it. */
 static const char *row_begin(const char *name, char *text, size_t size)
 {

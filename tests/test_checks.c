@@ -50,7 +50,7 @@ Test(checks, output_of_a_check_is_not_counted)
     expect(1, "0 passed, 1 failed");
 }
 
-/* The script must kill the check's descendants and print its output so far. */
+/* The script must print the output of the hanging check, and kill all processes that the check started. */
 Test(checks, a_check_that_hangs_fails)
 {
     shell(

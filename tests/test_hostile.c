@@ -12,11 +12,10 @@
 
 TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* Expects this exit status and a one-line message that contains these words and no escape sequence. */
+/* Like expect_refused(), but also expects that the line contains no escape sequence. */
 static void expect_refusal(int wanted, const char *words, const char *command)
 {
-    run("%s", command);
-    expect_line(wanted, words);
+    expect_refused(wanted, words, command);
     cr_expect_null(strchr(out, '\033'), "%s", out);
 }
 

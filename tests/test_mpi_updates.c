@@ -11,7 +11,7 @@
 
 TestSuite(mpi_updates, .init = start, .fini = stop, .timeout = 120);
 
-#define RANKS_OF_TEST "FDSL_TEST_SHARES" /* set in the ranks of the test of exchange_share_collect() */
+#define RANKS_OF_TEST "FDSL_TEST_SHARES" /* environment variable of the ranks */
 
 enum { CHUNK = EXCHANGE_CHUNK_VALUES, VALUES_MAX = 100 * CHUNK };
 

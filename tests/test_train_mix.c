@@ -335,8 +335,8 @@ static void compare_in_parts(struct net *net, const struct engine *engine, uint3
     }
 }
 
-/* Checks that train_held_at() finds each entry of a part among the samples of a rank, and that partners are
- * at mirrored indices. */
+/* train_held_at() must find each entry of a part among the samples of a rank. Partners must be at mirrored
+ * indices. */
 static void compare_places(const struct share *share, const struct share *part, bool partners)
 {
     const struct train_held held = {true, partners, (uint32_t)share->count,

@@ -524,10 +524,7 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
 /* Guessing gives 10 %; four epochs gave 74 %. */
 Test(train_omp, a_transformer_learns_digits, .timeout = 120)
 {
-    const struct model_table *table = model_tables;
-    while (strcmp(table->name, "vit-micro") != 0)
-        table++;
-    double right = learn(table, 4, 0.003);
+    double right = learn(table_of("vit-micro"), 4, 0.003);
     cr_expect_geq(right, 0.5, "%g right", right);
 }
 #endif

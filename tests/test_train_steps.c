@@ -23,8 +23,8 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define ROWS  "--log-steps 4 --test-steps 9 "
 #define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
 
-/* Compares the steps, the epoch and the samples in row `row` of the log. Also checks whether the row has the
- * results of a test. */
+/* Compares the step, the epoch and the number of samples in row `row` of the log. If `tested` is true, the
+ * row must have test results; otherwise it must have none. */
 static void expect_row(size_t row, double step, double epoch, double samples, bool tested)
 {
     cr_expect(number(out, row, "step") == step && number(out, row, "epoch") == epoch &&
@@ -34,7 +34,8 @@ static void expect_row(size_t row, double step, double epoch, double samples, bo
     cr_expect_eq(*value(out, row, "test_loss") != '\0', tested, "row %zu: %s", row, out);
 }
 
-/* A row follows every 5th step, every 7th step (with a test), and each epoch (with its test). */
+/* The log must have a row after every 5th step, after every 7th step, and after each epoch. The rows after
+ * every 7th step and after epochs have test results. */
 Test(train_steps, rows_within_epochs)
 {
     EXPECT(0, LOGGED "--epochs 2 --lr-schedule cosine --out rows.csv");

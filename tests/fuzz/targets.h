@@ -424,7 +424,7 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
  * decoded, because that takes too long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
 {
-    uint8_t *copy = malloc(size + 1); /* no longer than the data, so that a read past their end is found */
+    uint8_t *copy = malloc(size + 1); /* ends where the data end, so that a read past their end is found */
     const struct image_fit fits[] = {{.res = 0}, {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3}};
     struct image_scratch scratch = {.jpeg = jpeg_open()};
     struct image image;
