@@ -259,8 +259,9 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 }
 
 /* Checks the last tile that the first wave of thread blocks computes. With up to 24 units of work there is
- * one wave, and if it has fewer than two blocks per tile, a single block writes the tile. With more than 24
- * units, several blocks would write the tile, each with a different part of k, in an unpredictable order. */
+ * one wave. If this wave has fewer than two blocks per tile, a single block writes the tile. With more than
+ * 24 units, several blocks would write the tile, each with a different part of k, in an unpredictable order.
+ */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

@@ -1,6 +1,6 @@
-/* Tests live training samples on the device. They must be bit-identical to samples generated on the host,
- * arrive in the right order on two streams, and give the same training result as stored samples. make
- * check-gpu runs this program.
+/* Tests live training samples on the device. They must be bit-identical to samples generated on the host, and
+ * arrive in the right order on two streams. Training must have the same result with live and with stored
+ * samples. make check-gpu runs this program.
  *
  *     gpu_live [--short]   --short: fewer cases and steps, no planted faults; for compute-sanitizer
  *

@@ -120,8 +120,8 @@ Test(image, weights_fit_16_bits_and_add_up_to_one)
 
 /* ---- Orientation ---- */
 
-/* For each orientation, `wanted` has the positions in the upright image of the stored pixels (0, 0), (2, 0)
- * and (0, 1), as the EXIF standard defines them. The stored image has 3 x 2 pixels. */
+/* The stored image has 3 x 2 pixels. For each orientation, `wanted` says where the EXIF standard puts the
+ * stored pixels (0, 0), (2, 0) and (0, 1) in the upright image. */
 Test(image, orientations_are_those_of_exif)
 {
     static const uint32_t wanted[8][3][2] = {{{0, 0}, {2, 0}, {0, 1}}, {{2, 0}, {0, 0}, {2, 1}},
