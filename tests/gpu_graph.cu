@@ -1,8 +1,8 @@
 /* Compares the engine of train-graph with the oracle, the reference in double precision, for odd and large
- * batch sizes. Compares the gradients of the first step, the gradients of an epoch's short last batch, the
- * losses and updates of several steps, and the logits of the test set. Every five steps, the engine continues
- * from the oracle's state. Also checks that the same seed gives the same bits: with single steps and with
- * long graphs, with other calls between steps, with kernels that do not overlap, and when a used engine
+ * batch sizes. Compares the gradients of the first step and of an epoch's short last batch, the losses and
+ * updates of several steps, and the logits of the test set. Every five steps, the engine continues from the
+ * oracle's state. Also checks that the same seed gives the same bits. This must be true for single steps and
+ * for long graphs, with other calls between steps, without overlapping kernels, and if a used engine
  * continues a training. Each planted fault must exceed one of the error bounds. make check-gpu runs this
  * program.
  *
@@ -198,8 +198,7 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* Relative error of the gradients of the epoch's last batch. This batch may be shorter than the batches
- * before it. */
+/* Returns the relative error of the gradients of the epoch's last batch, which may be a short one. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Plants faults in copies of the tree, one at a time, and reports which of them the tests catch.
 
-  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list first
+  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list before --run
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 
 A seed determines the faults. They are distributed evenly over the folders with sources. Operators create the faults, for
 example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/:
 first the suites that call functions of the changed file, then those of its folder. With --gpu, the checks of gpu_checks()
-run for faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. A fault is
-replaced by the next spare of its folder if the build does not contain its file, if the fault does not compile, or (without
---gpu) if its object code equals that of the original. The sources in the working tree are never changed.
+run for faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. The next
+spare of its folder replaces a fault that cannot be tested: the build does not contain its file, the fault does not compile,
+or (without --gpu) the object code does not change. The sources in the working tree are never changed.
 
 Calls that release memory or a handle (free, fclose, munmap, cudaFree, ...) are not dropped: no result depends on them, and
 make check SAN=1 detects leaks on the host.

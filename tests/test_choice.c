@@ -22,12 +22,6 @@ static void expect_bytes(double bytes, const char *command, const char *options)
         cr_expect_float_eq(number(out, row, "sample_bytes"), bytes, 1e-9, "%s", options);
 }
 
-static void expect_refused(int wanted, const char *words, const char *command)
-{
-    run("%s", command);
-    expect_line(wanted, words);
-}
-
 /* Creates 20 digits as files in the folder o and as the shard s/x.tar. Each digit has four members: .cls of 1
  * byte, .json of 22 bytes, .NPY, and .txt of 7 bytes. */
 static void make_odd_shard(void)
@@ -66,7 +60,7 @@ Test(choice, members_of_odd_samples)
     expect_refused(1, "sample '000005': it has 'cls' twice", "$P --variant files --data o --member txt");
 }
 
-/* In prepared shards, every header is compared with the index, even if the member before it is not read. */
+/* In prepared shards, the headers of all members are verified, even those of members that are not read. */
 Test(choice, prepared_shards_are_verified_without_the_other_members)
 {
     EXPECT(0, "$P --prepare p --from digits --samples 20 --encode npy");

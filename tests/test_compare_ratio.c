@@ -173,7 +173,7 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
+/* How the simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
  * `within` is the standard deviation of the logarithms of a run's samples. A run has one row with `samples`
  * samples, or `epochs` rows with one sample each if `epochs` is not 0. */
 struct noise {

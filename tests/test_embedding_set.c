@@ -184,7 +184,7 @@ Test(embedding_set, killed_runs_are_continued)
            "{ $P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 >log 2>&1 & p=$!; "
            "until test -e set/000/000004.safetensors || ! kill -0 $p; do sleep 0.002; done; "
            "kill -9 $p; wait $p 2>/dev/null; "
-           "test -e set/embeddings.index || test -d set/.prepare; }"); /* complete only on a fast machine */
+           "test -e set/embeddings.index || test -d set/.prepare; }"); /* a fast machine completes the set */
     EXPECT(
         0,
         "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 && diff -r set whole && "

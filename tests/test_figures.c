@@ -483,7 +483,7 @@ Test(figures, usage)
         cr_expect(says(names[i]), "%s", out);
 }
 
-/* The figure shows one combination of rank count and element type: the one with most of the user's points. */
+/* The figure shows the combination of rank count and element type for which the user has the most points. */
 Test(figures, all_reduces_have_one_line_per_variant)
 { /* the first figure has four lines of the fixture and five of the reference rows */
     shell("cp " FIXTURES "/exchange.csv $D/results && " SELECT
@@ -543,8 +543,9 @@ Test(figures, bubbles_have_lines_by_measurement_and_formula)
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
-/* The figure shows the speed of all ranks together as a share of the sum of the speeds of single ranks, from
- * the third epoch on. Both sides of a comparison must have the same job and the same total of threads. */
+/* The figure shows the speed of all ranks together as a share of the sum of the speeds of single ranks. Only
+ * epochs from the third one on count. Both sides of a comparison must have the same job and the same total of
+ * threads. */
 Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
 {
     shell("cp " FIXTURES "/balance.csv $D/results && " SELECT

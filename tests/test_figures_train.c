@@ -33,8 +33,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/10'"), "%s", out);
 }
 
-/* Each run of a file of --log has a line. Of the steps that a resumed run repeats, the later rows count.
- * Other figures ignore such files. */
+/* The figure has one line per run in a file of --log. If a resumed run repeats steps, the later rows count.
+ * Other figures ignore files of --log. */
 Test(figures_train, steps_have_a_line_per_run)
 {
     shell("cp " FIXTURES "/steps.csv $D/results && " SELECT "learning_steps >/dev/null && "

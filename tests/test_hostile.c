@@ -12,11 +12,10 @@
 
 TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* Expects this exit status and a one-line message that contains these words and no escape sequence. */
+/* Like expect_refused(), but also expects that the line contains no escape sequence. */
 static void expect_refusal(int wanted, const char *words, const char *command)
 {
-    run("%s", command);
-    expect_line(wanted, words);
+    expect_refused(wanted, words, command);
     cr_expect_null(strchr(out, '\033'), "%s", out);
 }
 
@@ -103,8 +102,8 @@ Test(hostile, long_names_stay_apart)
 
 /* ---- Ends of shards ---- */
 
-/* Blocks of zeros end a shard. Data after them is an error: for example in the output of cat a.tar b.tar, or
- * if a page was zeroed. */
+/* Blocks of zeros end a shard, and data after them are an error. Such data occur in the output of cat a.tar
+ * b.tar, and in a shard with a zeroed page. */
 Test(hostile, data_after_the_end_of_a_shard_is_an_error)
 {
     EXPECT(0, "mkdir s t");

@@ -47,8 +47,8 @@ Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini
 
 /* Truncates the shard `broken` after the data set was opened. Without --on-error skip, the variant must fail
  * and name the shard. With --on-error skip, the variant must continue, count the lost samples, and exclude
- * them from the work. But if an earlier run has read these samples, the variant must fail even with
- * --on-error skip, because the data set has changed between the runs. */
+ * them from the work. But if an earlier run has read these samples, the data set has changed between
+ * the runs. Then the variant must fail even with --on-error skip. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
     for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the shard is truncated between two runs */

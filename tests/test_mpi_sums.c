@@ -16,8 +16,8 @@
 
 TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
 
-#define COUNTED     "FDSL_TEST_SUM"   /* set in the ranks of the test of comm_reduce() */
-#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in the ranks of the test of different engines */
+#define COUNTED     "FDSL_TEST_SUM"   /* variable of the ranks that test comm_reduce() */
+#define MIXED_RANKS "FDSL_TEST_MIXED" /* variable of the ranks that test different engines */
 
 static float part(int rank, size_t i)
 {

@@ -286,20 +286,6 @@ Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
     }
 }
 
-/* Starts three ranks that train for a long time, and waits for their third checkpoint. Returns mpirun's
- * process id. */
-static pid_t start_training(pid_t ranks[8])
-{
-    char line[512] = LEARN "--epochs 1000000 --checkpoint k --rank-timeout 2";
-    drop_repeated_in(line);
-    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
-    double begin_s = timer_now_s();
-    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
-        nap();
-    cr_assert_eq(children_of(mpirun, ranks), 3);
-    return mpirun;
-}
-
 /* Expects the latest checkpoint to be complete, and no temporary file to remain. */
 static void expect_whole_checkpoint(void)
 {
@@ -312,7 +298,7 @@ static void expect_whole_checkpoint(void)
 
 Test(mpi_train, a_killed_rank_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks);
+    pid_t ranks[8], mpirun = start_training(LEARN, ranks);
     int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGKILL);
     expect_end(mpirun, "noticed that process rank", rank);
@@ -323,7 +309,7 @@ Test(mpi_train, a_killed_rank_ends_all_ranks)
 /* The message may also name ranks that still wait in an earlier collective call than rank 0. */
 Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks);
+    pid_t ranks[8], mpirun = start_training(LEARN, ranks);
     int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGSTOP);
     expect_end(mpirun, "gave up waiting for rank", rank);

@@ -178,9 +178,9 @@ Test(pretrain, throughput_is_drawn_with_published_points)
     expect_line(2, "a.csv, line 2: unknown schema 'pretrain/9'");
 }
 
-/* The figure has the settings of the run with the most images. In the second case, this run has other
- * classes, so its line is alone. In the third case, the two runs have different options, so only one has a
- * line. */
+/* The figure shows the runs that have the same settings as the run with the most images. In the second case,
+ * no other run has the classes of this run. In the third case, the two runs have different options. So both
+ * cases have one line. */
 Test(pretrain, the_longest_run_is_drawn_by_source)
 {
     shell("cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
@@ -236,7 +236,8 @@ Test(pretrain, without_rows_the_command_is_printed)
               out);
 }
 
-/* Python computes the order of samples that train uses: for small and odd numbers, and seeds above 2^32. */
+/* The Python code must give the same order of samples as the workload train. Tests small and odd numbers of
+ * samples, and a seed above 2^32. */
 Test(pretrain, the_order_of_samples_is_that_of_train)
 {
     static const struct {
@@ -256,7 +257,8 @@ Test(pretrain, the_order_of_samples_is_that_of_train)
     }
 }
 
-/* Python draws the same methods, shares and rectangles as train, also with one method alone. */
+/* The Python code must draw the same methods, shares and rectangles as the workload train, with both methods
+ * and with each method alone. */
 Test(pretrain, samples_are_mixed_as_by_train)
 {
     static const struct mixing ways[] = {{0.8, 1}, {0.2, 0}, {0, 3}};
@@ -282,7 +284,8 @@ Test(pretrain, samples_are_mixed_as_by_train)
     PYTHON "'import curves as c; rows = lambda factor, rate=1: {s: (factor * (3 if s <= 90 else 2), rate, " \
            "8) for s in range(10, 101, 10)}; sys = __import__(\"sys\")\n"
 
-/* Only steps that both programs have reached count. The last tenth of 100 steps is one row. */
+/* Only the steps that both programs have reached are compared. There is one row per 10 steps, so the last
+ * tenth of 100 steps is one row. */
 Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
 {
     shell(COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"

@@ -377,7 +377,7 @@ Test(servers, a_cache_keeps_verified_shards)
     cr_expect(says(",warm,"), "%s", out);
 }
 
-Test(servers, a_cache_removes_what_was_not_used_for_longest)
+Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
 {
     cr_assert_eq(shell(CACHED "--cache-bytes 800K"), 0, "%s", out); /* three of five shards fit */
     cr_expect_eq(count_files(".data"), 3);

@@ -19,7 +19,7 @@ Test(report, refers_to_nothing_outside)
         "%s", out);
 }
 
-Test(report, yours_first_and_every_workload)
+Test(report, your_rows_come_first_and_every_workload_is_shown)
 {
     shell(
         "cp " FIXTURES "/*.csv $D/results && { head -1 " REFERENCE "/h200_infer.csv; tail -1 " REFERENCE

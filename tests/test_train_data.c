@@ -8,14 +8,7 @@
 
 #include "cells.h"
 #include "data/npy.h"
-
-/* Runs training with these options. Expects this exit status and one line that contains `words`. If `options`
- * begins with a comma, it continues the list of variants. */
-static void expect_refusal(int wanted, const char *options, const char *words)
-{
-    run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
-    expect_line(wanted, words);
-}
+#include "train_cli.h"
 
 TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 

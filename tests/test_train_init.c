@@ -86,8 +86,8 @@ Test(train_init, starts_from_a_file_of_tensors)
     cr_expect_eq(atoi(out), 0, "%s", out);
 }
 
-/* Training scripts save the tensors of the model under a key, beside other tensors. The learning rate is 0,
- * so the parameters keep their initial values. */
+/* Training scripts save the tensors of the model under a key, along with other tensors. The learning rate is
+ * 0, so the parameters keep their initial values. */
 Test(train_init, starts_from_the_inner_tensors_of_a_file)
 {
     static const char *const keys[] = {"model", "state_dict"};
