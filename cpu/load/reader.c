@@ -234,7 +234,6 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
         worker->images_room = end;
     }
     worker->images_bytes = end;
-    worker->image_count++;
     *room = worker->images + begin;
     return STATUS_OK;
 }
@@ -404,6 +403,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             TRY(worker_lose(worker, number, status));
             continue;
         }
+        worker->image_count += worker->images_bytes > images_bytes;
         (load->control->whole ? check_whole : check_edges)(worker, number, data);
     }
     return load->control->consumer ? consume(worker, slot, count) : STATUS_OK;
