@@ -173,7 +173,7 @@ static void warn_imageless(struct reader *reader, uint64_t images)
     if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
         return;
     reader->imageless = true;
-    status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
+    status_warn("--%s: no sample holds a supported image (png; jpg; npy of |u1, <f2 or <f4 with two or three "
                 "axes, in C order), so this option had no effect",
                 reader->load->augment ? "augment" : "decode");
 }
