@@ -173,7 +173,7 @@ static void warn_imageless(struct reader *reader, uint64_t images)
     if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
         return;
     reader->imageless = true;
-    status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
+    status_warn("--%s: no sample holds a supported image (png; jpg; npy of |u1, <f2 or <f4 with two or three "
                 "axes, in C order), so this option had no effect",
                 reader->load->augment ? "augment" : "decode");
 }
@@ -234,7 +234,6 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
         worker->images_room = end;
     }
     worker->images_bytes = end;
-    worker->image_count++;
     *room = worker->images + begin;
     return STATUS_OK;
 }
@@ -404,6 +403,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             TRY(worker_lose(worker, number, status));
             continue;
         }
+        worker->image_count += worker->images_bytes > images_bytes;
         (load->control->whole ? check_whole : check_edges)(worker, number, data);
     }
     return load->control->consumer ? consume(worker, slot, count) : STATUS_OK;

@@ -35,7 +35,7 @@ struct worker {
     size_t images_bytes, images_room;
     int32_t *labels; /* labels of the batch, with --compute train */
     uint32_t label_count;
-    uint64_t image_count; /* number of images in this run */
+    uint64_t image_count; /* number of images in this run, without those of lost samples */
 
     enum status status;
     char failure[1024]; /* error message, if the run failed */

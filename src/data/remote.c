@@ -77,7 +77,7 @@ static enum status open_all(const char *url, struct remote *remote)
     char *leaf = NULL;
     enum status status = remote_split(url, remote, &leaf);
     if (status == STATUS_OK)
-        status = remote_find_service(remote);
+        status = remote_find_service(remote, leaf);
     if (status == STATUS_OK)
         status = http_open(&remote->http);
     if (status == STATUS_OK && remote->options.cache_dir)
