@@ -498,8 +498,9 @@ Test(figures, all_reduces_have_one_line_per_variant)
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
 }
 
-/* Bars are grouped by steps and coloured by the reference bandwidth. Each bar shows the largest set. Sets
- * with another number of columns are left out. */
+/* Bars are grouped by the value of --steps. Their colour shows which bandwidth is the reference: that of a
+ * copy in GPU memory, of copies to the GPU, or of STREAM triad. Each bar shows the largest set. Sets with
+ * another number of columns are left out. */
 Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
 {
     shell("cp " FIXTURES "/ops.csv $D/results && " SELECT "ops --reference $D/reference >/dev/null && "

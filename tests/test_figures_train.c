@@ -193,7 +193,7 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
               "%s", out);
 }
 
-/* A figure that has only reference rows says so. A note explains why it does not draw the user's rows. */
+/* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */
 Test(figures_train, figures_of_training_without_your_rows)
 {
     shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"

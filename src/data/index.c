@@ -260,7 +260,7 @@ static enum status check_unit_of(const struct index *index, const struct index_u
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
-                      ", so there is no room for a header; prepare the dataset again, or remove the index "
+                      ", so there is no room for a header; prepare the data set again, or remove the index "
                       "to read the data set without it",
                       unit->name, member->offset, end);
 }
@@ -288,7 +288,8 @@ static enum status read_sample(char *line, struct index *index)
     return STATUS_OK;
 }
 
-/* Compares the last line with the text before it. Sets `*size` to the size of that text. */
+/* Checks that the last line has the counts and the hash of the text before it. Sets `*size` to the size of
+ * that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";
@@ -299,7 +300,7 @@ static enum status check_sign(const char *text, size_t *size)
         return status_set(
             STATUS_FAILED,
             "the index was truncated or changed: its last line does not match the rest; prepare the "
-            "dataset again, or remove the index to read the data set without it");
+            "data set again, or remove the index to read the data set without it");
     *size = before;
     return STATUS_OK;
 }

@@ -107,8 +107,9 @@ static const struct option_spec options[] = {
      "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
      "do not"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
-     "replace a rectangle of each training sample by that of another one (CutMix); its part of the image is "
-     "drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as well, each step draws one of the two"},
+     "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
+     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
+     "well, each step draws one of the two"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
