@@ -133,7 +133,7 @@ ADDED_AFTER = {
 IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored", "drop_last": "0"}}
 SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
 
-# Values that older programs implied for missing columns in rows of several ranks, which have a value in the column `scaling`.
+# Values that older programs implied for missing columns, in rows of several ranks (rows with a value in the column `scaling`).
 ON_RANKS = {"train": lambda cells: {"balance": "equal", "samples_per_step": cells["batch"]}}
 
 # {column whose meaning changed: the column that was added at the same time}.

@@ -158,7 +158,7 @@ static int expect_same_training(const struct engine *engine, int model, struct s
     return !(off <= bound);
 }
 
-/* Tests lenet, cnn, which has dropout, and cnn-fdsl, which has additions. With some cuts, an addition uses
+/* Tests lenet, cnn (with dropout) and cnn-fdsl (with additions). With some cuts, an addition uses
  * the input of a stage. */
 static int train_stages(void)
 {

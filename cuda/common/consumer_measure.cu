@@ -104,7 +104,7 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 /* One stream runs training steps while another runs pinned copies to the device. Each stream runs its work in
  * groups, without gaps. All copies together take about twice as long as all steps, so that copies run during
  * every step. A group counts only if the other stream was busy during the whole group. */
-#define BUS_BYTES  ((size_t)64 << 20) /* per copy */
+#define BUS_BYTES  ((size_t)64 << 20) /* bytes per copy */
 #define BUS_GROUPS 32
 #define BUS_TIME_S 0.15 /* minimum duration of all steps */
 #define BUS_STEPS  3    /* minimum number of steps */

@@ -150,8 +150,8 @@ enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
     return STATUS_OK;
 }
 
-/* Returns whether the device can access all host memory. If so, a pointer that is not registered with CUDA
- * may be valid. */
+/* Returns whether the device can access all host memory, even through pointers that are not registered with
+ * CUDA. */
 static bool uses_all_memory(int device)
 {
     int pageable = 0;

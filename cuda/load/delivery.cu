@@ -38,7 +38,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->fit.unscaled = true;
     TRY(arrays_open(load->dataset, load->decode ? &load->fit : NULL, packed, &delivery->arrays));
     delivery->convert = delivery_convert(delivery, 0);
-    delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
+    delivery->slot_bytes = delivery->arrays.value_count * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
     return STATUS_OK;
 }
@@ -425,7 +425,7 @@ struct unpack queue_job(const struct output_queue *queue)
     struct unpack job = {};
     job.samples = delivery->samples;
     job.convert = delivery->convert;
-    job.values = delivery->arrays.values;
+    job.values = delivery->arrays.value_count;
     job.tensor = queue->tensor;
     job.stride = delivery->stride;
     job.labels = queue->labels;

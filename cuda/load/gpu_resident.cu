@@ -170,7 +170,7 @@ static uint64_t lay_out(struct resident *resident, uint64_t most)
         struct array_sample *sample = &arrays->samples[i];
         for (uint32_t m = 0; m < sample->members; m++)
             sample->at[m] += set_bytes;
-        sample->values += set_bytes;
+        sample->values_offset += set_bytes;
         arrays->extents[i].begin = set_bytes;
         set_bytes += array_align(arrays->extents[i].bytes);
     }

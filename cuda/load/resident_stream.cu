@@ -10,7 +10,7 @@
 #include "core/phase.h"
 
 #define STAGE_BYTES ((uint64_t)32 << 20)
-#define ENTRIES_MAX 65536 /* per buffer */
+#define ENTRIES_MAX 65536 /* maximum entries per buffer */
 
 /* ---- Reading ---- */
 

@@ -20,7 +20,7 @@
 #define CONSUMERS_MAX  27 /* warps; with more, a lane would have too few registers for its part of a row */
 #define TILE_ROWS_MAX  9
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
-#define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
+#define OUTPUTS_MIN    3  /* minimum per group, so that consumers need not wait for other blocks */
 #define REPORTS        64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
 #define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
 #define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */

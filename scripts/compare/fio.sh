@@ -15,7 +15,7 @@
 #   BLOCK (1024)    KiB per read
 #   IODEPTH (32)    reads in flight
 #   CPU (0)         the core for both programs
-#   SHARE (0.90)    minimum bandwidth of fdsl-bench as a share of fio's
+#   SHARE (0.90)    minimum of (bandwidth of fdsl-bench) / (bandwidth of fio)
 #
 # In every measurement, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.

@@ -195,7 +195,7 @@ def append(path, rows):
 
 
 def print_table(results):
-    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
+    """Prints one line per run. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
     to the fastest PyTorch mode."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
@@ -323,7 +323,7 @@ def measure_on(ranks, options, arguments, job, results):
 
 
 def print_ranks(results):
-    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs)."""
+    """Prints one line per run. `results` has pairs (set-up in seconds, rows of the epochs)."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     alone = {rows[0]["variant"]: speed for speed, (_, rows) in zip(speeds, results) if rows[0]["ranks"] == "1"}
     print(f"{'ranks':>5} {'variant':15} {'exchange':8} {'batch':>6} {'set-up s':>8} {'samples/s':>12} {'efficiency':>10} "

@@ -15,8 +15,8 @@ COMMAND = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model l
 
 
 def job_over_ranks(row, kind):
-    """Returns the values that all points of the figure share. The batch is per rank for weak scaling, and of all ranks for strong
-    scaling."""
+    """Returns the values that all points of the figure share. The batch is that of one rank for weak scaling, and the global batch
+    for strong scaling."""
     batch = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return kind, batch, row["train_samples"], row["test_samples"], *(row[column] for column in JOB if column != "batch")
 

@@ -106,7 +106,7 @@ def parameters(row):
 
 
 def threads_option(row):
-    """Returns the value of --threads for a row, which is per rank. Returns None for GPU variants, single-threaded variants and
+    """Returns the value of --threads, the number per rank, for a row. Returns None for GPU variants, single-threaded variants and
     programs other than fdsl-bench. Also returns None if ranks have different numbers of threads, because then --threads was not given."""
     threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED

@@ -1,4 +1,4 @@
-"""The report's tables of training and inference: one line per training, and the command that repeats it."""
+"""The report's tables of training and inference: one line per training run, and the command that repeats it."""
 
 import collections
 import shlex

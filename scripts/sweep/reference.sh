@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Uses this build to measure the rows of results/reference that README.md and docs/ quote. File names are fixed, so new
+# Repeats, with this build, the measurements in results/reference that README.md and docs/ quote. File names are fixed, so new
 # files replace old ones. To update the pages afterwards:
 #   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
 #

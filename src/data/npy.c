@@ -12,7 +12,7 @@
 #define BAD(reason) status_set(STATUS_FAILED, "not a supported .npy file: " reason)
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "values are written in memory order and declared little-endian"
+#error "this machine is not little-endian, but .npy files are written in memory order as little-endian"
 #endif
 
 /* ---- Writing ---- */

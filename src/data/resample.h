@@ -4,8 +4,8 @@
  *
  * Along one axis, output i is a weighted mean of the inputs around (i + 1/2) * in / out. The weights of the
  * bilinear filter are a triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1).
- * Those of the bicubic filter (Keys, 1981, with a = -1/2) reach 2 * scale inputs. The filter is cut off at
- * the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
+ * The weights of the bicubic filter (Keys, 1981, with a = -1/2) reach 2 * scale inputs. The filter is cut off
+ * at the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
 #ifndef FDSL_DATA_RESAMPLE_H
 #define FDSL_DATA_RESAMPLE_H
 

@@ -7,7 +7,7 @@
 
 #define PICKLE_BYTES_MAX (UINT64_C(256) << 20)
 #define DEPTH_MAX        32      /* nested dicts, lists and tuples */
-#define VISITS_MAX       4000000 /* values visited in the search for tensors; shared ones count each time */
+#define VISITS_MAX       4000000 /* values visited in the search for tensors; a value counts at each visit */
 #define NAME_MAX_BYTES   1024
 #define REBUILD          "torch._utils _rebuild_tensor_v2"
 

@@ -71,7 +71,7 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
                               "it has values of type '%s', but a GPU variant accepts |u1, <f2 and <f4; "
                               "prepare the data set with --dtype u8, f16 or f32",
                               header->type);
-        inspection->arrays->values = header->values;
+        inspection->arrays->value_count = header->values;
         inspection->first = *header;
         if (header->values == 0)
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
@@ -93,7 +93,7 @@ static enum status look_at_array(struct inspection *inspection, uint32_t number,
     struct npy_header header;
     TRY(read_header(inspection, member, &header));
     TRY(check_header(inspection, number, member->size, &header));
-    inspection->arrays->samples[number].values = at + header.data;
+    inspection->arrays->samples[number].values_offset = at + header.data;
     return STATUS_OK;
 }
 
@@ -194,7 +194,7 @@ static enum status begin_pictures(struct inspection *inspection)
     struct arrays *arrays = inspection->arrays;
     const struct image_fit *fit = inspection->fit;
     arrays->type = DTYPE_U8;
-    arrays->values = (uint64_t)fit->channels * fit->res * fit->res;
+    arrays->value_count = (uint64_t)fit->channels * fit->res * fit->res;
     arrays->pictures = calloc(inspection->dataset->sample_count, sizeof *arrays->pictures);
     inspection->jpeg = jpeg_open();
     return arrays->pictures ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for image headers");

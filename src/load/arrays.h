@@ -23,7 +23,7 @@ struct array_sample {
     uint64_t at[ARRAY_MEMBERS_MAX],
         size[ARRAY_MEMBERS_MAX]; /* offset and size of each member, in member order */
     uint64_t bytes;              /* total over all members */
-    uint64_t values;             /* offset of the array's values */
+    uint64_t values_offset;      /* offset of the array's values */
     uint32_t members;
     int32_t label; /* LABEL_NONE if there is none */
 };
@@ -49,7 +49,7 @@ struct array_picture {
 
 struct arrays {
     enum dtype type;
-    uint64_t values;                /* number of values per sample */
+    uint64_t value_count;           /* number of values per sample */
     struct array_picture *pictures; /* by sample number; NULL unless images are decoded */
     struct array_sample *samples;   /* by sample number */
     struct array_extent *extents;   /* by sample number */

@@ -21,7 +21,7 @@
 
 /* What decodes images for a variant that delivers on a device. */
 enum decoder {
-    DECODER_AUTO,     /* the first of the following decoders that this machine has */
+    DECODER_AUTO,     /* the first that this machine has: hardware, hybrid, else CPU */
     DECODER_HARDWARE, /* the JPEG engines of the GPU */
     DECODER_HYBRID,   /* CUDA kernels of nvJPEG */
     DECODER_CPU
@@ -32,7 +32,7 @@ extern const char *const decoder_names[]; /* option values, in enum order, NULL-
 enum load_cache {
     LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */
     LOAD_COLD, /* files are evicted before every run; at most 1 % of their pages are then resident */
-    LOAD_ANY   /* unspecified: left as it is */
+    LOAD_ANY   /* the page cache is left as it is */
 };
 
 /* Settings that change between runs. */

@@ -233,7 +233,8 @@ bool cores_bound_by_openmp(void)
 #endif
 }
 
-/* Gathers the claims of the ranks of this machine, and plans the cores of this rank. Collective. */
+/* Collective: gathers the claims (struct claim) of the ranks of this machine, and plans which cores this rank
+ * uses. */
 static enum status plan_together(struct claims *claims, uint32_t threads, struct cores_plan *plan)
 {
     struct claim mine = {.threads = threads};

@@ -102,7 +102,7 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Compares the rate of runs with the reference bandwidth. Runs and measurements of the bandwidth alternate,
+/* Measures the bandwidth of runs / the reference bandwidth. Runs and measurements of the bandwidth alternate,
  * so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
                                   struct measures *measures)

@@ -21,8 +21,8 @@
 
 /* Two programs interpret the formula of an image in different ways; docs/visualatom.md defines both. */
 enum formula {
-    FORMULA_UJI,       /* as in the CUDA code fdsl-gpu-pipeline */
-    FORMULA_VISUALATOM /* as in the renderer of the published data set */
+    FORMULA_UJI,       /* the formula of the CUDA code fdsl-gpu-pipeline */
+    FORMULA_VISUALATOM /* the formula of the renderer of the published data set */
 };
 
 FDSL_C_BEGIN

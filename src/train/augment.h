@@ -23,7 +23,7 @@
 
 #define AUGMENT_CHANNELS_MAX   3
 #define AUGMENT_MAGNITUDE_MAX  30
-#define AUGMENT_OPERATIONS_MAX 16 /* per sample */
+#define AUGMENT_OPERATIONS_MAX 16 /* maximum operations per sample */
 #define AUGMENT_LEVELS         256
 
 /* The operations of RandAugment. Each is equally likely. */

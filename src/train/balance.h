@@ -11,9 +11,9 @@
 
 enum balance {
     BALANCE_EQUAL,
-    BALANCE_MEASURED, /* by speed, measured in each epoch */
-    BALANCE_MEMORY,   /* by free memory */
-    BALANCE_FIXED,    /* by the numbers in the value of the option */
+    BALANCE_MEASURED, /* shares in proportion to the speeds, measured in each epoch */
+    BALANCE_MEMORY,   /* shares in proportion to the free memory */
+    BALANCE_FIXED,    /* shares in proportion to the numbers in the value of --balance */
 };
 
 /* --balance measured changes the shares only if it expects to save more than this part of a step's time. */

@@ -21,10 +21,10 @@
 #define MAGIC      "FDSLCKPT"
 #define SCHEMA     6
 #define ARENAS_MIN 3         /* parameters, m, v */
-#define ARENAS_MAX 4         /* also the moving average of the parameters */
+#define ARENAS_MAX 4         /* parameters, m, v, moving average of the parameters */
 #define TEXT_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
 #define TEXTS      5         /* identity, data, samples, row, shares */
-#define NAME_SIZE  64        /* of the name of a checkpoint */
+#define NAME_SIZE  64        /* bytes of a checkpoint's file name, with the terminating zero */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {

@@ -10,7 +10,7 @@
 #include "data/source.h"
 #include "train/data.h"
 
-#define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* per set */
+#define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* maximum samples per set */
 
 /* The option that sets the size of each part. */
 extern const char *const data_size_options[DATA_PARTS];

@@ -438,9 +438,9 @@ struct engine_bounds {
 /* Where an engine has its gradients when it calls train->exchange. */
 enum gradients_in {
     GRADIENTS_ALONE,     /* the engine never calls train->exchange, so it trains on one rank only */
-    GRADIENTS_IN_HOST,   /* in host memory */
-    GRADIENTS_IN_DEVICE, /* in device memory */
-    GRADIENTS_IN_GRAPH,  /* in device memory; the calls are captured in a CUDA graph */
+    GRADIENTS_IN_HOST,   /* the gradients are in host memory */
+    GRADIENTS_IN_DEVICE, /* the gradients are in device memory */
+    GRADIENTS_IN_GRAPH,  /* the gradients are in device memory; a CUDA graph captures the calls */
 };
 
 struct engine {

@@ -41,8 +41,8 @@ FDSL_C_BEGIN
 enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
                                float *values, size_t count);
 
-/* Collective: adds up all gradients of a step, which are in the layout of the model's arena. Divides them
- * into the same parts and pieces as an engine on a GPU. */
+/* Collective: adds up all gradients of a step. `gradients` has the layout of the model's arena. Divides this
+ * array into the same parts and pieces as an engine on a GPU. */
 enum status exchange_pieces_sum(struct exchange_pieces *pieces, const struct model *model, enum status status,
                                 float *gradients);
 

@@ -51,7 +51,7 @@ struct job_parameters {
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
      "epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
-     "channels of the images with --out-res"}
+     "number of channels of the images that --out-res resizes"}
 /* clang-format on */
 
 /* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data

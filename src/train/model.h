@@ -20,9 +20,9 @@
 
 #define MODEL_LAYERS_MAX   160
 #define MODEL_TENSORS_MAX  160
-#define MODEL_NAME_MAX     16 /* of a model */
-#define LAYER_NAME_MAX     24 /* of a layer */
-#define TENSOR_NAME_MAX    32 /* of a tensor */
+#define MODEL_NAME_MAX     16 /* bytes of a model's name, with the terminating zero */
+#define LAYER_NAME_MAX     24 /* bytes of a layer's name, with the terminating zero */
+#define TENSOR_NAME_MAX    32 /* bytes of a tensor's name, with the terminating zero */
 #define MODEL_ALIGNMENT    32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
 #define LAYER_NORM_EPSILON 1e-6
 #define MODEL_AXES         3 /* kernel axes: depth, height, width */
@@ -45,7 +45,7 @@ enum layer_kind {
                         which has the values of head 0, of head 1, ... */
     LAYER_GELU,      /* x times the normal distribution function of x, by erf() */
     LAYER_DROP_PATH, /* replaces a whole sample by zeros at random: stochastic depth */
-    LAYER_SELECT,    /* the first token */
+    LAYER_SELECT,    /* keeps only the first token of each sample */
     LAYER_KINDS
 };
 

@@ -37,7 +37,7 @@ struct train_job {
                               * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
     const char *identity;    /* the options that affect the parameters, as text */
     const char *data;        /* value of --data */
-    const char *samples;     /* the other options that choose the samples (job_samples()); NULL: none */
+    const char *samples;     /* options that choose the samples, except --data (job_samples()); NULL: none */
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
 };

@@ -13,7 +13,7 @@
 #include "train/mma.cuh"
 #include "train/vit/kernels.cuh"
 
-#define WARPS_MIN 4 /* per block */
+#define WARPS_MIN 4 /* minimum warps per block */
 #define WARPS_MAX 7
 #define GROUP     16  /* rows (queries or keys) that a warp has in registers */
 #define SPAN      224 /* maximum number of rows that are in shared memory at a time */

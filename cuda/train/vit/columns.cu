@@ -3,7 +3,7 @@
 #include "common/check.cuh"
 #include "train/vit/kernels.cuh"
 
-#define VALUES 8 /* per thread: 16 bytes */
+#define VALUES 8 /* values per thread: 16 bytes */
 #define WARPS  (BLOCK / 32)
 
 /* Eight adjacent values. */

@@ -6,7 +6,8 @@
 #include "common/check.cuh"
 #include "machine/device.h"
 
-#define SAMPLES_MAX 32767 /* per batch: a grid has two blocks per sample along z, of at most 65535 */
+#define SAMPLES_MAX \
+    32767 /* maximum samples per batch: grids have two blocks per sample along z, at most 65535 */
 
 /* ---- Supported networks ---- */
 
