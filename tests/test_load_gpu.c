@@ -283,7 +283,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.npy", "no array", 8);
     expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
-    expect_unfit("shards-gpu or shards-omp --decode --out-res PIXELS");
+    expect_unfit("shards-gpu or shards-omp with --decode --out-res PIXELS");
     put("b.json", "{}", 2);
     expect_unfit("its members are: json;");
     put("b.cls", "1", 1);

@@ -6,8 +6,7 @@
 #include "common/check.cuh"
 #include "machine/device.h"
 
-#define SAMPLES_MAX \
-    32767 /* maximum samples per batch: grids have two blocks per sample along z, at most 65535 */
+#define SAMPLES_MAX 32767 /* samples per batch; a grid has 2 blocks per sample along z, at most 65535 */
 
 /* ---- Supported networks ---- */
 
