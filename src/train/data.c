@@ -325,10 +325,19 @@ static enum status open_datasets(const struct data_request *request, struct data
     return STATUS_OK;
 }
 
+static const char *const generated[] = {"digits", "clips", "synth"};
+
+static bool is_generated(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(generated); i++)
+        found |= strcmp(name, generated[i]) == 0;
+    return found;
+}
+
 static enum status unknown(const char *name)
 {
-    static const char *const names[] = {"digits", "clips", "synth"};
-    const char *nearest = nearest_word(name, names, COUNT_OF(names));
+    const char *nearest = nearest_word(name, generated, COUNT_OF(generated));
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE,
                       "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
@@ -460,7 +469,8 @@ enum status data_open(const struct data_request *request, struct data *data)
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
     TRY(count_classes(request, data));
-    warn_of_classes(request, data);
+    if (!is_generated(request->name))
+        warn_of_classes(request, data);
     identify(data);
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
