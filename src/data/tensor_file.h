@@ -1,5 +1,5 @@
-/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists its tensors with
- * their names, types, shapes and positions. The values stay in the file. */
+/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists its
+ * tensors with their names, types, shapes and positions. The values stay in the file. */
 #ifndef FDSL_DATA_TENSOR_FILE_H
 #define FDSL_DATA_TENSOR_FILE_H
 
