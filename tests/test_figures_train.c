@@ -67,6 +67,10 @@ Test(figures_train, rows_of_steps_are_passed_on_to_boards)
     cr_expect(says("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n") && says("lr 0.001 120\n"),
               "%s", out);
     cr_expect(says("steps.csv: 24 rows of 2 runs; 3 repeated rows left out\n"), "%s", out);
+    shell("mkdir -p $D/used/lenet-torch-cuda-Made-up_Accelerator_X1-1-0/x && PYTHONPATH=$D/with "
+          "scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard $D/used");
+    cr_expect(status == 2 && says("X1-1-0 has files of an earlier call; remove it, or name another folder"),
+              "%s", out);
     /* A resumed run repeats a row; a second run has another loss. */
     shell("cd $D && cat $OLDPWD/" FIXTURES
           "/steps.csv >steps.csv && sed -n 3p steps.csv >row && cat row >>steps.csv");
