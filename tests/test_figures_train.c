@@ -52,6 +52,44 @@ Test(figures_train, steps_have_a_line_per_run)
     cr_expect(status == 2 && says("steps.csv, line 2: samples_seen is 'many', not a number"), "%s", out);
 }
 
+/* The losses of a new training differ from those of the steps that it repeats. */
+Test(figures_train, two_runs_in_one_file_have_two_lines)
+{
+    shell("cd $D/results && cp $OLDPWD/" FIXTURES
+          "/steps.csv log.csv && awk -F, -v OFS=, 'NR == 1 { for (i = 1; "
+          "i <= NF; i++) at[$i] = i } /train-cuda/ { $at[\"loss\"] *= 1.5; print }' log.csv > more && "
+          "cat more >> log.csv && sed 's/X1,1,/X1,2,/; /torch-cuda/d' log.csv > ranks.csv && rm more");
+    shell(SELECT "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 5") && says("'torch-cuda'"), "%s", out);
+    cr_expect(says("'train-cuda, 1 rank, log, run 1'") && says("'train-cuda, 1 rank, log, run 2'") &&
+                  says("'train-cuda, 2 ranks, ranks, run 2'"),
+              "%s", out);
+}
+
+/* The caption names the options of the training that is drawn. The note names those that other rows have. */
+Test(figures_train, captions_and_notes_name_the_options)
+{
+    shell("cd $D/results && awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
+          "$at[\"variant\"] == \"train-naive\" { print; $at[\"mixup\"] = 0.8; $at[\"clip_norm\"] = 2; "
+          "$at[\"loss\"] = \"bce\"; sub(\"2026\", \"2027\", $at[\"time_utc\"]); print }' $OLDPWD/" FIXTURES
+          "/train.csv > train.csv");
+    shell(SELECT "learning_loss && cat $D/work/learning_loss.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("adam at 0.001, loss bce, clip-norm 2, mixup 0.8") &&
+                  says("'training loss (binary cross-entropy, mean over the epoch)'"),
+              "%s", out);
+    shell(FIGURES "learning_loss");
+    cr_expect(says("2 of your rows are on no line, because other parameters differ: train-naive, loss "
+                   "cross-entropy, clip_norm none, mixup 0)"),
+              "%s", out);
+    /* Rows that newer rows of the same training replace are not named. */
+    shell("cd $D/results && sed '1d; s/2027/2028/' train.csv | grep 2028 >> train.csv; grep -v ',2026' "
+          "train.csv > new; mv new train.csv");
+    shell(FIGURES "learning_loss");
+    cr_expect(!says("on no line"), "%s", out);
+}
+
 /* A module in place of the package tensorboardX prints its calls. */
 Test(figures_train, rows_of_steps_are_passed_on_to_boards)
 {

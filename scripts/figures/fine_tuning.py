@@ -17,7 +17,7 @@ FREE = ("train_size", "seed")
 
 
 def job_of(row):
-    return (device_of(row), row["variant"], row["test_samples"]) + tuple(row[column] for column in JOB if column not in FREE)
+    return (device_of(row), row["variant"], row["test_samples"]) + tuple(row.settings[column] for column in JOB if column not in FREE)
 
 
 def lines_of(rows):
