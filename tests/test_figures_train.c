@@ -198,7 +198,7 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("maximum of 1 seed per line."), "%s",
+    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("One seed per"), "%s",
               out);
 }
 

@@ -16,8 +16,13 @@ OF_RANKS = ("sync", "lr_scale", "balance")  # parameters that may differ between
 JOB = tuple(column for column in DEFAULTS["train"] if column not in ("epochs", "data", *OF_RANKS))
 
 
+def data_name(row):
+    """Returns the last part of the path of the data set: the same data set may be in other folders on other machines."""
+    return row["data"].rstrip("/").split("/")[-1]
+
+
 def job_of(row):
-    return tuple(row.settings[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+    return (data_name(row),) + tuple(row.settings[column] for column in JOB) + (row["train_samples"], row["test_samples"])
 
 
 def line_of(row):
@@ -45,7 +50,7 @@ def about_job(row, without=()):
     """Describes a job, with all its options that differ from their defaults, except those of the columns `without`."""
     apart = NAMED + tuple(PARAMETERS["train"][column].option for column in ("epochs", *OF_RANKS, *without))
     options = ", ".join([f"{row['optimizer']} at {row['lr']}"] + option_words(row.given(), apart))
-    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
+    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {data_name(row)}: "
             f"{number_words(row['train_samples'])} training samples, {number_words(row['test_samples'])} test samples; batch "
             f"{row['batch']:.0f}, {options}.")
 
