@@ -438,8 +438,6 @@ static const struct option_spec options[] = {
      "rows per file (default: about 128 MiB per file)"},
 };
 
-static const char *const columns[] = {"first_row", "rows", NULL};
-
 const struct source source_embeddings = {
     .name = "embeddings",
     .summary = "cleaned sets of embeddings: rows with valid norms, converted, optionally without duplicates",
@@ -447,7 +445,7 @@ const struct source source_embeddings = {
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .whole_files = true,
-    .columns = columns,
+    .columns = embeddings_sample_columns,
     .open = embeddings_source_open,
     .close = embeddings_source_close,
     .make = embeddings_source_make,
