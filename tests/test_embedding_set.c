@@ -236,8 +236,8 @@ Test(embedding_set, damaged_rows_are_named)
     flip("000001.safetensors", -76 * 49 + 75);
     flip("000001.safetensors", -76 * 10);
     flip("000004.safetensors", -1);
-    expect_damage(3, "set/000/000001.safetensors: hashes: 50 to 51, 90 (3 of 50 rows of the file)",
-                  "set/000/000004.safetensors: hashes: 249 (");
+    expect_damage(3, "set/000/000001.safetensors: these rows of the set differ from their hashes: 50 to 51, 90 (3 of 50 rows of the file)",
+                  "set/000/000004.safetensors: these rows of the set differ from their hashes: 249 (");
     for (long row = 1; row <= 19; row += 2)
         flip("000000.safetensors", -76 * row);
     expect_damage(3, "hashes: 31, 33, ", "45, and 2 more ranges (10 of");
@@ -288,7 +288,7 @@ Test(embedding_set, damage_in_other_formats)
     put_set();
     EXPECT(0, PREPARE "--encode npy && cp -r set whole");
     flip("000001.npy", -77);
-    expect_damage(3, "000001.npy: hashes: 98 (", "");
+    expect_damage(3, "000001.npy: these rows of the set differ from their hashes: 98 (", "");
     EXPECT(0, "rm -r whole set; " PREPARE "--to nvfp4 && cp -r set whole");
     /* The file ends with 2 scales for each of 50 rows, and the scale of the set. */
     flip("000001.safetensors", -5);
