@@ -59,7 +59,8 @@ static bool is_kept(int row)
     return row != 3 && row != 5 && row != 7 && row != 9 && row != 11 && row != 20 && row != 290;
 }
 
-#define PREPARE "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 50 "
+#define PREPARE_WITH(options) "$P --prepare set --from embeddings --source a.npy,b.npy " options " "
+#define PREPARE               PREPARE_WITH("--rows-per-file 50")
 
 /* ---- What is written ---- */
 
@@ -109,6 +110,23 @@ Test(embedding_set, keeps_valid_rows_in_order)
     cr_assert(strstr(out, "set: all hashes match: 13 files, 293 rows"), "%s", out);
     EXPECT(0, PREPARE "--dedup 2>&1");
     cr_assert(strstr(out, "already complete"), "%s", out);
+    EXPECT(0, "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
+    cr_assert(strstr(out, "295 of 300 rows are kept; 5 are invalid\n"), "%s", out);
+    cr_assert(strstr(out, "all: 1 file with 295 rows in 1 folder,"), "%s", out);
+}
+
+/* A repeated command with other options or other source files is refused, and the message names the cause. */
+Test(embedding_set, other_options_are_refused)
+{
+    put_set();
+    EXPECT(0, PREPARE);
+    EXPECT(2, PREPARE_WITH("--rows-per-file 60"));
+    cr_assert(strstr(out, "other options (--rows-per-file=50 there, --rows-per-file=60 now)"), "%s", out);
+    EXPECT(2, PREPARE_WITH(""));
+    cr_assert(strstr(out, "other options (--rows-per-file=50 there, none now)"), "%s", out);
+    put_rows("b.npy", 120, 10);
+    EXPECT(2, PREPARE);
+    cr_assert(strstr(out, "or its source files have changed"), "%s", out);
 }
 
 Test(embedding_set, converts_rows)

@@ -147,7 +147,8 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     *file = (struct tensor_file){.path = path, .fd = -1};
     if (format == COUNT_OF(formats))
         return status_set(STATUS_FAILED,
-                          "%s: not a file of tensors; its name must end in .npy, .safetensors, .pt or .pth",
+                          "%s: not a file of tensors; its name must end in .npy (as numpy.save() "
+                          "writes), .safetensors, .pt or .pth",
                           path);
     enum status status = open_regular(file);
     if (status == STATUS_OK)
