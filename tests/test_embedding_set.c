@@ -110,7 +110,8 @@ Test(embedding_set, keeps_valid_rows_in_order)
     cr_assert(strstr(out, "set: all hashes match: 13 files, 293 rows"), "%s", out);
     EXPECT(0, PREPARE "--dedup 2>&1");
     cr_assert(strstr(out, "already complete"), "%s", out);
-    EXPECT(0, "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
+    EXPECT(0,
+           "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
     cr_assert(strstr(out, "295 of 300 rows are kept; 5 are invalid\n"), "%s", out);
     cr_assert(strstr(out, "all: 1 file with 295 rows in 1 folder,"), "%s", out);
 }
@@ -173,6 +174,10 @@ Test(embedding_set, refusals)
         cr_assert(strstr(out, refused[i].words), "%s: %s", refused[i].options, out);
         EXPECT(1, "test -e set");
     }
+    EXPECT(0, "$P --variant ops-omp --data none.npy --loops 3 --warmup-time 0"); /* has no time per row */
+    cr_assert(strstr(out, "\nops-omp                       -") && !strstr(out, "inf"), "%s", out);
+    EXPECT(1, "cp a.npy a.npz && $P --variant ops-omp --data a.npz");
+    cr_assert(strstr(out, ".npy (as numpy.save() writes)"), "%s", out);
     EXPECT(2, "mkdir d && cp a.npy d && $P --prepare d/set --from embeddings --source d");
     cr_assert(strstr(out, "inside its source"), "%s", out);
 }
@@ -248,13 +253,16 @@ Test(embedding_set, damaged_rows_are_named)
     put_set();
     EXPECT(0, PREPARE "--dedup && cp -r set whole");
     flip("000001.safetensors", -1);
-    expect_damage(3, "set/000/000001.safetensors: these rows of the set differ from their hashes: 99 (1 of 50 rows",
-                  "1 of 13 files");
+    expect_damage(
+        3, "set/000/000001.safetensors: these rows of the set differ from their hashes: 99 (1 of 50 rows",
+        "1 of 13 files");
     flip("000001.safetensors", -76 * 50);
     flip("000001.safetensors", -76 * 49 + 75);
     flip("000001.safetensors", -76 * 10);
     flip("000004.safetensors", -1);
-    expect_damage(3, "set/000/000001.safetensors: these rows of the set differ from their hashes: 50 to 51, 90 (3 of 50 rows of the file)",
+    expect_damage(3,
+                  "set/000/000001.safetensors: these rows of the set differ from their hashes: 50 to 51, 90 "
+                  "(3 of 50 rows of the file)",
                   "set/000/000004.safetensors: these rows of the set differ from their hashes: 249 (");
     for (long row = 1; row <= 19; row += 2)
         flip("000000.safetensors", -76 * row);

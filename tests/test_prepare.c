@@ -299,7 +299,8 @@ Test(prepare, idx)
 
     /* A source with the same name but other contents is another data set. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
-    expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --store files", "or its source files have changed");
+    expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --store files",
+                   "or its source files have changed");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
     expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold one label for each");
     expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
@@ -523,8 +524,8 @@ Test(prepare, failed_write_keeps_finished_units)
     EXPECT(0, "$P --prepare whole %s", options);
     EXPECT(1, "ulimit -f 8; $P --prepare a %s", options); /* the unit of ulimit is 512 or 1024 bytes */
     cr_assert_not_null(strstr(out, "cannot write shard counter-000000.tar: "), "%s", out);
-    cr_assert_not_null(strstr(out, "cannot be written: File too large; finished shards are kept: repeat"), "%s",
-                       out);
+    cr_assert_not_null(strstr(out, "cannot be written: File too large; finished shards are kept: repeat"),
+                       "%s", out);
     EXPECT(0, "test -z \"$(find a -name '*.tmp' -o -name '*.tar')\"");
     EXPECT(0, "$P --prepare a %s && diff -r whole a", options);
 }

@@ -186,8 +186,8 @@ static const char *first_change(const char *line, const char *other, bool derive
     for (; *line; line = next_word(line)) {
         const char *same = same_option(other, line);
         bool follows = strncmp(line, "--samples=", 10) == 0 || strncmp(line, "--shards=", 9) == 0;
-        if ((derived || !follows) && (word_length(same) != word_length(line) ||
-                                      strncmp(same, line, (size_t)word_length(line)) != 0))
+        if ((derived || !follows) &&
+            (word_length(same) != word_length(line) || strncmp(same, line, (size_t)word_length(line)) != 0))
             return line;
     }
     return line;

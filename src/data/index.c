@@ -12,8 +12,9 @@
 
 #define FIRST_FIELD "fdsl-index/1"
 
-#define INDEX_REMEDY \
-    "remove the folder and prepare the data set again, or remove only the index to read the data set without it"
+#define INDEX_REMEDY                                                                                   \
+    "remove the folder and prepare the data set again, or remove only the index to read the data set " \
+    "without it"
 
 static const char *const layouts[] = {"files", "shards",
                                       "imagefolder"}; /* in the order of enum index_layout */

@@ -524,8 +524,9 @@ static void tell(const struct job *job, const struct index *index)
     printf(" in %" PRIu64 " %s%s, %.3f MB, in %.1f s", folders, classes ? "class folder" : unit_word(job),
            folders == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
-        printf(" (%" PRIu64 " of %" PRIu64 " %s%s %s already finished)", job->folder.part_count, index->unit_count,
-               unit_word(job), index->unit_count == 1 ? "" : "s", job->folder.part_count == 1 ? "was" : "were");
+        printf(" (%" PRIu64 " of %" PRIu64 " %s%s %s already finished)", job->folder.part_count,
+               index->unit_count, unit_word(job), index->unit_count == 1 ? "" : "s",
+               job->folder.part_count == 1 ? "was" : "were");
     putchar('\n');
 }
 

@@ -155,7 +155,8 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
     cleaner->kept_count = count_kept(cleaner);
     char duplicates[64] = "";
     if (dedup)
-        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates", valid - cleaner->kept_count);
+        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates",
+                 valid - cleaner->kept_count);
     status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid%s",
                cleaner->kept_count, rows, rows - valid, duplicates);
     return cleaner->kept_count > 0
