@@ -121,6 +121,8 @@ Test(choice, class_folders_are_numbered_in_order)
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)
 {
 #ifdef HAVE_PNG
+    EXPECT(0, "$P --prepare h --from digits --samples 30 --store imagefolder");
+    cr_assert(strstr(out, "h: 30 samples in 10 class folders, "), "%s", out);
     EXPECT(0, "$P --prepare i --from digits --samples 1203 --store imagefolder && "
               "$P --prepare s --from digits --samples 1203");
     EXPECT(0, "cd i && n=0 && for f in */; do for x in $f*; do echo ${x%%.png},$n,$x; done; n=$((n + 1)); "

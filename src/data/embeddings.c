@@ -17,6 +17,8 @@
  * are copied instead of mapped. */
 #define COPY_BYTES 65536
 
+const char *const embeddings_sample_columns[] = {"first_row", "rows", NULL};
+
 struct embeddings_file {
     char *path; /* owned */
     struct stat info;

@@ -149,10 +149,10 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     size_t format = find_format(path);
     *file = (struct tensor_file){.path = path, .fd = -1};
     if (format == COUNT_OF(formats))
-        return status_set(
-            STATUS_FAILED,
-            "%s: not a file of tensors; its name must end in .npy, .safetensors, .pt, .pth or .pth.tar",
-            path);
+        return status_set(STATUS_FAILED,
+                          "%s: not a file of tensors; its name must end in .npy (as numpy.save() "
+                          "writes), .safetensors, .pt, .pth or .pth.tar",
+                          path);
     enum status status = open_regular(file);
     if (status == STATUS_OK)
         status = formats[format].list(file);
