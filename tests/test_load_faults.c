@@ -410,7 +410,7 @@ Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder,
         make_pictures(shard);
         for (size_t v = 0; v < (shard ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
             const char *name = shard ? shard_variants[v] : file_variants[v];
-            expect_no_picture(name, shard ? "p.tar: offset " : "000007.png: offset ");
+            expect_no_picture(name, shard ? "p.tar: offset " : "000007.png: sample ");
             expect_a_picture_lost(name, 1);
             expect_a_picture_lost(name, 2);
         }

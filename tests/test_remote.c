@@ -320,6 +320,8 @@ Test(servers, faults_have_one_clear_line)
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
         {2, "https://", "a URL needs a host"},
+        {2, "$U/web/a.tar,$U/web/b.tar",
+         "a list of URLs is refused; name several shards of a folder in one URL"},
         {1, "$U/web/empty.tar", "empty.tar: offset 0: the shard is empty"},
         {1, "$U/norange/empty.tar", "empty.tar: offset 0: the shard is empty"},
     };

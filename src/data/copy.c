@@ -152,6 +152,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->samples = dataset->sample_count;
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
+    facts->class_folders = dataset->classes != NULL;
     return STATUS_OK;
 }
 

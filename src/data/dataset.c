@@ -152,6 +152,15 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     return failure == EMFILE ? STATUS_USAGE : STATUS_FAILED;
 }
 
+enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct dataset_member *member, enum status status)
+{
+    const char *name = dataset->files[member->file].name;
+    return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
+                                           (unsigned long long)member->offset, sample->key)
+                           : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
+}
+
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
                           const struct member_list *list, const char *option)
 {

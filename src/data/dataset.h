@@ -53,6 +53,7 @@ struct dataset {
     char *path;
     int directory;         /* open file descriptor; -1 if `remote` is set */
     struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
+    const char *shard;     /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;           /* true: samples are stored in tar shards; false: in single files */
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
@@ -101,6 +102,11 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file);
  * `classes` is 0, any integer is accepted. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
+
+/* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
+ * `status`. */
+enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct dataset_member *member, enum status status);
 
 /* Sets the message that a sample lacks a member for an option; see members_lack(). */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,

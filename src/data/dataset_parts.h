@@ -60,7 +60,8 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
 /* ---- dataset_choose.c ---- */
 
 /* Finds class folders as ImageFolder defines them: samples are single files in folders, and none has a .cls.
- * The sorted names of the top folders are the classes. */
+ * The sorted names of the top folders are the classes. If most samples are images in folders, removes the
+ * other samples, with a warning. An index of --prepare is not changed. */
 enum status dataset_find_classes(struct dataset *dataset);
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
