@@ -146,7 +146,7 @@ Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
               "%s", out);
 }
 
-/* With weak scaling, the batch of all ranks grows with their number, and the batch per rank is the same. */
+/* With weak scaling, the global batch grows with the number of ranks, and the batch per rank is the same. */
 Test(figures_train, throughput_over_ranks_has_a_line_per_variant)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for ranks in 2 4; do "
@@ -202,9 +202,9 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
               out);
 }
 
-/* The figure training_time compares trainings on the same images, generated live and loaded. Rows of other
- * jobs, and of jobs without loaded samples, are on no line. The figure `training` has only published points,
- * because these rows are of other networks. */
+/* The figure training_time compares training runs on the same images, generated live and loaded. Rows of
+ * other jobs, and of jobs without loaded samples, are on no line. The figure `training` has only published
+ * points, because these rows are of other networks. */
 Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
 {
     shell("cp " FIXTURES
@@ -235,7 +235,7 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
               "%s", out);
 }
 
-/* A figure that has only reference rows says so. A note explains why it does not draw the user's rows. */
+/* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */
 Test(figures_train, figures_of_training_without_your_rows)
 {
     shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"

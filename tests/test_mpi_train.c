@@ -113,8 +113,8 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
-/* The size of the training set limits the batch of all ranks together. With --scaling strong, --batch is that
- * batch; otherwise it is the batch of one rank. */
+/* The size of the training set limits the global batch. With --scaling strong, --batch is
+ * the global batch; otherwise it is the batch of one rank. */
 Test(mpi_train, ranks_agree_on_the_largest_batch)
 {
 #define LARGEST                                                                                   \

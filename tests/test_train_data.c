@@ -50,7 +50,7 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "preset"), "");
 }
 
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the training. */
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
 static void expect_same_test(const char *options, const char *trained)
 {
     char column[4][64];

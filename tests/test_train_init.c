@@ -1,4 +1,4 @@
-/* Tests --init on the command line: training that starts with the parameters of another training. */
+/* Tests --init on the command line: training that starts with the parameters of another training run. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -39,7 +39,7 @@ Test(train_init, fine_tuning_starts_from_the_checkpoint)
 }
 
 /* The rows and the checkpoints record which parameters training started with. A command that starts with the
- * same parameters must resume the training. A command with other parameters must be rejected. */
+ * same parameters must resume the training run. A command with other parameters must be rejected. */
 Test(train_init, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "

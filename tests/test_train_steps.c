@@ -182,7 +182,7 @@ Test(train_steps, a_full_disk_ends_training_and_leaves_complete_rows)
 #ifdef HAVE_XXHASH
 
 /* Training is killed several times, each time after another checkpoint within an epoch. It must end with the
- * parameters and the rows of an uninterrupted training with the same options. */
+ * parameters and the rows of an uninterrupted training run with the same options. */
 static void kill_within_epochs(const char *variant, const char *options, bool averages)
 {
     char train[512], whole[PATH_MAX], killed[PATH_MAX];

@@ -384,7 +384,6 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             TRY(worker_lose(worker, number, status));
             continue;
         }
-        worker->image_count += worker->images_bytes > images_bytes;
         (load->control->whole ? check_whole : check_edges)(worker, number, data);
     }
     return load->control->consumer ? consume(worker, slot, count) : STATUS_OK;

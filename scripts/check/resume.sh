@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks that a training which is killed and resumed ends with the same bits as an uninterrupted training.
+# Checks that a training run which is killed and resumed ends with the same bits as an uninterrupted run.
 #
 #   scripts/check/resume.sh DIR OPTIONS...
 #   scripts/check/resume.sh /tmp/resume --variant train-vit --model vit-tiny --recipe paper --train-size 153600 \
 #       --epochs 1 --lr-warmup 0.2
 #
-# OPTIONS are those of fdsl-bench for one training, without --checkpoint, --checkpoint-steps, --resume, --log, --log-steps
+# OPTIONS are those of fdsl-bench for one training run, without --checkpoint, --checkpoint-steps, --resume, --log, --log-steps
 # and --export.
 # DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
 # resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
@@ -15,11 +15,11 @@
 #   KILLS (2)      number of kills
 #   EVERY (100)    steps between two checkpoints
 #   ROWS           steps between two rows of --log, a divisor of EVERY (default: EVERY)
-#   DEVICES        two GPUs, such as "0 1": run both trainings at the same time, the first on the first GPU. By default, the
-#                  second training follows the first, on the GPU that OPTIONS name
+#   DEVICES        two GPUs, such as "0 1": train both runs at the same time, the first on the first GPU. By default, the
+#                  second training run follows the first, on the GPU that OPTIONS name
 #   FDSL_BENCH     the program (default: ./fdsl-bench of this project)
 #
-# Exit status: 0 if the results are the same, 1 if they differ or a training fails, 2 for wrong usage.
+# Exit status: 0 if the results are the same, 1 if they differ or a training run fails, 2 for wrong usage.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# > 1)) || { echo 'usage: scripts/check/resume.sh DIR OPTIONS...' >&2 && exit 2; }
@@ -39,7 +39,7 @@ mkdir "$folder" || exit 2
 bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
 
-whole_pid='' parts_pid='' # of the trainings in the background
+whole_pid='' parts_pid='' # of the training runs in the background
 stop_trainings() {
     local pid
     for pid in $whole_pid $parts_pid; do
@@ -56,7 +56,7 @@ fail() {
     exit 1
 }
 
-whole() { # never returns; call it in a subshell, whose process becomes the training
+whole() { # never returns; call it in a subshell, whose process becomes the training run
     exec "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
 }
 
@@ -70,10 +70,10 @@ parts() { # arguments: further options
         --resume "$@" >>"$folder/parts.txt" 2>&1
 }
 
-killed() { # starts the second training, and kills it after a new checkpoint within an epoch
+killed() { # starts the second training run, and kills it after a new checkpoint within an epoch
     local before status=0
     before=$(latest)
-    # exec, so that the process which is killed is the training itself
+    # exec, so that the process which is killed is the training run itself
     (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
         --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
     parts_pid=$!
@@ -82,7 +82,7 @@ killed() { # starts the second training, and kills it after a new checkpoint wit
     kill -KILL "$parts_pid" 2>/dev/null || true
     wait "$parts_pid" || status=$?
     parts_pid=''
-    ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
+    ((status == 137)) || fail "the training run ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
     echo "killed after $(basename "$(latest)")"
 }
 

@@ -113,7 +113,7 @@ def about_sets(rows):
 
 def about_others(rows):
     names = [name for name in OTHERS if any(row["variant"] == name for row in rows)]
-    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its threads are processes."
+    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its number of threads is the number of worker processes."
             if names else "")
 
 

@@ -15,7 +15,7 @@ def is_pytorch(row):
 
 
 def trainings(rows):
-    """Returns the row of each training's last epoch. Its attribute `line` has the newest row of every epoch."""
+    """Returns the row of each training run's last epoch. Its attribute `line` has the newest row of every epoch."""
     lines = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         key = (row.source, row.file, row["host"], row["device"], row["variant"], row["revision"], row["threads"],
@@ -45,7 +45,7 @@ def option_list(options):
 
 
 def command(rows):
-    """Returns the command line for rows of one training or of inference."""
+    """Returns the command line for rows of one training run or of inference."""
     first = rows[0]
     variants = ",".join(dict.fromkeys(row["variant"] for row in rows))
     if is_pytorch(first):
@@ -79,7 +79,7 @@ def share(value):
 
 
 def train_cells(row):
-    """Returns (heading, text) for the numbers of a training."""
+    """Returns (heading, text) for the numbers of a training run."""
     line = getattr(row, "line", [row])
     return [("epochs", f"{row['epoch']:.0f}"),
             ("per epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),

@@ -291,7 +291,8 @@ static enum status read_sample(char *line, struct index *index)
     return STATUS_OK;
 }
 
-/* Compares the last line with the text before it. Sets `*size` to the size of that text. */
+/* Checks that the last line has the counts and the hash of the text before it. Sets `*size` to the size of
+ * that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";

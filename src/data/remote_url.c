@@ -75,7 +75,8 @@ static enum status find_s3(struct remote *remote)
                               "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
         if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
             return remote_out_of_memory();
-    } else if (memchr(bucket, '.', (size_t)length)) { /* certificates cover no names with dots */
+    } else if (memchr(bucket, '.', (size_t)length)) {
+        /* The certificate *.s3.REGION.amazonaws.com does not match bucket names that contain dots. */
         if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
             0)
             return remote_out_of_memory();

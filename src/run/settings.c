@@ -87,21 +87,22 @@ static const struct option_spec specs[] = {
      "under mpirun, end the run when a rank has waited S seconds for another rank. 0 means no limit. In "
      "any case, all ranks must start within 300 s"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first timed sample. This option and the following ones up to --loops "
-     "do not apply to train"},
+     "minimum number of runs before the first timed sample (not for train)"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
-     "minimum time of the warm-up in seconds"},
+     "minimum time of the warm-up in seconds (not for train)"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
-     "minimum number of timed samples"},
+     "minimum number of timed samples (not for train)"},
     {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
-     "minimum total sampling time in seconds"},
+     "minimum total sampling time in seconds (not for train)"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
      "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, but not "
-     "before --min-samples"},
+     "before --min-samples (not for train)"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median"},
+     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median "
+     "(not for train)"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N timed samples and ignore the time and error limits, for example for a stress test"},
+     "take exactly N timed samples and ignore the time and error limits, for example for a stress test (not "
+     "for train)"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -119,8 +120,8 @@ static const char list_help[] =
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
     "             fastest.\n"
-    "none:        an option that takes a number and has no default accepts none, as if it were not given.\n"
-    "             Use none to switch off a part of --recipe or --config.\n";
+    "none:        --OPTION none unsets an option that takes a number and has no default, for example to\n"
+    "             switch off a part of --recipe or --config.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"

@@ -107,8 +107,9 @@ static const struct option_spec options[] = {
      "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
      "do not"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
-     "replace a rectangle of each training sample by that of another one (CutMix); its part of the image is "
-     "drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as well, each step draws one of the two"},
+     "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
+     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
+     "well, each step draws one of the two"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
@@ -190,7 +191,7 @@ static const char *const paper[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
     "res", "512",
-    /* the training */
+    /* how to train */
     "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
     "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",
