@@ -286,7 +286,7 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) -O0 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
@@ -334,7 +334,7 @@ check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py
-	@for engine in cuda tf32 bf16 amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
+	@for engine in cuda tf32 bf16 amp vit; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 # Runs only the tests of the Python package, with the interpreter PYTHON. Tests of PyTorch need PyTorch in this interpreter.
 check-python: all lib

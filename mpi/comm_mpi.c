@@ -342,8 +342,9 @@ enum status comm_check_message(size_t count)
         return STATUS_FAILED;
     if (count <= INT_MAX)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "%zu values are too many for one MPI message; take fewer samples",
-                      count);
+    return status_set(STATUS_FAILED,
+                      "an MPI message has at most %d elements, not %zu; use a smaller array, batch or model",
+                      INT_MAX, count);
 }
 
 static enum status reduce(void *values, size_t count, MPI_Datatype type, MPI_Op operation)
@@ -441,14 +442,17 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     *reducer = NULL;
     TRY(comm_check_same(count, "numbers of gradients",
                         "they are padded for the CPU's instruction set, so use machines with the same CPU"));
+    *reducer = calloc(1, sizeof **reducer);
+    TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
+    if (size == 1)
+        return STATUS_OK;
+    TRY(shared_sum_open(count, &(*reducer)->shared));
+    if ((*reducer)->shared)
+        return STATUS_OK;
     /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
      * more than `count`. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));
-    *reducer = calloc(1, sizeof **reducer);
-    TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
-    if (size > 1)
-        TRY(shared_sum_open(count, &(*reducer)->shared));
-    return comm_agree((*reducer)->shared || divide(*reducer, count)
+    return comm_agree(divide(*reducer, count)
                           ? STATUS_OK
                           : status_set(STATUS_FAILED, "out of memory for the sums of %zu gradients", count));
 }

@@ -1,10 +1,11 @@
 /* Compares the engine of train-graph with the oracle, the reference in double precision, for odd and large
  * batch sizes. Compares the gradients of the first step and of an epoch's short last batch, the losses and
  * updates of several steps, and the logits of the test set. Every five steps, the engine continues from the
- * oracle's state. Also checks that the same seed gives the same bits. This must be true for single steps and
- * for long graphs, with other calls between steps, without overlapping kernels, and if a used engine
- * continues a training. Each planted fault must exceed one of the error bounds. make check-gpu runs this
- * program.
+ * oracle's state. Each planted fault must exceed one of the error bounds.
+ *
+ * Also checks that the same seed gives the same bits in all of these cases: single steps; long graphs; other
+ * calls between steps; kernels that do not overlap; an engine that has already run and gets another state.
+ * make check-gpu runs this program.
  *
  *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all)
  *     gpu_graph --count                  prints the number of cases

@@ -20,8 +20,8 @@ static inline bool same_files(const char *one, const char *other)
     return status == 0;
 }
 
-/* Starts a long training on three ranks, and waits for its third checkpoint in the folder k. Sets `ranks` to
- * the process ids of the ranks. Returns mpirun's process id. */
+/* Starts a long training run on three ranks, and waits for its third checkpoint in the folder k. Sets `ranks`
+ * to the process ids of the ranks. Returns mpirun's process id. */
 static inline pid_t start_training(const char *options, pid_t ranks[8])
 {
     char line[512];

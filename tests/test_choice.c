@@ -195,6 +195,8 @@ Test(choice, decoding_needs_an_image_in_each_sample)
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)
 {
 #ifdef HAVE_PNG
+    EXPECT(0, "$P --prepare h --from digits --samples 30 --store imagefolder");
+    cr_assert(strstr(out, "h: 30 samples in 10 class folders, "), "%s", out);
     EXPECT(0, "$P --prepare i --from digits --samples 1203 --store imagefolder && "
               "$P --prepare s --from digits --samples 1203");
     EXPECT(0, "cd i && n=0 && for f in */; do for x in $f*; do echo ${x%%.png},$n,$x; done; n=$((n + 1)); "

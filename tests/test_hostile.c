@@ -236,7 +236,7 @@ Test(hostile, a_cut_index_can_be_prepared_again)
 {
     static const char options[] = "--samples 20 --shards 3 --sample-shape 3";
     EXPECT(0, "$P --prepare whole %s && cp -r whole a && truncate -s -20 a/counter.index", options);
-    expect_refusal(1, "prepare the dataset again, or remove the index to read the data set without it",
+    expect_refusal(1, "remove the folder and prepare the data set again, or remove only the index",
                    "$P --variant shards --data a --cache any --min-time 0");
     EXPECT(2, "$P --prepare a %s --seed 1", options);
     cr_expect_not_null(strstr(out, "remove the folder and prepare it again, or remove only the index"), "%s",

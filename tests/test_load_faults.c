@@ -182,7 +182,9 @@ Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini =
     const struct load *load = job.input;
     cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
     cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
-    cr_assert_lt(dataset_file_open(load->dataset, 1, 0), 0);
+    int fd;
+    cr_assert_eq(dataset_file_open(load->dataset, 1, 0, &fd), STATUS_FAILED);
+    cr_assert_lt(fd, 0);
     cr_assert_not_null(strstr(status_text(), "not a regular file"), "%s", status_text());
     close_job(&job);
 }

@@ -255,8 +255,8 @@ static void find_gradients(const struct engine *engine, void *state, uint32_t si
     must(engine->gradients(state, gradients));
 }
 
-/* Both engines add up the gradients of a linear layer sample by sample, so the sizes of micro-batches must
- * not change a bit. */
+/* Both engines add up the gradients of a linear layer sample by sample, so the gradients must be
+ * bit-identical for all micro-batch sizes. */
 static void expect_same_gradients(const struct engine *engine, struct net *net)
 {
     const struct stage stage = {.first = true, .last = true, .splits = true, .slots = 1, .capacity = BATCH};

@@ -63,6 +63,18 @@ static int fail_on_one_rank(void)
     return wrong;
 }
 
+/* Only MPI limits the number of values. */
+static int open_large(void)
+{
+    struct comm_reducer *reducer = NULL;
+    bool limited = comm_size() > 1 && !comm_shares_memory;
+    int wrong = comm_reducer_open((size_t)1 << 31, &reducer) != (limited ? STATUS_FAILED : STATUS_OK);
+    wrong |=
+        limited && !strstr(status_text(), "an MPI message has at most 2147483647 elements, not 21474836");
+    comm_reducer_close(reducer);
+    return wrong;
+}
+
 #ifdef _OPENMP
 #define MIXED_STEPS 3
 
@@ -170,6 +182,7 @@ __attribute__((constructor)) static void be_rank(void)
         comm_shares_memory = shares;
         for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
             wrong = add_up(counts[i]);
+        wrong = wrong || open_large();
         if (!wrong && comm_size() > 1)
             wrong = fail_on_one_rank();
     }

@@ -62,7 +62,7 @@ static void expect_no_leftovers(void)
     globfree(&found);
 }
 
-TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
+TestSuite(sweep, .init = start, .fini = stop, .timeout = 300);
 
 /* ---- Tables ---- */
 

@@ -50,7 +50,7 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "preset"), "");
 }
 
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the training. */
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
 static void expect_same_test(const char *options, const char *trained)
 {
     char column[4][64];
@@ -251,6 +251,7 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(1, ON,
                    "sample 'a': it has no member for --image jpg;jpeg;png;npy; its members are: cls, txt;");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
+    expect_refusal(1, ON "--image cls", "its cls is neither a PNG or JPEG image nor an array of |u1 or <f2");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */
     expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");

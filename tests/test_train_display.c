@@ -1,4 +1,4 @@
-/* Tests that the progress display does not change the training. Trains twice on an engine that
+/* Tests that the progress display does not change what is computed. Trains twice on an engine that
  * records its calls, with stderr as a file and as a terminal, and compares the calls. */
 #include <criterion/criterion.h>
 

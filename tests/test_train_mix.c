@@ -278,7 +278,7 @@ Test(train_mix, losses_of_steps_match_a_direct_computation)
 
 /* ---- Steps in parts, on several ranks ---- */
 
-/* The loss and the gradients of a step of all ranks. */
+/* The loss and the gradients of a step, summed over all ranks. */
 struct step_sums {
     double loss;
     float *gradients;

@@ -8,7 +8,7 @@
 
 TestSuite(train_optim, .timeout = 120);
 
-/* Calls `check` for the oracle and for each engine of this machine that accepts a training of the network. */
+/* Calls `check` for the oracle and for each engine of this machine that can train the network. */
 static void for_engines(const char *name, void (*check)(struct net *net, const struct engine *engine))
 {
     const struct resources resources = {.threads = 2};

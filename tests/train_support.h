@@ -140,8 +140,8 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Opens an engine again, after the data or the training has changed. The engine starts with the initial
- * parameters. */
+/* Opens an engine again, after the data or the parameters of training have changed. The engine starts with
+ * the initial parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};

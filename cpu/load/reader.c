@@ -436,10 +436,11 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
                             size_t *mapped)
 {
     struct stat info;
-    int fd = dataset_file_open(load->dataset, file, 0);
+    int fd;
+    enum status status = dataset_file_open(load->dataset, file, 0, &fd);
     *mapped = 0;
-    if (fd < 0)
-        return load->skip ? STATUS_OK : STATUS_FAILED;
+    if (status != STATUS_OK)
+        return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t there = fstat(fd, &info) == 0 ? ((size_t)info.st_size + page - 1) / page * page : 0;
     size_t length = there < bytes ? there : bytes;

@@ -31,7 +31,7 @@ enum block_kind {
     BLOCK_POOL,
     BLOCK_ADD,
     BLOCK_MEAN,
-    BLOCK_FLAT, /* this block and the following ones have rows */
+    BLOCK_FLAT, /* converts data to rows, one per sample; all later blocks of the network have rows */
     BLOCK_LINEAR,
     BLOCK_TOKENS,
     BLOCK_NORM,
@@ -155,7 +155,9 @@ struct net {
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
-    size_t held_values; /* number of gradients per sample that wait for the earlier block of an ADD */
+    /* Per sample: number of gradient values that are kept until the backward pass reaches the earlier block
+     * that an ADD uses. */
+    size_t held_values;
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;
     uint32_t *argmax;

@@ -377,12 +377,13 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     }
     if (plan->split) {
         vertices_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+        CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
         const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
         vertices_kernel_of(plan)<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(
             *job);
+        CUDA_TRY_LAUNCH("fused_vertices_kernel");
     }
-    CUDA_TRY_LAUNCH("fused_vertices_kernel");
     return STATUS_OK;
 }
 

@@ -309,9 +309,12 @@ static enum status launch(struct peer *self, void *values, size_t count, bool tw
     };
     size_t vectors = (count + WIRE::width - 1) / WIRE::width;
     int blocks = peer_blocks(self, vectors), eager = two_shots ? 0 : eager_blocks(self, vectors);
-    if (eager)
+    if (eager) {
         eager_kernel<WIRE, VALUE, RANKS><<<eager, EAGER_THREADS, 0, stream>>>(self->peers, array);
-    else if (two_shots)
+        CUDA_TRY_LAUNCH("eager_kernel");
+        return STATUS_OK;
+    }
+    if (two_shots)
         allreduce_kernel<WIRE, VALUE, RANKS, true><<<blocks, PEER_THREADS, 0, stream>>>(self->peers, array);
     else
         allreduce_kernel<WIRE, VALUE, RANKS, false><<<blocks, PEER_THREADS, 0, stream>>>(self->peers, array);

@@ -192,9 +192,11 @@ static enum status ready(void *state, uint64_t number)
         TRY(clear_update(self));
         fill_gradients_kernel<<<blocks, THREADS, 0, self->stream>>>(*self->job, number,
                                                                     self->arrays.gradients);
-    } else
+        CUDA_TRY_LAUNCH("fill_gradients_kernel");
+    } else {
         fill_kernel<<<blocks, THREADS, 0, self->stream>>>(*self->job, number, self->values);
-    CUDA_TRY_LAUNCH("fill_kernel");
+        CUDA_TRY_LAUNCH("fill_kernel");
+    }
     CUDA_TRY(cudaStreamSynchronize(self->stream));
     self->number = number;
     return STATUS_OK;

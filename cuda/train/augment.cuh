@@ -22,7 +22,7 @@ struct device_augment {
     uint8_t *images, *other;             /* images of a batch; NULL: nothing is computed */
     struct augment_part *parts;          /* per sample */
     struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
-    int16_t *weights;                    /* per entry of `inputs`, `taps` weights */
+    int16_t *weights;                    /* `taps` weights for each entry of `inputs` */
     uint32_t taps;
     bool partners;       /* a batch also has the partners of its samples (train_part_augmented()) */
     uint32_t band, rows; /* a block resizes `band` rows of the image, from up to `rows` rows of the canvas */

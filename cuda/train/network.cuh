@@ -45,7 +45,7 @@ struct device_layer {
 struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples of this rank */
-    uint32_t total; /* samples of all ranks; the gradients are those of the mean loss over these samples */
+    uint32_t total; /* samples of the step on all ranks; the gradients are those of their mean loss */
     bool training;
     enum precision precision;
     uint64_t seed;

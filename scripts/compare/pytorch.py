@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer, seed and epochs.
+"""Repeats a training run of fdsl-bench in PyTorch, with the same network, initial weights, data, batch, optimizer, seed and epochs.
 
   scripts/compare/pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
   scripts/compare/pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
@@ -15,8 +15,8 @@ Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples
 everything except the epochs: program start, reading the samples, and tests.
 
 With --ranks, each variant and each mode trains on each of these numbers of ranks, on this machine. --batch is the number of
-samples per rank and step (--scaling strong: per step of all ranks). On several ranks, mpirun starts fdsl-bench, and torchrun
-starts PyTorch, in which DistributedDataParallel adds up the gradients. The table has one line per training. `efficiency` is samples/s on N ranks /
+samples per rank and step (--scaling strong: the global batch). On several ranks, mpirun starts fdsl-bench, and torchrun
+starts PyTorch, in which DistributedDataParallel adds up the gradients. The table has one line per run. `efficiency` is samples/s on N ranks /
 (N x samples/s on one rank). On several ranks, PyTorch has only rows with rank = all.
 
 The last form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
@@ -335,7 +335,7 @@ def print_ranks(results):
         print(f"{last['ranks']:>5} {last['variant']:15} {last['exchange']:8} {last['batch']:>6} {setup_s:8.2f} {speed:12.1f} "
               f"{efficiency:>10} {float(last['train_loss'] or 'nan'):8.4f} {last['to_99_s'][:8]:>8} {float(last['test_acc']):7.4f}")
     scaling = results[-1][1][0]["scaling"]
-    print("batch: samples per step of all ranks" + (f"; {scaling} scaling" if scaling else ""))
+    print("batch: samples per step, summed over all ranks" + (f"; {scaling} scaling" if scaling else ""))
 
 
 def compare_ranks(options, arguments):
@@ -354,7 +354,7 @@ def compare_ranks(options, arguments):
             words, status = str(error), error.status
         except torch_ranks.RankFailure as error:
             words, status = str(error), 1
-    if results:  # also after a failure: the trainings before it
+    if results:  # also after a failure: the training runs before it
         print_ranks(results)
     if words:
         sys.stdout.flush()

@@ -11,7 +11,7 @@ Training modes, by the names in MODES:
 
 The first two use PyTorch's defaults. On a CPU, best and autotuned compile, but use no graph and no bf16.
 
-On several ranks, DistributedDataParallel (DDP) adds up the gradients. The batch is the number of samples per step of all ranks.
+On several ranks, DistributedDataParallel (DDP) adds up the gradients. The batch is the global batch (samples per step).
 Each step's samples are divided among the ranks without overlap. The order of the samples does not depend on the number of ranks.
 """
 
@@ -419,7 +419,7 @@ class Replayed(Training):
 
 
 def training_of(mode, row, data, device, precision, workers, ranks=Ranks()):
-    """Returns a training that is ready for its first epoch. If `precision` is None, uses PyTorch's default precision, or bf16
+    """Returns a training run that is ready for its first epoch. If `precision` is None, uses PyTorch's default precision, or bf16
     with a CUDA graph. `workers` applies only to mode loader."""
     before = part(data, "initial.")
     synchronise(device)

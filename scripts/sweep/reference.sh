@@ -153,7 +153,7 @@ learn() { # file, variant, options ...
     run --variant "$2" --data "$mnist" --out "$(file "$1")" "${@:3}"
 }
 
-# Verifies only the first training, because the single-threaded reference takes 9 s per epoch.
+# Verifies only the first training run, because the single-threaded reference takes 9 s per epoch.
 train() {
     local seed batch
     learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed 0 --lr 0.001 --verify --verify-steps 1
@@ -162,7 +162,7 @@ train() {
     for batch in 64 128 512 1024; do learn train_graph train-graph --model cnn --batch $batch --epochs 3; done
 }
 
-# Generates images of 512 x 512 pixels, of which the network gets a crop of 224 x 224. The trainings are too short for a
+# Generates images of 512 x 512 pixels, of which the network gets a crop of 224 x 224. The training runs are too short for a
 # meaningful accuracy.
 vit() {
     local pictures="--data synth --res 512 --out-res 224 --fit crop --channels 3 --classes 1000" model batch feed extra

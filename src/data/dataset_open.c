@@ -372,11 +372,11 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
 {
     const struct dataset_file *shard = &dataset->files[file];
     char hex[33];
-    int fd = dataset_file_open(dataset, file, 0);
-    if (fd < 0)
-        return dataset->skip ? STATUS_OK
-                             : STATUS_FAILED; /* read_all_samples() skips and counts the shard's samples */
-    enum status status = md5_of(fd, buffer, hex);
+    int fd;
+    enum status status = dataset_file_open(dataset, file, 0, &fd);
+    if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
+        return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    status = md5_of(fd, buffer, hex);
     dataset_file_close(dataset, fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
         status = status_set(STATUS_FAILED,

@@ -38,6 +38,7 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
 };
@@ -158,8 +159,8 @@ enum status source_add_image(struct source_sample *sample, int encoding, const u
 enum status source_add_label(struct source_sample *sample, uint64_t label);
 
 /* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of the `bytes` bytes of
- * `values`. If `values` is NULL, the values are zero. If `room` is not NULL, sets `*room` to the values in
- * the member, for the caller to fill. */
+ * `values`. If `values` is NULL, the values are zero. If `room` is not NULL, sets `*room` to the
+ * address of the member's values, which the caller then fills. */
 enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room);
 

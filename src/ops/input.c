@@ -65,8 +65,9 @@ static void store(const struct input *input, void *values, uint32_t column, floa
             input->dtype == DTYPE_F16 ? half_from_float(value) : bf16_from_float(value);
 }
 
-/* Writes uniform values with a variance of 1 / columns, times `scale`, so the norm is near `scale`. One value
- * per row has at least half of the largest magnitude, so that short rows are not too small by chance. */
+/* Writes uniform values with a variance of 1 / columns, times `scale`, so the norm is near `scale`. In
+ * each row, the magnitude of one value is drawn from the upper half of the range, so that the norm of a row
+ * with few columns is not too small by chance. */
 static void fill_values(const struct input *input, uint64_t row, float scale, void *values)
 {
     float largest = scale * (float)sqrt(3.0 / input->columns);

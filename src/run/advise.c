@@ -56,9 +56,9 @@ static void print_help(void)
          "\n"
          "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
          "\n"
-         "Measures each way for a few seconds on this machine and says which one lets a training step wait "
-         "least,\n"
-         "and what each costs in disk, memory and energy.\n"
+         "Measures each source of images (generator, GPU memory, memory, disk, URL) for a few seconds on\n"
+         "this machine. Says with which source a training step waits least, and what each source costs in\n"
+         "disk, memory and energy.\n"
          "\n"
          "examples:\n"
          "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
@@ -77,7 +77,7 @@ static void print_help(void)
 /* Where the images come from. */
 enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
 
-/* A way to get images. `name_of_files` and `variant_of_files` are the name and variant for a data set of
+/* A source of images. `name_of_files` and `variant_of_files` are the name and variant for a data set of
  * single files; NULL if they are the same as for shards. */
 static const struct candidate {
     const char *name, *name_of_files;

@@ -66,12 +66,13 @@ extern const char *const compare_origins[COMPARE_ORIGINS];
 
 enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
 
-/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training.
- * Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
+/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training
+ * run. Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
 struct direction {
     const char *column;
     bool higher_is_better;
-    bool is_final; /* describes a whole training: the value in the last epoch's row is the value of the run */
+    bool is_final; /* describes a whole training run: the value in the last epoch's row is the value of the
+                      run */
 };
 extern const struct direction compare_directions[]; /* ends with an entry whose column is NULL */
 

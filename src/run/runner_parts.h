@@ -1,5 +1,6 @@
 /* Declarations shared by the files of the runner. Only these files and their tests include this header.
- * Functions marked "Agrees" are collective: the ranks agree on failures (comm_agree()).
+ * "Collective, like comm_agree()" means: all ranks call the function, and all return the worst status of any
+ * rank.
  *
  * runner.c           the sequence of steps per variant
  * runner_axes.c      all combinations of lists and ranges
@@ -74,7 +75,7 @@ struct runner {
 
 /* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
  * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), also after a
- * failure. Agrees. */
+ * failure. Collective, like comm_agree(). */
 enum status runner_combination(struct settings *settings, struct report **report);
 
 /* Whether this is rank 0, which prints and writes for all ranks. */
@@ -138,7 +139,7 @@ static inline bool runner_loses_rows(const struct settings *settings)
 bool runner_wants_largest(const struct settings *settings);
 
 /* Replaces --batch max by the largest batch that fits into memory. With --dry-run, only checks the options.
- * STATUS_USAGE for several variants. Agrees. */
+ * STATUS_USAGE for several variants. Collective, like comm_agree(). */
 enum status runner_find_batch(struct runner *runner);
 
 /* ---- runner_verify.c ---- */
@@ -151,13 +152,13 @@ const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
 /* Before timing: performs run 0, verifies it if --verify is given, and writes the output files that the user
- * requested. Does not perform run 0 for workloads with epochs. Agrees. If results are wrong, adds a line
- * without a time to the report and returns STATUS_WRONG. */
+ * requested. Does not perform run 0 for workloads with epochs. Collective, like comm_agree(). If results are
+ * wrong, adds a line without a time to the report and returns STATUS_WRONG. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,
- * chosen at random. Agrees. If results are wrong, adds a line without a time to the report and returns
- * STATUS_WRONG. */
+ * chosen at random. Collective, like comm_agree(). If results are wrong, adds a line without a time to the
+ * report and returns STATUS_WRONG. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_baseline.c ---- */
@@ -207,10 +208,10 @@ enum status runner_publish_ranks(struct runner *runner, void *state, const struc
 /* Whether the run needs a GPU, for a chosen variant or for --compute. */
 bool runner_any_on_gpu(const struct settings *settings);
 
-/* STATUS_USAGE if ranks have different options, or run different builds. Agrees. */
+/* STATUS_USAGE if ranks have different options, or run different builds. Collective, like comm_agree(). */
 enum status runner_check_alike(const struct settings *settings);
 
-/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */
+/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Collective, like comm_agree(). */
 enum status runner_check_data(const struct runner *runner);
 
 /* STATUS_USAGE if --device or --best-gpu is given to several ranks or together with --rank-device, or if the
@@ -222,7 +223,8 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
 enum status runner_take_scaling(struct runner *runner);
 
 /* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
- * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Agrees. */
+ * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Collective, like
+ * comm_agree(). */
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
 
@@ -231,12 +233,12 @@ bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
  * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
- * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if there is no such GPU or
- * CPU variant. The caller frees runner->stand_ins. */
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not
+ * exist, or if the workload has no CPU variant. The caller frees runner->stand_ins. */
 enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
- * Agrees. */
+ * Collective, like comm_agree(). */
 enum status runner_count_sharers(struct runner *runner);
 
 #endif

@@ -35,7 +35,7 @@ static const struct option_spec specs[] = {
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
      "check the files of an embedding set (--prepare --from embeddings) against the hashes stored with them, "
-     "and name bad files and rows"},
+     "and name bad files and rows; other options do not apply"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
@@ -87,21 +87,22 @@ static const struct option_spec specs[] = {
      "under mpirun, end the run when a rank has waited S seconds for another rank. 0 means no limit. In "
      "any case, all ranks must start within 300 s"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first timed sample. This option and the following ones up to --loops "
-     "do not apply to train"},
+     "minimum number of runs before the first timed sample (not for train)"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
-     "minimum time of the warm-up in seconds"},
+     "minimum time of the warm-up in seconds (not for train)"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
-     "minimum number of timed samples"},
+     "minimum number of timed samples (not for train)"},
     {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
-     "minimum total sampling time in seconds"},
+     "minimum total sampling time in seconds (not for train)"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
      "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, but not "
-     "before --min-samples"},
+     "before --min-samples (not for train)"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median"},
+     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median "
+     "(not for train)"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N timed samples and ignore the time and error limits, for example for a stress test"},
+     "take exactly N timed samples and ignore the time and error limits, for example for a stress test (not "
+     "for train)"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -119,8 +120,8 @@ static const char list_help[] =
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
     "             fastest.\n"
-    "none:        an option that takes a number and has no default accepts none, as if it were not given.\n"
-    "             Use none to switch off a part of --recipe or --config.\n";
+    "none:        --OPTION none unsets an option that takes a number and has no default, for example to\n"
+    "             switch off a part of --recipe or --config.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -374,18 +375,10 @@ static enum status read_monitor(struct settings *settings)
 /* For -- COMMAND: refuses options that only apply to runs of variants. */
 static enum status check_command(struct settings *settings)
 {
-    static const char *const shared[] = {"monitor", "device", "config", "lock-timeout"};
+    static const char *const allowed[] = {"monitor", "device", "config", "lock-timeout", NULL};
     if (!*settings->command)
         return status_set(STATUS_USAGE, "name a command after --, e.g. --monitor FILE -- python3 train.py");
-    for (size_t t = 0; t < settings->options.table_count; t++)
-        for (size_t i = 0; i < settings->options.tables[t].count; i++) {
-            const char *name = settings->options.tables[t].specs[i].name;
-            bool applies = false;
-            for (size_t j = 0; j < COUNT_OF(shared); j++)
-                applies |= strcmp(name, shared[j]) == 0;
-            if (!applies && options_given(&settings->options, name))
-                return status_set(STATUS_USAGE, "--%s does not apply to -- COMMAND; leave one out", name);
-        }
+    TRY(options_check_only(&settings->options, "-- COMMAND", allowed));
     if (!settings->monitor)
         return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
                           settings->command[0]);
@@ -554,6 +547,9 @@ enum status settings_read(struct settings *settings, const struct config *config
     TRY(options_parse(&settings->options, argc, argv));
     if (settings->help || settings->version)
         return STATUS_OK;
+    if (settings->verify_set)
+        return options_check_only(&settings->options, "--verify-set",
+                                  (const char *const[]){"verify-set", "config", NULL});
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));

@@ -63,11 +63,11 @@ static enum status decode(const struct data *data, enum data_part part, const st
                   scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
-    return status_set(
-        STATUS_FAILED,
-        "its %s is neither a PNG image nor an array of |u1 or <f2 with the axes (height, width), (channels, "
-        "height, width) or (channels, depth, height, width); name another member with --image",
-        member->extension);
+    return status_set(STATUS_FAILED,
+                      "its %s is neither a PNG or JPEG image nor an array of |u1 or <f2 with the axes "
+                      "(height, width), (channels, height, width) or (channels, depth, height, width); "
+                      "name another member with --image",
+                      member->extension);
 }
 
 static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)

@@ -45,8 +45,8 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch;         /* samples per step of all ranks; at most the size of the training set */
-    bool drop_last;         /* an epoch leaves out the samples after its last full batch */
+    uint32_t batch; /* global batch: samples per step, summed over the ranks; at most the training set */
+    bool drop_last; /* an epoch leaves out the samples after its last full batch */
     uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
     const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
                              * change from one epoch to the next, between calls of steps() */

@@ -66,7 +66,7 @@ struct exchange {
     /* The model, if some ranks have their gradients in host memory and others in device memory; otherwise
      * NULL. If it is set, all engines pass gradients in the layout of the model's arena. */
     const struct model *mixed;
-    /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
+    /* Seconds in which training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
     double spent_s;
 };

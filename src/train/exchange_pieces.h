@@ -15,9 +15,10 @@
 #define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* minimum values per part; the last may have fewer */
 #define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* values that are added up at a time: 1 MiB */
 
-/* Call after the backward pass of a layer. The next part to exchange would contain the gradients from this
- * layer to index `end` of the model's arena, which are final. Returns true if the part is large enough, or if
- * this layer is the last one of the backward pass. Sets `*first` to the index where the part begins. */
+/* Call after the backward pass of a layer. In the model's arena, the gradients from this layer's first index
+ * to `end` - 1 are final and not yet exchanged; they are the candidate for the next part. Returns true if the
+ * candidate is large enough, or if this layer is the last one of the backward pass. Sets `*first` to the
+ * index where the candidate begins. */
 static inline bool exchange_is_part(const struct model *model, const struct layer *layer, size_t end,
                                     size_t *first)
 {

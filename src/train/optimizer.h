@@ -56,7 +56,7 @@ struct schedule {
     uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
 };
 
-/* Returns whether the rate depends on the number of steps of the whole training. */
+/* Returns whether the rate depends on the number of steps of the whole training run. */
 FDSL_HD bool schedule_has_end(enum schedule_kind kind)
 {
     return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL;

@@ -107,8 +107,9 @@ static const struct option_spec options[] = {
      "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
      "do not"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
-     "replace a rectangle of each training sample by that of another one (CutMix); its part of the image is "
-     "drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as well, each step draws one of the two"},
+     "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
+     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
+     "well, each step draws one of the two"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
@@ -150,8 +151,9 @@ static const struct option_spec options[] = {
      "weights while 1f1b would wait. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export, timm or torch.save(), whose name ends in .safetensors, .pt or .pth. The model must be the "
-     "same. If the number of classes differs, the last layer starts with zeros"},
+     "of --export or of tensors saved by torch.save(), whose name ends in .safetensors, .pt, .pth or "
+     ".pth.tar. The model must be the same. If the number of classes differs, or the file has no last layer, "
+     "that layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
@@ -189,7 +191,7 @@ static const char *const paper[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
     "res", "512",
-    /* the training */
+    /* how to train */
     "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
     "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",

@@ -122,7 +122,7 @@ static enum status check_batch(const struct train_parameters *all, const struct 
     return job_check_batch(&all->job, DATA_TRAIN, data);
 }
 
-/* Rejects stages and micro-batches that are impossible. `all` has the batch of all ranks. */
+/* Rejects stages and micro-batches that are impossible. `all` has the global batch. */
 static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->parallel != PARALLEL_PIPELINE)

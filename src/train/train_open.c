@@ -222,8 +222,8 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     return STATUS_OK;
 }
 
-/* Returns the parameters of the whole training run: its batch is that of all ranks, and its learning rate
- * is scaled. */
+/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
+ * scaled. */
 static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
                                             const struct partition *partition)
 {

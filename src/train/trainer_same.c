@@ -39,7 +39,7 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
     else if (is_named("init", name, length) && bytes > 0)
-        snprintf(words, size, "give --init with the parameters with which the training started");
+        snprintf(words, size, "give --init with the parameters with which the training run started");
     else if (bytes == 0)
         snprintf(words, size, "drop --%.*s", length, name);
     else if (flag) /* "=no" also overrides a recipe */

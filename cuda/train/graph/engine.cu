@@ -1,6 +1,6 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
- * six kernels; a CUDA graph replays many steps. The position in the training is stored on the device, so one
- * graph serves all epochs. */
+ * six kernels; a CUDA graph replays many steps. The position in the training run is stored on the device, so
+ * one graph serves all epochs. */
 #include "train/graph/engine.cuh"
 
 #include <stdlib.h>

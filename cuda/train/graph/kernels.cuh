@@ -83,7 +83,7 @@ FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
 }
 
-/* Position in the training. The first kernel of a step reads it; add_totals() advances it. */
+/* Position in the training run. The first kernel of a step reads it; add_totals() advances it. */
 struct graph_position {
     uint32_t epoch, step; /* within the epoch */
     uint64_t number;      /* step number, counted over all epochs */
@@ -93,7 +93,7 @@ struct graph_position {
  * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
-    uint32_t total;  /* training only: samples of all ranks; gradients are of the mean loss over them */
+    uint32_t total;  /* training only: samples of the step on all ranks; gradients are of their mean loss */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
     struct update update;
@@ -111,7 +111,7 @@ struct graph_share {
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
-    uint32_t steps, stride;         /* steps per epoch; samples of all ranks in a full step */
+    uint32_t steps, stride;         /* steps per epoch; samples of a full step on all ranks */
     struct graph_share share, last; /* share: of a full step; last: of an epoch's last step */
     struct augment augment;
     struct optimizer optimizer;

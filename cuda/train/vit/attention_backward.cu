@@ -280,7 +280,7 @@ static enum status backward(const struct vit_rows *rows, uint32_t heads, const b
     TRY(allow(kernel, &launch));
     kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, outputs, logs, out_deltas,
                                                                   rows->tokens, rows->width, in_deltas);
-    CUDA_TRY_LAUNCH("attention_back_kernel");
+    CUDA_TRY_LAUNCH("the backward kernel of attention");
     return STATUS_OK;
 }
 

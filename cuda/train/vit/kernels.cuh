@@ -64,12 +64,14 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                         const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
                         cudaStream_t stream);
 
-/* Writes the factors of stochastic depth (layer, sample); the factors of adjacent layers are `apart` values
- * apart. `numbers` has the numbers of the samples. `layers` and `numbers` are in device memory. */
+/* A layer with stochastic depth. */
 struct vit_path {
     uint32_t number; /* number of the layer in the model */
     float rate;
 };
+
+/* Writes the factors of stochastic depth (layer, sample); the factors of adjacent layers are `apart` values
+ * apart. `numbers` has the numbers of the samples. `layers` and `numbers` are in device memory. */
 enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uint64_t seed, uint32_t epoch,
                         const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors,
                         cudaStream_t stream);
