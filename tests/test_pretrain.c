@@ -310,6 +310,10 @@ Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
     cr_expect(status == 1 && says("the learning rates differ in step 10"), "%s", out);
     shell("scripts/compare/curves.py $D --cpu");
     expect_line(2, "File exists; name a new folder");
+    shell("FDSL_LIBRARY=$D/none.so scripts/compare/curves.py $D/new --cpu --bench /bin/true");
+    expect_line(4, "none.so is missing, which pretrain.py needs; run `make lib`, or set FDSL_LIBRARY");
+    shell("test ! -e $D/new");
+    cr_expect_eq(status, 0, "a failed check left the folder");
     shell("scripts/compare/curves.py $D/new --cpu --steps 9 --lr-warmup 9 && ls $D");
     expect_line(2, "--steps 9: give at least 2, and more than --lr-warmup");
 }

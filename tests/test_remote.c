@@ -320,6 +320,8 @@ Test(servers, faults_have_one_clear_line)
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
         {2, "https://", "a URL needs a host"},
+        {2, "$U/web/a.tar,$U/web/b.tar",
+         "a list of URLs is refused; name several shards of a folder in one URL"},
         {1, "$U/web/empty.tar", "empty.tar: offset 0: the shard is empty"},
         {1, "$U/norange/empty.tar", "empty.tar: offset 0: the shard is empty"},
     };
@@ -390,8 +392,17 @@ Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
     cr_assert_eq(shell("$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K"),
                  0, "%s", out);
     cr_expect_eq(count_files(".data"), 1); /* a smaller limit removes files of earlier runs */
-    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 1, "%s", out);
+    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 2, "%s", out);
     cr_expect(says("a file of 226304 bytes does not fit; raise the limit"), "%s", out);
+}
+
+/* Shards that the cache has no room for are not damaged, so --on-error skip does not apply to them. */
+Test(servers, a_cache_without_room_ends_the_run)
+{
+    cr_expect_eq(shell(CACHED "--cache-bytes 100K --on-error skip"), 2, "%s", out);
+    cr_expect(!says("skipped"), "%s", out);
+    cr_expect_eq(shell("trap '' XFSZ; ulimit -f 100; " CACHED "--on-error skip"), 2, "%s", out);
+    cr_expect(says(".part: File too large") && !says("skipped"), "%s", out);
 }
 
 Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)

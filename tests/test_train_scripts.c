@@ -164,6 +164,16 @@ Test(train_scripts, resume_ends_its_training)
     cr_expect_str_eq(out, "status 143\n");
 }
 
+Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)
+{
+    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --log x", root);
+    cr_expect_str_eq(out, "check/resume.sh: this script sets --log itself; leave it out (see --help)\n");
+    EXPECT(1, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --variant train-naive --model lenett", root);
+    cr_expect_not_null(strstr(out, "did you mean 'lenet'? (see run/whole.txt)"), "%s", out);
+    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
+    cr_expect_str_eq(out, "check/resume.sh: run exists; name a new folder, or remove this one\n");
+}
+
 /* If the variant cannot run, scripts must end before they generate any data. */
 Test(train_scripts, scripts_check_the_variant_first)
 {

@@ -146,6 +146,19 @@ Test(train_steps, rejects_invalid_options)
     }
 }
 
+/* Figures cannot tell the rows of two trainings with the same seed apart. */
+Test(train_steps, rows_of_another_training_give_a_warning)
+{
+    EXPECT(0, LOGGED "--epochs 1 --checkpoint k");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 2 --checkpoint k --resume");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 1 --seed 3");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 1");
+    cr_expect(says("--log log.csv already has rows of another training with this variant"), "%s", out);
+}
+
 /* A file with other columns is refused before training begins, and does not change. */
 Test(train_steps, other_files_are_refused)
 {

@@ -37,9 +37,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
 {
     const struct load *load = mapped->reader.load;
     const struct dataset_file *shard = &load->dataset->files[file];
-    int fd = dataset_file_open(load->dataset, file, 0);
-    if (fd < 0)
-        return STATUS_FAILED;
+    int fd;
+    TRY(dataset_file_open(load->dataset, file, 0, &fd));
     int populate = load->cache == LOAD_WARM ? MAP_POPULATE : 0;
     void *mapping = mmap(NULL, shard->bytes, PROT_READ, MAP_SHARED | populate, fd, 0);
     int failure = errno;

@@ -35,7 +35,6 @@ struct worker {
     size_t images_bytes, images_room;
     int32_t *labels; /* labels of the batch, with --compute train */
     uint32_t label_count;
-    uint64_t image_count; /* number of images in this run, without those of lost samples */
 
     enum status status;
     char failure[1024]; /* error message, if the run failed */
@@ -51,7 +50,6 @@ struct reader {
     size_t stride;
     uint32_t slots; /* per worker */
     struct worker *workers;
-    bool imageless; /* a run found no image to decode, and a warning was printed */
     struct verifier verifier;
     uint8_t *set; /* working set in memory for reader_copy(): set_bytes allocated, copied_bytes used */
     size_t set_bytes, copied_bytes;

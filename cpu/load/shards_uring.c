@@ -58,21 +58,21 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
 }
 
 /* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
- * returns STATUS_OK with --on-error skip; but a failure because of too many open files or a missing O_DIRECT
- * is always an error. */
+ * returns STATUS_OK with --on-error skip; but a failure whose cause is not the shard, such as too many open
+ * files or a missing O_DIRECT, is always an error. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
     const struct order_segment *segment = &order->segments[uring->segment];
     segment_range(load->dataset, segment, &uring->offset, &uring->end);
-    int fd = dataset_file_open(load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT);
-    uring->fds[uring->segment] = fd;
-    *failure = fd < 0 ? errno : 0;
-    if (fd >= 0)
+    enum status status = dataset_file_open(
+        load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT, &uring->fds[uring->segment]);
+    *failure = status == STATUS_OK ? 0 : errno;
+    if (status == STATUS_OK)
         return STATUS_OK;
     if (load->cache != LOAD_WARM && *failure == EINVAL)
         return status_prefix(STATUS_UNAVAILABLE, "this file system has no O_DIRECT; use --cache warm");
-    return load->skip && *failure != EMFILE ? STATUS_OK : STATUS_FAILED;
+    return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the

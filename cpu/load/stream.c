@@ -163,9 +163,7 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
         const struct dataset_member *last = &dataset->members[before->member + before->members - 1];
         position = last->offset + last->size + tar_padding(last->size);
     }
-    stream->fd = dataset_file_open(dataset, segment->shard, 0);
-    if (stream->fd < 0)
-        return STATUS_FAILED;
+    TRY(dataset_file_open(dataset, segment->shard, 0, &stream->fd));
     posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */
     if (position && lseek(stream->fd, (off_t)position, SEEK_SET) < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot seek: %s", dataset->path,

@@ -41,9 +41,7 @@ enum status resident_read_sample(const struct delivery *delivery, uint32_t numbe
             if (*fd >= 0)
                 close(*fd);
             *file = member->file;
-            *fd = dataset_file_open(dataset, member->file, 0);
-            if (*fd < 0)
-                return STATUS_FAILED;
+            TRY(dataset_file_open(dataset, member->file, 0, fd));
         }
         TRY(read_member(dataset, member, *fd, bytes + (array->at[m] - first)));
     }

@@ -91,7 +91,8 @@ everything() {
             verify $mode --steps $whole --rows 2,1021 --columns 5,768 --dedup --duplicates 0,0.4 --to f16,nvfp4
             verify $mode --steps $permuted --rows 1,1021 --columns 768 --dedup --duplicates 0.4 --to bf16,nvfp4
             verify $mode --steps compact,hash --rows 1021 --columns 768 --dedup --duplicates 1
-            verify $mode --steps mask,compact,permute --rows 1,1021 --columns 31,768 --sample 1,100,5000
+            verify $mode --steps mask,compact,permute --rows 1,1021 --columns 31,768 --sample 1
+            verify $mode --steps mask,compact,permute --rows 1021 --columns 31,768 --sample 100,970
             verify $mode --steps permute,convert --rows 1021 --columns 31,768 --sample 100 "${types[@]}"
             verify $mode --steps $whole --to fp8 --fp8 nan --rows 1021 --columns 31,768 --norm-max 1e19
         }

@@ -5,7 +5,8 @@
 #   scripts/check/resume.sh /tmp/resume --variant train-vit --model vit-tiny --recipe paper --train-size 153600 \
 #       --epochs 1 --lr-warmup 0.2
 #
-# OPTIONS are those of fdsl-bench for one training run, without --checkpoint, --checkpoint-steps, --resume, --log and --export.
+# OPTIONS are those of fdsl-bench for one training run, without --checkpoint, --checkpoint-steps, --resume, --log, --log-steps
+# and --export.
 # DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
 # resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
 # learning rates, all of them finite.
@@ -26,6 +27,14 @@ folder=$1 every=${EVERY:-100} kills=${KILLS:-2}
 rows=${ROWS:-$every}
 ((rows > 0 && every % rows == 0)) || { echo "check/resume.sh: ROWS=$rows is not a divisor of EVERY=$every" >&2 && exit 2; }
 shift
+for option in "$@"; do
+    case $option in
+    --checkpoint | --checkpoint=* | --checkpoint-steps* | --resume | --log | --log=* | --log-steps* | --export | --export=*)
+        echo "check/resume.sh: this script sets ${option%%=*} itself; leave it out (see --help)" >&2 && exit 2
+        ;;
+    esac
+done
+[[ ! -e $folder ]] || { echo "check/resume.sh: $folder exists; name a new folder, or remove this one" >&2 && exit 2; }
 mkdir "$folder" || exit 2
 bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
@@ -86,11 +95,11 @@ if [[ $second ]]; then
     whole &
     whole_pid=$!
 else
-    (whole) || fail "the uninterrupted training run failed; see $folder/whole.txt"
+    (whole) || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
 fi
 while ((kills-- > 0)); do killed; done
-parts --export "$folder/parts.safetensors" || fail "the resumed training run failed; see $folder/parts.txt"
-[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training run failed; see $folder/whole.txt"
+parts --export "$folder/parts.safetensors" || fail "the resumed training failed: $(tail -n 1 "$folder/parts.txt") (see $folder/parts.txt)"
+[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
 cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
 diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
 ! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'

@@ -20,7 +20,7 @@ ROW_PX, INSIDE = 22, 55  # height of a bar; from this percentage on, the text is
 def job_of(row):
     """Returns the values that all training runs of one comparison share. The batch is per rank."""
     return (sweep_of(row), row["host"], row["batch"] / row["ranks"], row["train_samples"], row["test_samples"],
-            *(row[column] for column in JOB if column != "batch"))
+            *(row.settings[column] for column in JOB if column != "batch"))
 
 
 def speed(rows):

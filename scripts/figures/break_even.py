@@ -55,7 +55,7 @@ def job_of(row):
 def kept_fixed(row):
     """Returns the values that the rows of one line share: file, revision, all parameters except the step, and the size of the
     data."""
-    return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
+    return sweep_of(row) + tuple(value for column, value in row.settings.items() if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 

@@ -48,15 +48,20 @@ def counted(rows):
 COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not drawn
 
 
+def setting(row, column):
+    """Returns the text of a column. An empty parameter has its default, or "none"."""
+    return row.settings.get(column, row.texts.get(column, "")) or "none"
+
+
 def differences(rows, drawn):
     """Returns the parameter values in `rows` that no row of `drawn` has, such as 'res 224; batch 8, 16'."""
     values = collections.defaultdict(list)
-    for column in ("variant", "ranks") + rows[0].parameters:
-        known = {row.texts.get(column, "") for row in drawn}
-        values[column] = [row.texts.get(column, "") for row in rows if row.texts.get(column, "") not in known]
+    for column in ("variant", "ranks", *rows[0].settings):
+        known = {setting(row, column) for row in drawn}
+        values[column] = [setting(row, column) for row in rows if setting(row, column) not in known]
     named = sorted((column for column in values if values[column]), key=lambda column: -len(values[column]))
     def words(column):
-        found = sorted(dict.fromkeys(text or "none" for text in values[column]), key=lambda text: (len(text), text))
+        found = sorted(dict.fromkeys(values[column]), key=lambda text: (len(text), text))
         return f"{column} {', '.join(found[:VALUES_NAMED])}{' …' if found[VALUES_NAMED:] else ''}"
     return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the same remaining parameters"
 
@@ -77,8 +82,8 @@ def about_yours(known, candidates, drawn, columns, command):
     texts = []
     for variant in dict.fromkeys(row["variant"] for row in left):
         mine = [row for row in left if row["variant"] == variant]
-        drawn_too = [row for row in shown if row["variant"] == variant]
-        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in drawn_too} - {""}
+        drawn_too = [row for row in shown if row["variant"] == variant] or shown
+        others = {column: {setting(row, column) for row in mine} - {setting(row, column) for row in drawn_too}
                   for column in columns}
         texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
                                        for column, values in others.items() if values))

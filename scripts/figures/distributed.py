@@ -18,7 +18,7 @@ def job_over_ranks(row, kind):
     """Returns the values that all points of the figure share. The batch is that of one rank for weak scaling, and the global batch
     for strong scaling."""
     batch = row["batch"] / (row["ranks"] if kind == "weak" else 1)
-    return kind, batch, row["train_samples"], row["test_samples"], *(row[column] for column in JOB if column != "batch")
+    return kind, batch, row["train_samples"], row["test_samples"], *(row.settings[column] for column in JOB if column != "batch")
 
 
 def point_of(rows):

@@ -7,13 +7,13 @@ import os
 from devices import Missing, about_yours, device_of
 from generating import PAPER
 from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
-from rows import TRAIN_PARAMETERS
+from rows import DEFAULTS
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
 # OF_DATA: columns that may differ between the lines of the figure.
-OF_DATA = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels", "feed", "fresh",
-           "epochs")
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
+OF_DATA = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels",
+           "feed", "generator", "fresh", "epochs")
+JOB = tuple(column for column in DEFAULTS["train"] if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated in advance"
 STYLES = {CONSTANT: 18, LIVE: 17, STORED: 15, "loaded from shards": 12, "loaded from files": 13}
@@ -28,7 +28,7 @@ def fed_with(row):
 
 
 def job_of(row):
-    return device_of(row) + (row["variant"], row["threads"]) + tuple(row[column] for column in JOB) + (
+    return device_of(row) + (row["variant"], row["threads"]) + tuple(row.settings[column] for column in JOB) + (
         row["train_samples"], row["test_samples"])
 
 

@@ -6,7 +6,7 @@ import statistics
 
 from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
 from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
-from rows import LOAD_DEFAULTS, newest, sweep_of
+from rows import newest, sweep_of
 
 COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
@@ -48,7 +48,7 @@ def kept_fixed(row):
 
 def preferred(row):
     """Key for max(): the row with most default options, then the newest."""
-    return sum(row.texts[column] in ("", default) for column, default in LOAD_DEFAULTS.items()), row["time_utc"]
+    return -len(row.given()), row["time_utc"]
 
 
 def series_over(rows, x):

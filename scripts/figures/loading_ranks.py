@@ -6,7 +6,7 @@ import collections
 from devices import Devices, Missing, about_yours, device_of
 from loading import size_words
 from plot import Plot
-from rows import LOAD_DEFAULTS, newest, sweep_of
+from rows import newest, sweep_of
 from scaling import ideal, panel_variables, point_of, same_threads
 
 COMMAND = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant shards --data DIR --verify "
@@ -16,7 +16,7 @@ COMMAND = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant 
 def line_key(row):
     """Returns the values that the points of one line share: data, options and sweep. The batch is per rank; ranks divide the
     samples."""
-    options = (row.texts[column] for column in LOAD_DEFAULTS if column != "batch")
+    options = (value for column, value in row.settings.items() if column != "batch")
     return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
 
 

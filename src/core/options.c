@@ -426,6 +426,20 @@ bool options_given(const struct options *options, const char *name)
     return *text;
 }
 
+enum status options_check_only(const struct options *options, const char *what, const char *const *allowed)
+{
+    for (size_t t = 0; t < options->table_count; t++)
+        for (size_t i = 0; i < options->tables[t].count; i++) {
+            const char *name = options->tables[t].specs[i].name;
+            size_t j = 0;
+            while (allowed[j] && strcmp(name, allowed[j]) != 0)
+                j++;
+            if (!allowed[j] && options_given(options, name))
+                return status_set(STATUS_USAGE, "--%s does not apply to %s; leave one out", name, what);
+        }
+    return STATUS_OK;
+}
+
 /* ---- Before the parse ---- */
 
 /* Returns whether the first `length` characters of `letters` are `name`, or a prefix of `name` and of no

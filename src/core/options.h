@@ -110,6 +110,10 @@ bool options_given(const struct options *options, const char *name);
 /* Whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
 
+/* Refuses all given options except those in `allowed`, which ends with NULL. `what` is the option or the
+ * command to which they do not apply. */
+enum status options_check_only(const struct options *options, const char *what, const char *const *allowed);
+
 /* Writes the value as text for a CSV row: "" for an option without a value, 0 or 1 for a flag, the shortest
  * text that parses to the same double for a real number. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);

@@ -33,7 +33,7 @@ void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size
 /* ---- options_values.c ---- */
 
 /* Whether the option accepts the value "none", which means "not given". This applies to numbers without a
- * default for which 0 or NaN is stored if the option is not given. */
+ * default for which 0 or NaN is stored if the option is not given, and to real numbers with the default 0. */
 bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */

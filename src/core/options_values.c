@@ -40,7 +40,7 @@ enum status parse_count(const char *name, const char *text, double minimum, doub
     bool negative = text[0] == '-';
     const char *digits = text + negative;
     if (!*digits || strspn(digits, "0123456789") != strlen(digits))
-        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number", name, text);
+        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number; write it in digits", name, text);
 
     uint64_t least = count_bound(ceil(minimum)), most = count_bound(maximum);
     errno = 0;
@@ -147,7 +147,9 @@ static enum status parse_choice(const char *name, const char *text, const char *
 bool option_takes_none(const struct option_spec *spec)
 {
     const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
-    return !spec->fallback && (spec->kind == OPTION_REAL || (whole && spec->minimum >= 1));
+    if (spec->fallback)
+        return spec->kind == OPTION_REAL && strcmp(spec->fallback, "0") == 0;
+    return spec->kind == OPTION_REAL || (whole && spec->minimum >= 1);
 }
 
 enum status option_set(const struct option_spec *spec, void *values, const char *text)

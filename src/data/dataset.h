@@ -53,6 +53,7 @@ struct dataset {
     char *path;
     int directory;         /* open file descriptor; -1 if `remote` is set */
     struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
+    const char *shard;     /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;           /* true: samples are stored in tar shards; false: in single files */
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
@@ -84,9 +85,10 @@ FDSL_C_BEGIN
 void dataset_close(struct dataset *dataset);
 
 /* Opens dataset->files[file] read-only, with additional open(2) flags. If the data set is remote, reads the
- * whole file first; the flags then apply only to files of a cache. Returns a descriptor. On failure
- * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
-int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+ * whole file first; the flags then apply only to files of a cache. Sets `*fd` to the descriptor. On failure
+ * sets `*fd` to -1, and errno: ESPIPE or EISDIR means that the file is not a regular file. STATUS_FAILED if
+ * the file cannot be read, another status if the cause is not the file, such as too little memory. */
+enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
@@ -100,6 +102,11 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file);
  * `classes` is 0, any integer is accepted. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
+
+/* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
+ * `status`. */
+enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct dataset_member *member, enum status status);
 
 /* Sets the message that a sample lacks a member for an option; see members_lack(). */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,

@@ -11,6 +11,9 @@
 
 #define EMBEDDINGS_COLUMNS_MAX 65536
 
+/* Columns of samples.csv in a prepared set: the first row and the number of rows of each file. */
+extern const char *const embeddings_sample_columns[];
+
 /* Consecutive rows that are stored as one tensor of a file. */
 struct embeddings_part {
     const char *file;      /* path; owned by the set */

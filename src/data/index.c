@@ -12,6 +12,10 @@
 
 #define FIRST_FIELD "fdsl-index/1"
 
+#define INDEX_REMEDY                                                                                   \
+    "remove the folder and prepare the data set again, or remove only the index to read the data set " \
+    "without it"
+
 static const char *const layouts[] = {"files", "shards",
                                       "imagefolder"}; /* in the order of enum index_layout */
 
@@ -260,8 +264,7 @@ static enum status check_unit_of(const struct index *index, const struct index_u
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
-                      ", so there is no room for a header; prepare the data set again, or remove the index "
-                      "to read the data set without it",
+                      ", so there is no room for a header; " INDEX_REMEDY,
                       unit->name, member->offset, end);
 }
 
@@ -299,8 +302,7 @@ static enum status check_sign(const char *text, size_t *size)
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
         return status_set(
             STATUS_FAILED,
-            "the index was truncated or changed: its last line does not match the rest; prepare the "
-            "data set again, or remove the index to read the data set without it");
+            "the index was truncated or changed: its last line does not match the rest; " INDEX_REMEDY);
     *size = before;
     return STATUS_OK;
 }

@@ -32,6 +32,11 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
         return status_set(STATUS_USAGE,
                           "--data: a URL with a user or password is refused, because it would be "
                           "printed; use the environment for credentials");
+    const char *list = strstr(host, ",http");
+    if (list && list < url + length)
+        return status_set(STATUS_USAGE,
+                          "--data: a list of URLs is refused; name several shards of a folder in "
+                          "one URL, as in https://HOST/PATH/{a,b}.tar");
     size_t slash = length;
     while (slash > 0 && url[slash - 1] != '/')
         slash--;

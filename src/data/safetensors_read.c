@@ -193,17 +193,17 @@ enum status safetensors_list(struct tensor_file *file)
         return status_set(STATUS_FAILED, "not a safetensors file: it has only %" PRIu64 " bytes",
                           file->bytes);
     TRY(tensor_file_read(file, 0, &size, sizeof size)); /* little-endian, like this machine */
+    if (size == 0 || size > file->bytes - sizeof size)
+        return status_set(STATUS_FAILED,
+                          "not a safetensors file, or truncated: its header should have %" PRIu64
+                          " bytes, but the file has %" PRIu64 "; write it again",
+                          size, file->bytes);
     if (size > HEADER_BYTES_MAX)
         return status_set(STATUS_FAILED,
                           "its header has %" PRIu64
                           " bytes; at most %d are allowed: divide the tensors among "
                           "several files",
                           size, HEADER_BYTES_MAX);
-    if (size == 0 || size > file->bytes - sizeof size)
-        return status_set(STATUS_FAILED,
-                          "not a safetensors file, or truncated: its header should have %" PRIu64
-                          " bytes, but the file has %" PRIu64 "; write it again",
-                          size, file->bytes);
     char *text = malloc(size);
     if (!text)
         return status_set(STATUS_FAILED, "out of memory for its header of %" PRIu64 " bytes", size);

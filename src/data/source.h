@@ -38,7 +38,9 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
+    bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */

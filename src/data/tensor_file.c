@@ -109,8 +109,11 @@ static enum status npy_list(struct tensor_file *file)
 static const struct {
     const char *suffix;
     enum status (*list)(struct tensor_file *file);
-} formats[] = {
-    {".npy", npy_list}, {".safetensors", safetensors_list}, {".pt", torch_list}, {".pth", torch_list}};
+} formats[] = {{".npy", npy_list},
+               {".safetensors", safetensors_list},
+               {".pt", torch_list},
+               {".pth", torch_list},
+               {".pth.tar", torch_list} /* timm */};
 
 /* Returns the number of the format, or COUNT_OF(formats). */
 static size_t find_format(const char *path)
@@ -147,7 +150,8 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     *file = (struct tensor_file){.path = path, .fd = -1};
     if (format == COUNT_OF(formats))
         return status_set(STATUS_FAILED,
-                          "%s: not a file of tensors; its name must end in .npy, .safetensors, .pt or .pth",
+                          "%s: not a file of tensors; its name must end in .npy (as numpy.save() "
+                          "writes), .safetensors, .pt, .pth or .pth.tar",
                           path);
     enum status status = open_regular(file);
     if (status == STATUS_OK)

@@ -1,5 +1,5 @@
-/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth). An open file lists its tensors with
- * their names, types, shapes and positions. The values stay in the file. */
+/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists its
+ * tensors with their names, types, shapes and positions. The values stay in the file. */
 #ifndef FDSL_DATA_TENSOR_FILE_H
 #define FDSL_DATA_TENSOR_FILE_H
 
@@ -36,7 +36,7 @@ struct tensor_file {
 
 FDSL_C_BEGIN
 
-/* Whether the name ends in .npy, .safetensors, .pt or .pth. */
+/* Whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
 bool tensor_file_named(const char *path);
 
 /* Opens a file and lists its tensors. The name decides the format. The caller closes the file, also after a

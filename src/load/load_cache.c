@@ -14,12 +14,12 @@ static enum status each_file(const struct load *load,
 {
     const struct dataset *dataset = load->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++) {
-        int fd = dataset_file_open(dataset, f, 0);
-        if (fd < 0 && load->skip)
+        int fd;
+        enum status status = dataset_file_open(dataset, f, 0, &fd);
+        if (status == STATUS_FAILED && load->skip)
             continue;
-        if (fd < 0)
-            return STATUS_FAILED;
-        enum status status = act(context, fd, dataset->files[f].bytes);
+        TRY(status);
+        status = act(context, fd, dataset->files[f].bytes);
         close(fd);
         if (status != STATUS_OK)
             return status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name);

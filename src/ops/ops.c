@@ -58,8 +58,8 @@ static const struct option_spec options[] = {
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "copy only a random batch of K rows per run: the next K rows of the permutation; needs the step "
-     "permute"},
+     "copy only a random batch of K rows per run: the next K rows of the permutation, which must have at "
+     "least K; needs the step permute"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
      "GPU variants: copy the set to GPU memory once, before the timing"},
     {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
@@ -139,13 +139,32 @@ enum status ops_check_bounds(double norm_min, double norm_max)
     return STATUS_OK;
 }
 
+/* Returns the number of rows that the mask and --dedup keep. */
+static uint64_t count_kept(const struct ops_job *job)
+{
+    return job->ops.steps[OPS_DEDUP] ? job->oracle->distinct : job->oracle->valid_count;
+}
+
+/* A batch cannot have more rows than the permutation. */
+static enum status check_sample(const struct ops_job *job)
+{
+    const struct ops *ops = &job->ops;
+    uint64_t rows = ops->steps[OPS_COMPACT] ? count_kept(job) : ops->count;
+    if (ops->sample <= rows)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "--sample %llu: only %llu of %llu rows can be drawn%s; lower --sample",
+                      (unsigned long long)ops->sample, (unsigned long long)rows,
+                      (unsigned long long)ops->count, ops->count < job->rows ? " on this rank" : "");
+}
+
 static enum status take_rows(struct ops_job *job, const struct partition *partition)
 {
     ops_oracle_free(job->oracle);
     TRY(ops_rows_take(job, partition));
     TRY(ops_oracle_open(&job->ops, job->oracle));
     TRY(job->ops.steps[OPS_DEDUP] ? ops_oracle_hash(&job->ops, job->oracle) : STATUS_OK);
-    return ops_check_rows(&job->ops);
+    TRY(ops_check_rows(&job->ops));
+    return check_sample(job);
 }
 
 static enum status ops_repartition(void *input, void *parameters, const struct partition *partition)
@@ -278,8 +297,7 @@ static struct work ops_work(const void *input, const struct variant *variant)
 {
     const struct ops_job *job = input;
     const struct ops *ops = &job->ops;
-    uint64_t kept = ops->steps[OPS_DEDUP] ? job->oracle->distinct : job->oracle->valid_count;
-    double bytes = ops_least_bytes(ops, kept);
+    double bytes = ops_least_bytes(ops, count_kept(job));
     (void)variant;
     return (struct work){.items = (double)ops->count, .bytes = bytes, .least.once_bytes = bytes};
 }

@@ -153,9 +153,12 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
     if (dedup)
         TRY(drop_duplicates(cleaner));
     cleaner->kept_count = count_kept(cleaner);
-    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid, and %" PRIu64
-               " are duplicates",
-               cleaner->kept_count, rows, rows - valid, valid - cleaner->kept_count);
+    char duplicates[64] = "";
+    if (dedup)
+        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates",
+                 valid - cleaner->kept_count);
+    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid%s",
+               cleaner->kept_count, rows, rows - valid, duplicates);
     return cleaner->kept_count > 0
                ? STATUS_OK
                : status_set(STATUS_FAILED,
@@ -405,6 +408,7 @@ static enum status embeddings_source_open(const struct source_request *request, 
     cleaner->rows_per_file = parameters->rows_per_file ? parameters->rows_per_file : FILE_BYTES / bytes;
     facts->samples = (cleaner->kept_count - 1) / cleaner->rows_per_file + 1;
     facts->sample_bytes = cleaner->rows_per_file * bytes;
+    facts->rows = cleaner->kept_count;
     facts->identity =
         checksum_whole((const uint8_t *)cleaner->hashes, cleaner->set->rows * sizeof *cleaner->hashes);
     free(cleaner->hashes);
@@ -438,8 +442,6 @@ static const struct option_spec options[] = {
      "rows per file (default: about 128 MiB per file)"},
 };
 
-static const char *const columns[] = {"first_row", "rows", NULL};
-
 const struct source source_embeddings = {
     .name = "embeddings",
     .summary = "cleaned sets of embeddings: rows with valid norms, converted, optionally without duplicates",
@@ -447,7 +449,7 @@ const struct source source_embeddings = {
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .whole_files = true,
-    .columns = columns,
+    .columns = embeddings_sample_columns,
     .open = embeddings_source_open,
     .close = embeddings_source_close,
     .make = embeddings_source_make,

@@ -35,7 +35,7 @@ static const struct option_spec specs[] = {
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
      "check the files of an embedding set (--prepare --from embeddings) against the hashes stored with them, "
-     "and name bad files and rows"},
+     "and name bad files and rows; other options do not apply"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
@@ -375,18 +375,10 @@ static enum status read_monitor(struct settings *settings)
 /* For -- COMMAND: refuses options that only apply to runs of variants. */
 static enum status check_command(struct settings *settings)
 {
-    static const char *const shared[] = {"monitor", "device", "config", "lock-timeout"};
+    static const char *const allowed[] = {"monitor", "device", "config", "lock-timeout", NULL};
     if (!*settings->command)
         return status_set(STATUS_USAGE, "name a command after --, e.g. --monitor FILE -- python3 train.py");
-    for (size_t t = 0; t < settings->options.table_count; t++)
-        for (size_t i = 0; i < settings->options.tables[t].count; i++) {
-            const char *name = settings->options.tables[t].specs[i].name;
-            bool applies = false;
-            for (size_t j = 0; j < COUNT_OF(shared); j++)
-                applies |= strcmp(name, shared[j]) == 0;
-            if (!applies && options_given(&settings->options, name))
-                return status_set(STATUS_USAGE, "--%s does not apply to -- COMMAND; leave one out", name);
-        }
+    TRY(options_check_only(&settings->options, "-- COMMAND", allowed));
     if (!settings->monitor)
         return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
                           settings->command[0]);
@@ -555,6 +547,9 @@ enum status settings_read(struct settings *settings, const struct config *config
     TRY(options_parse(&settings->options, argc, argv));
     if (settings->help || settings->version)
         return STATUS_OK;
+    if (settings->verify_set)
+        return options_check_only(&settings->options, "--verify-set",
+                                  (const char *const[]){"verify-set", "config", NULL});
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));

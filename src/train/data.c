@@ -304,13 +304,15 @@ static enum status open_cifar(const struct data_request *request, struct data *d
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
     char train[PATH_MAX], test[PATH_MAX];
-    bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
+    bool learn = file_there(request->name, "train", train);
+    bool tests = file_there(request->name, "test", test) || file_there(request->name, "val", test);
     bool two = learn && tests;
     if (learn != tests)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder contains a data set '%s' but no '%s'; create the missing "
                           "one with --prepare",
-                          request->name, learn ? "train" : "test", learn ? "test" : "train");
+                          request->name, learn ? "train" : strrchr(test, '/') + 1,
+                          learn ? "test' or 'val" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path,
@@ -323,10 +325,19 @@ static enum status open_datasets(const struct data_request *request, struct data
     return STATUS_OK;
 }
 
+static const char *const generated[] = {"digits", "clips", "synth"};
+
+static bool is_generated(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(generated); i++)
+        found |= strcmp(name, generated[i]) == 0;
+    return found;
+}
+
 static enum status unknown(const char *name)
 {
-    static const char *const names[] = {"digits", "clips", "synth"};
-    const char *nearest = nearest_word(name, names, COUNT_OF(names));
+    const char *nearest = nearest_word(name, generated, COUNT_OF(generated));
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE,
                       "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
@@ -411,6 +422,30 @@ static enum status count_classes(const struct data_request *request, struct data
                             request->name, largest, data->classes, largest + 1);
 }
 
+/* Warns if the network cannot learn all classes that the test set has. */
+static void warn_of_classes(const struct data_request *request, const struct data *data)
+{
+    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
+    uint8_t *seen = calloc(data->classes, 1);
+    uint32_t missing = 0;
+    for (uint32_t i = 0; seen && i < train->count; i++)
+        seen[train->labels[i]] = 1;
+    for (uint32_t i = 0; seen && i < test->count; i++) {
+        missing += seen[test->labels[i]] == 0;
+        seen[test->labels[i]] = 1;
+    }
+    free(seen);
+    if (data->classes == 1)
+        status_warn(
+            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
+            "directly in the folder of the data set",
+            request->name);
+    else if (missing)
+        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
+                    "--train-size, or use other data",
+                    request->name, missing, missing == 1 ? "" : "es");
+}
+
 static void identify(struct data *data)
 {
 #ifdef HAVE_XXHASH
@@ -434,6 +469,8 @@ enum status data_open(const struct data_request *request, struct data *data)
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
     TRY(count_classes(request, data));
+    if (!is_generated(request->name))
+        warn_of_classes(request, data);
     identify(data);
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;

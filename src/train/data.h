@@ -121,7 +121,8 @@ FDSL_C_BEGIN
 struct data_request {
     const char *name;
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
-    uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
+    uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
+                                       folders, with the first of every class); 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
     const char *preset;   /* of the classes, synth only; NULL: the default */

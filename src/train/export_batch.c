@@ -90,6 +90,9 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
         return status_set(STATUS_USAGE,
                           "--save-batch: the first step has only %u samples; give at most this number",
                           there);
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
+                          strerror(errno));
     TRY(feed_step(feed, 0, numbers, there));
     for (uint32_t j = 0; j < count; j++) {
         feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
@@ -110,9 +113,6 @@ enum status export_batch(const struct train *train, const struct resources *reso
         return status_set(STATUS_USAGE,
                           "--save-batch writes images of bytes with one or three channels; drop "
                           "it, or use other --data");
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
-                          strerror(errno));
     struct feed feed = {0};
     uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
     float *values = malloc(2 * data->sample_values * sizeof *values);

@@ -151,8 +151,9 @@ static const struct option_spec options[] = {
      "weights while 1f1b would wait. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export, timm or torch.save(), whose name ends in .safetensors, .pt or .pth. The model must be the "
-     "same. If the number of classes differs, the last layer starts with zeros"},
+     "of --export or of tensors saved by torch.save(), whose name ends in .safetensors, .pt, .pth or "
+     ".pth.tar. The model must be the same. If the number of classes differs, or the file has no last layer, "
+     "that layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},

@@ -71,7 +71,7 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
         status = step_log_open(trainer->job->log_path, trainer->engine, &trainer->job->train, resources,
-                               comm_size(), &trainer->log);
+                               comm_size(), trainer->job->resume, &trainer->log);
     return comm_agree(status);
 }
 
