@@ -67,7 +67,8 @@ Test(figures_train, two_runs_in_one_file_have_two_lines)
               "%s", out);
 }
 
-/* The caption names the options of the training that is drawn. The note names those that other rows have. */
+/* The caption names the options of the training run that is drawn. The note names those that other rows have.
+ */
 Test(figures_train, captions_and_notes_name_the_options)
 {
     shell("cd $D/results && awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
@@ -198,8 +199,7 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("One seed per"), "%s",
-              out);
+    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("One seed per"), "%s", out);
 }
 
 /* The figure training_time compares training runs on the same images, generated live and loaded. Rows of

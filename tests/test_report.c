@@ -209,7 +209,7 @@ Test(report, commands_have_every_option)
 }
 
 /* Trainings that differ in one option are separate. Empty fields of older rows are defaults. */
-Test(report, trainings_differ_in_every_option)
+Test(report, training_runs_differ_in_every_option)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for set in mixup=0.8 clip_norm=0.5 "
           "repeats=4 ema=0.9 loss=bce seed=1 mixup=0 loss=cross-entropy; do awk -F, -v OFS=, -v "

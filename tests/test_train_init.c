@@ -191,9 +191,9 @@ Test(train_init, rejects_unsuitable_initial_parameters)
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
     expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
-    expect_refusal(
-        1, "--init text",
-        "text: this is not a checkpoint of fdsl-bench; only --init of a training reads files of tensors");
+    expect_refusal(1, "--init text",
+                   "text: this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
+                   "files of tensors");
     expect_refusal(1, "--init last.pth.tar", "--init: last.pth.tar: cannot be read: No such file");
     expect_refusal(2, "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
     expect_refusal(2, "--model lenet --init k",

@@ -146,7 +146,7 @@ Test(train_steps, rejects_invalid_options)
     }
 }
 
-/* Figures cannot tell the rows of two trainings with the same seed apart. */
+/* Figures cannot tell the rows of two training runs with the same seed apart. */
 Test(train_steps, rows_of_another_training_give_a_warning)
 {
     EXPECT(0, LOGGED "--epochs 1 --checkpoint k");

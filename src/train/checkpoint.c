@@ -390,8 +390,8 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
         return damaged(is_damaged,
-                       "this is not a checkpoint of fdsl-bench; only --init of a training reads files of "
-                       "tensors, whose names must end in .safetensors, .pt, .pth or .pth.tar");
+                       "this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
+                       "files of tensors, whose names must end in .safetensors, .pt, .pth or .pth.tar");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);

@@ -63,7 +63,7 @@ static enum status check_finite(const struct model *model, const float *paramete
                 return status_set(
                     STATUS_USAGE,
                     "its %s has values that are NaN or infinite; use parameters that were saved "
-                    "before the training diverged",
+                    "before training diverged",
                     model->tensors[t].name);
     return STATUS_OK;
 }
