@@ -170,7 +170,7 @@ Test(options, none_is_no_value, .fini = stop)
     cr_expect(options_given(&options, "limit") && options_given(&options, "rate"));
     cr_assert_eq(parse("--share none"), STATUS_OK, "%s", status_text());
     cr_expect_eq(values.share, 0);
-    expect_usage("--batch none", "--batch: 'none' is not a whole number; write it in digits");
+    expect_usage("--batch none", "--batch: 'none' is not a whole number");
     expect_usage("--noise none", "--noise: 'none' is not a number");
 }
 
@@ -259,7 +259,7 @@ Test(options, wrong_counts)
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         char line[64], message[128];
         snprintf(line, sizeof line, "--batch=%s", wrong[i]);
-        snprintf(message, sizeof message, "--batch: '%s' is not a whole number; write it in digits",
+        snprintf(message, sizeof message, "--batch: '%s' is not a whole number",
                  wrong[i]);
         expect_usage(line, message);
     }

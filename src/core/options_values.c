@@ -40,7 +40,7 @@ enum status parse_count(const char *name, const char *text, double minimum, doub
     bool negative = text[0] == '-';
     const char *digits = text + negative;
     if (!*digits || strspn(digits, "0123456789") != strlen(digits))
-        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number; write it in digits", name, text);
+        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number", name, text);
 
     uint64_t least = count_bound(ceil(minimum)), most = count_bound(maximum);
     errno = 0;
