@@ -392,7 +392,8 @@ Test(compute, a_picture_of_another_shape_fails_the_run)
     cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, "files", &state);
     cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "this image (3x16x16) and the first image (3x8x8) differ"), "%s", status_text());
+    cr_expect(strstr(status_text(), "this image (3x16x16) and the first image (3x8x8) differ"), "%s",
+              status_text());
     cr_expect(strstr(status_text(), "sample '000022'"), "%s", status_text());
     variant->teardown(state);
     close_job(&job);

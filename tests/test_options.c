@@ -259,8 +259,7 @@ Test(options, wrong_counts)
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         char line[64], message[128];
         snprintf(line, sizeof line, "--batch=%s", wrong[i]);
-        snprintf(message, sizeof message, "--batch: '%s' is not a whole number",
-                 wrong[i]);
+        snprintf(message, sizeof message, "--batch: '%s' is not a whole number", wrong[i]);
         expect_usage(line, message);
     }
     static const char *const outside[] = {
