@@ -398,7 +398,8 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    /* Also with one rank per machine, because `collective` must be equal on all ranks. */
+    /* A rank that is alone on its machine also waits here: wait_for() increments `collective`, which must be
+     * equal on all ranks. */
     return wait_for(&request, true);
 }
 

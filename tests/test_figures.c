@@ -544,8 +544,8 @@ Test(figures, bubbles_have_lines_by_measurement_and_formula)
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
-/* The figure shows the speed of all ranks together / the sum of the speeds of single ranks. Only epochs from
- * the third one on count. Both must have the same job and the same total of threads. */
+/* The figure shows the speed of all ranks together / the sum of the speeds of single ranks. The
+ * first two epochs are ignored. Both must have the same job and the same total of threads. */
 Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
 {
     shell("cp " FIXTURES "/balance.csv $D/results && " SELECT

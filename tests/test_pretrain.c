@@ -166,7 +166,7 @@ Test(pretrain, throughput_is_drawn_with_published_points)
                   says("loaded (LOAD)"),
               "%s", out);
     cr_expect(says("4\t7496.89") && says("4\t3802.06"), "published points: %s", out);
-    cr_expect(says("MixUp") && says("Published points are of other GPUs"), "%s", out);
+    cr_expect(says("MixUp") && says("Published points were measured on other GPUs"), "%s", out);
     /* A row of another batch is on no line; a newer row of the same settings replaces the older one. */
     shell("cd $D/results/pretrain && { head -n 1 rows.csv; grep ',deit_tiny.*,live,.*X1,1,' rows.csv | sed "
           "'s/,256,/,128,/; "

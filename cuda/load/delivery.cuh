@@ -172,9 +172,9 @@ enum status queue_reserve(struct output_queue *queue, uint32_t slot);
  * the queue's stream before the call. */
 enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* Call this only with load->control->whole. Waits until the batch in the `count` slots from `slot` on is
- * ready. Compares the values, label and hash of each sample with the expected ones. Counts correct samples in
- * load->control->seen. */
+/* Call this only with load->control->whole. Waits until the batch in the `count` slots starting at `slot`
+ * is ready. Compares the values, label and hash of each sample with the expected ones. Counts correct samples
+ * in load->control->seen. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* Frees the buffers and zeroes the struct. */
@@ -205,8 +205,8 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
 uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
-/* queue_fill() records that the `count` samples from arrival number `arrival` on are lost or being unpacked.
- * queue_advance() delivers complete batches in order, up to the first incomplete batch. */
+/* queue_fill() records that `count` samples, starting at arrival number `arrival`, are lost or being
+ * unpacked. queue_advance() delivers complete batches in order, up to the first incomplete batch. */
 void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
 enum status queue_advance(struct output_queue *queue);
 

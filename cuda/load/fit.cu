@@ -28,8 +28,8 @@ struct tile {
     int16_t column_weights[TILE_WIDTH][TAPS_MAX], row_weights[TILE_HEIGHT][TAPS_MAX];
 };
 
-/* Computes the weights for outputs from column `x` and row `y` on. One thread computes those of one column or
- * row. All threads of the block must call this. */
+/* Computes the weights for outputs from column `x` and row `y` on. Thread t computes the weights of one
+ * column or of one row. All threads of the block must call this. */
 static __device__ void make_weights(const struct fit_entry &entry, uint32_t res, uint32_t x, uint32_t y,
                                     struct tile *tile)
 {

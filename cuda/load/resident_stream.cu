@@ -99,9 +99,9 @@ struct filling {
     uint64_t end; /* offset of the first byte after the buffer's samples */
 };
 
-/* Takes samples from samples[*taken] on until the buffer is full. Entries of samples to read are first stored
- * backwards from the end of the table, because the number of resident samples is not known yet. They are
- * moved to their final position when it is known. */
+/* Takes samples, starting at samples[*taken], until the buffer is full. Entries of samples to read are first
+ * stored backwards from the end of the table, because the number of resident samples is not known yet. They
+ * are moved to their final position when it is known. */
 static void choose(struct filling *filling, const uint32_t *samples, uint32_t count, uint32_t slot,
                    uint32_t *taken)
 {

@@ -216,7 +216,7 @@ reading_table() {
 sweep() { # name of the table, destination of its rows
     local status=0
     FDSL_BENCH=$bench "$root/scripts/sweep/run.sh" "$dir/sweep_$1.tsv" --out "$dir/rows" >&2 || status=$?
-    ((status == 0)) || die 1 "a run failed; finished rows are in $dir/rows, and the same command continues"
+    ((status == 0)) || die 1 "a run failed; finished rows are in $dir/rows. Run the same command again to continue"
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 

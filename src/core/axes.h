@@ -58,7 +58,7 @@ enum status axes_select(const struct axes *axes, size_t combination);
  * not fit. */
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
 
-/* Writes the values of the axis from index `first` on as a list ("8,16") into a buffer of `size` bytes,
+/* Writes the values of the axis, starting at index `first`, as a list ("8,16") into a buffer of `size` bytes,
  * truncated if they do not fit. Returns the length of the whole text. */
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
 

@@ -57,7 +57,8 @@ typedef enum status source_make_one(const void *state, uint64_t number, struct s
 struct source {
     const char *name, *summary;
 
-    /* Options of the source. Options with `column` set determine the samples. */
+    /* Options of the source. If option_spec.column is set, the value of the option affects the samples. Paths
+     * of inputs do not have it: source_facts.identity covers the contents of the inputs. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;

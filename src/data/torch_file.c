@@ -125,7 +125,7 @@ static enum status place(struct tensor *tensor, const struct pickle_value *first
     uint64_t begin = (uint64_t)first->number;
     if (!tensor_values(tensor->shape, tensor->axes, &values) || begin > stored || values > stored - begin)
         return status_set(STATUS_FAILED,
-                          "its values from number %" PRIu64 " on reach beyond its storage of %" PRIu64
+                          "its values, starting at number %" PRIu64 ", reach beyond its storage of %" PRIu64
                           " values",
                           begin, stored);
     tensor->offset = member->offset + begin * type->bytes;

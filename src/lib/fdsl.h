@@ -77,8 +77,8 @@ struct fdsl_config {
     const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
     uint64_t seed;           /* seed of all images; default 0 */
     uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;        /* number of classes: drawn at random from the ranges of the preset, or the first
-                              * ones of its list; default 1000 */
+    uint32_t classes;        /* number of classes; default 1000. They are drawn at random from the
+                              * preset's ranges; if the preset is a list, its first classes are used */
     const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
                                 "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */

@@ -1,7 +1,7 @@
 /* Which rank updates which parameters, for an exchange that updates them (exchange_method.updates). Chunks of
  * consecutive values of the arena go to the ranks in turn: rank r updates chunks r, r + N, r + 2 N, ... of N
- * ranks. Each rank has the moments of its own chunks only, stored consecutively. Any part of the arena is
- * thus divided about equally. */
+ * ranks, so any part of the arena is divided about equally among the ranks. Each rank has the moments of its
+ * own chunks only, stored consecutively. */
 #ifndef FDSL_TRAIN_EXCHANGE_SHARES_H
 #define FDSL_TRAIN_EXCHANGE_SHARES_H
 

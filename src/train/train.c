@@ -28,8 +28,8 @@ static const struct option_spec options[] = {
      "Add --help or --dry-run to see the values. NAME is one of"},
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
-     "samples per step. With several ranks, this is the number per rank, but with --scaling strong, that of "
-     "all ranks together. max finds the largest batch that fits into memory"},
+     "samples per step. With several ranks: samples per rank (--scaling weak) or of all ranks together "
+     "(--scaling strong). max finds the largest batch that fits into memory"},
     {"drop-last", NULL, OPTION_FLAG, AT(drop_last), NULL, 0, 0, NULL, true,
      "leave out the last batch of every epoch if it is short. Its samples differ from epoch to epoch"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},

@@ -55,7 +55,8 @@ static bool depends_on_measurements(const struct train_job *job)
     return job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
 }
 
-/* On rank 0: sets trainer->next to the shares of the checkpoint, or divides a step by weight. */
+/* On rank 0: sets trainer->next to the shares in the checkpoint if they depend on measurements. Otherwise, or
+ * if the checkpoint has no shares for this job, divides the samples of a step in proportion to `weights`. */
 static void divide(struct trainer *trainer, const double *weights)
 {
     const struct train_job *job = trainer->job;

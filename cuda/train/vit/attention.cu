@@ -96,7 +96,7 @@ static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tile
     }
 }
 
-/* Block (x, head, sample) computes the outputs of the rows from x * rows per block on. */
+/* Block (x, head, sample) computes the outputs of the rows starting at x * (rows per block). */
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
     attention_kernel(const bf16 *rows, uint32_t tokens, uint32_t width, bf16 *outputs, float *logs)

@@ -82,7 +82,7 @@ static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, cons
     }
 }
 
-/* Loads the 16 rows from `first` on as the left operand of mma_16816(), one fragment per 16 columns. Rows
+/* Loads the 16 rows starting at `first` as the left operand of mma_16816(), one fragment per 16 columns. Rows
  * from `count` on are zeros. */
 template <int DEPTH>
 static __device__ __forceinline__ void load_rows(uint32_t rows[DEPTH / 16][4], const bf16 *from, size_t apart,
