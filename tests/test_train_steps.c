@@ -156,7 +156,7 @@ Test(train_steps, rows_of_another_training_give_a_warning)
     EXPECT(0, LOGGED "--epochs 1 --seed 3");
     cr_expect(!says("already has rows"), "%s", out);
     EXPECT(0, LOGGED "--epochs 1");
-    cr_expect(says("--log log.csv already has rows of another training with this variant"), "%s", out);
+    cr_expect(says("--log log.csv already has rows of another training run with this variant"), "%s", out);
 }
 
 /* A file with other columns is refused before training begins, and does not change. */

@@ -67,7 +67,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     segment_range(load->dataset, segment, &uring->offset, &uring->end);
     enum status status = dataset_file_open(
         load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT, &uring->fds[uring->segment]);
-    *failure = status == STATUS_OK ? 0 : errno;
+    *failure = status == STATUS_OK ? 0 : errno ? errno : EIO;
     if (status == STATUS_OK)
         return STATUS_OK;
     if (load->cache != LOAD_WARM && *failure == EINVAL)

@@ -90,8 +90,11 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 /* Opens a file of a remote data set. */
 static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
-    errno = EIO;
-    TRY(remote_fd(dataset->remote, dataset->files[file].name, fd));
+    enum status status = remote_fd(dataset->remote, dataset->files[file].name, fd);
+    if (status != STATUS_OK) {
+        errno = EIO;
+        return status;
+    }
     if (!flags || !remote_cached(dataset->remote) || fcntl(*fd, F_SETFL, flags) == 0)
         return STATUS_OK;
     int failure = errno;

@@ -36,7 +36,7 @@ struct embeddings {
 
 FDSL_C_BEGIN
 
-/* Opens a file (.npy, .safetensors, .pt, .pth), a folder with such files (with its subfolders, sorted by
+/* Opens a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its subfolders, sorted by
  * path), or several of these separated by ','. Names may be patterns of the shell. A tensor with two axes has
  * one row per index of its first axis; a tensor with one axis is one row.
  *

@@ -17,7 +17,7 @@
 
 enum status remote_out_of_memory(void)
 {
-    return status_set(STATUS_FAILED, "out of memory for a remote data set");
+    return status_set(STATUS_USAGE, "out of memory for a remote data set");
 }
 
 /* ---- Files ---- */

@@ -271,7 +271,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
                           entry->bytes);
     if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
         draft->path = NULL;
-        return status_set(STATUS_FAILED, "out of memory for a name in the cache");
+        return status_set(STATUS_USAGE, "out of memory for a name in the cache");
     }
     TRY(lock_draft(draft));
     TRY(cache_find(folder, entry, fd));
@@ -282,8 +282,10 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
     TRY(make_room_alone(folder, entry->bytes, limit));
     if (ftruncate(draft->fd, 0) != 0)
         return failed(draft->path, "write");
-    errno = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
-    if (errno != 0 || ftruncate(draft->fd, (off_t)entry->bytes) != 0)
+    int failure = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
+    if (failure != 0)
+        errno = failure;
+    if (failure != 0 || ftruncate(draft->fd, (off_t)entry->bytes) != 0)
         return failed(draft->path, "write");
     return STATUS_OK;
 }

@@ -33,7 +33,8 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
                           "--data: a URL with a user or password is refused, because it would be "
                           "printed; use the environment for credentials");
     const char *list = strstr(host, ",http");
-    if (list && list < url + length)
+    if (list && list < url + length &&
+        (strncmp(list + 5, "://", 3) == 0 || strncmp(list + 5, "s://", 4) == 0))
         return status_set(STATUS_USAGE,
                           "--data: a list of URLs is refused; name several shards of a folder in "
                           "one URL, as in https://HOST/PATH/{a,b}.tar");

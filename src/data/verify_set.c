@@ -331,6 +331,8 @@ enum status verify_set_run(const char *folder)
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/')
         length--;
+    if (length >= sizeof name)
+        return status_set(STATUS_USAGE, "--verify-set: the name has %zu bytes; use a shorter path", length);
     snprintf(name, sizeof name, "%.*s", (int)length, folder);
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE,

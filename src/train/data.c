@@ -305,14 +305,13 @@ static enum status open_datasets(const struct data_request *request, struct data
 {
     char train[PATH_MAX], test[PATH_MAX];
     bool learn = file_there(request->name, "train", train);
-    bool tests = file_there(request->name, "test", test) || file_there(request->name, "val", test);
+    bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
     bool two = learn && tests;
     if (learn != tests)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder contains a data set '%s' but no '%s'; create the missing "
                           "one with --prepare",
-                          request->name, learn ? "train" : strrchr(test, '/') + 1,
-                          learn ? "test' or 'val" : "train");
+                          request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path,
@@ -422,30 +421,6 @@ static enum status count_classes(const struct data_request *request, struct data
                             request->name, largest, data->classes, largest + 1);
 }
 
-/* Warns if the network cannot learn all classes that the test set has. */
-static void warn_of_classes(const struct data_request *request, const struct data *data)
-{
-    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
-    uint8_t *seen = calloc(data->classes, 1);
-    uint32_t missing = 0;
-    for (uint32_t i = 0; seen && i < train->count; i++)
-        seen[train->labels[i]] = 1;
-    for (uint32_t i = 0; seen && i < test->count; i++) {
-        missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]] = 1;
-    }
-    free(seen);
-    if (data->classes == 1)
-        status_warn(
-            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
-            "directly in the folder of the data set",
-            request->name);
-    else if (missing)
-        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
-                    "--train-size, or use other data",
-                    request->name, missing, missing == 1 ? "" : "es");
-}
-
 static void identify(struct data *data)
 {
 #ifdef HAVE_XXHASH
@@ -469,9 +444,32 @@ enum status data_open(const struct data_request *request, struct data *data)
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
     TRY(count_classes(request, data));
-    if (!is_generated(request->name))
-        warn_of_classes(request, data);
     identify(data);
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
+}
+
+void data_warn_of_classes(const struct data *data, const char *name)
+{
+    if (is_generated(name))
+        return;
+    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
+    uint8_t *seen = calloc(data->classes, 1);
+    uint32_t missing = 0;
+    for (uint32_t i = 0; seen && i < train->count; i++)
+        seen[train->labels[i]] = 1;
+    for (uint32_t i = 0; seen && i < test->count; i++) {
+        missing += seen[test->labels[i]] == 0;
+        seen[test->labels[i]] = 1;
+    }
+    free(seen);
+    if (data->classes == 1)
+        status_warn(
+            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
+            "directly in the folder of the data set",
+            name);
+    else if (missing)
+        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
+                    "--train-size, or use other data",
+                    name, missing, missing == 1 ? "" : "es");
 }

@@ -144,6 +144,10 @@ struct data_request {
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
+/* Warns if a network cannot learn all classes that the test set has. `name` is the name of the data set in
+ * the request; generated data have samples of all classes, so there is no warning. */
+void data_warn_of_classes(const struct data *data, const char *name);
+
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);

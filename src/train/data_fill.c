@@ -195,9 +195,10 @@ static void append(const struct data *data, enum data_part part, struct data_set
     const size_t bytes = data_stored_bytes(data, part), values = image_values(image);
     uint8_t *to = (uint8_t *)set->values + set->count * bytes;
     size_t channels = image->channels, plane = values / channels;
-    if (image->interleaved) /* from a PNG, so values are bytes */
-        for (size_t i = 0; i < values; i++)
-            to[i % channels * plane + i / channels] = image->pixels[i];
+    if (image->interleaved) /* values are bytes */
+        for (size_t c = 0; c < channels; c++)
+            for (size_t i = 0; i < plane; i++)
+                to[c * plane + i] = image->pixels[i * channels + c];
     else
         memcpy(to, image->pixels, bytes);
     set->labels[set->count++] = (uint32_t)label;

@@ -82,7 +82,7 @@ enum status step_log_check(const char *path)
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
 }
 
-/* Warns if the file has rows of another training whose columns of add_training() are the same. */
+/* Warns if the file has rows of another training run whose columns of add_training() are the same. */
 static void warn_of_rows(const struct step_log *log)
 {
     struct row row = {0};
@@ -93,8 +93,8 @@ static void warn_of_rows(const struct step_log *log)
         file_read(log->path, &rows, &size) == STATUS_OK && (found = strchr(text, '\n'))) {
         *found = text[strlen(text) - 1] = ','; /* ",train,VARIANT,...,MODEL," instead of a line */
         if (strstr(rows, found))
-            status_warn("--log %s already has rows of another training with this variant, model and seed; "
-                        "figures draw both as one line. Use one file per training, or --resume to continue",
+            status_warn("--log %s already has rows of another training run with this variant, model and "
+                        "seed; name another file, or add --resume to continue that run",
                         log->path);
     }
     free(text);
