@@ -36,9 +36,9 @@ struct embeddings {
 
 FDSL_C_BEGIN
 
-/* Opens a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its subfolders, sorted by
- * path), or several of these separated by ','. Names may be patterns of the shell. A tensor with two axes has
- * one row per index of its first axis; a tensor with one axis is one row.
+/* Opens a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its subfolders,
+ * sorted by path), or several of these separated by ','. Names may be patterns of the shell. A tensor with
+ * two axes has one row per index of its first axis; a tensor with one axis is one row.
  *
  * `tensor` selects tensors by their names or a pattern of the shell. If it is "", each file contributes its
  * floating-point tensors with two axes. A file without such tensors contributes its floating-point tensors

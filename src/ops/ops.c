@@ -27,7 +27,8 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, a pattern, or "
+     "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, a "
+     "pattern, or "
      "several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
      "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors with two "

@@ -422,7 +422,8 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; shell patterns "
+     "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; shell "
+     "patterns "
      "are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
      "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},

@@ -121,7 +121,8 @@ static const char list_help[] =
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
     "             fastest.\n"
     "none:        --OPTION none unsets an option that takes a number and has no default, or sets a real\n"
-    "             number with the default 0 to 0, for example to switch off a part of --recipe or --config.\n";
+    "             number with the default 0 to 0, for example to switch off a part of --recipe or "
+    "--config.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
