@@ -6,7 +6,7 @@
 #   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
-#   make report       installs missing packages, writes results/report.html: figures, rows, commands to measure again
+#   make report       installs missing packages, writes results/report.html: figures, rows and the commands that measured them
 #   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for all supported GPU architectures
 #   make check-gpu    verifies the GPU variants of synth and train, and the Python package, on a machine with a GPU
@@ -57,7 +57,7 @@ comma := ,
 empty :=
 space := $(empty) $(empty)
 folders = $(subst :, ,$(1))
-# $(call program,NAME ARGUMENT...): path of the program
+# $(call program,NAME ARGUMENT...): the path of the program NAME, from PATH or NAME itself; empty if there is none
 program = $(firstword $(wildcard $(addsuffix /$(firstword $(1)),$(call folders,$(PATH)))) $(wildcard $(firstword $(1))))
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
@@ -198,7 +198,7 @@ report-parts:
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit and infer-vit are left out)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
-	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,nccl cannot add up gradients or arrays)' \
+	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,methods and variants named nccl are left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Objects depend on the file `flags`, which changes only when the flags change.
@@ -247,8 +247,9 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 
 # --- The library ---------------------------------------------------------------------------------------------
 
-# libfdsl.a is one object with the library's files and the objects that they use; only fdsl_* and DW.ref.* stay global.
-# libfdsl.so is linked from the same object. inih is linked in, because users of the library need not have it.
+# libfdsl.a has one object: the library's files, linked with the objects that they use. Only the symbols fdsl_* and
+# DW.ref.* (for C++ exceptions) stay global. libfdsl.so is linked from the same object. The object contains inih, so that
+# users of the library need not install it.
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
 LIB_INIH    := $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
@@ -285,7 +286,7 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(if $(filter 1,$(SAN)),-O1,-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
@@ -316,7 +317,7 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 
 # --- bench and check -------------------------------------------------------------------------------------------
 
-# packages.sh installs packages first. The build is a separate make, so that it finds newly installed packages.
+# packages.sh installs packages first. A separate make then builds, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
 bench:
@@ -333,9 +334,9 @@ check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py
-	@for engine in cuda tf32 bf16 amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
+	@for engine in cuda tf32 bf16 amp vit; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
-# Runs only the tests of the Python package. They use the PyTorch of the interpreter PYTHON, if it has PyTorch.
+# Runs only the tests of the Python package, with the interpreter PYTHON. Tests of PyTorch need PyTorch in this interpreter.
 check-python: all lib
 	@scripts/check/python.sh $(BUILD)/lib/libfdsl.so
 
@@ -375,9 +376,7 @@ report:
 	@scripts/setup/packages.sh plots
 	@scripts/figures/report.py
 
-# $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result.
-empty :=
-space := $(empty) $(empty)
+# $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result as TARGET.
 LIBS_PRIVATE = -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
          s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \

@@ -66,7 +66,8 @@ struct handshake {
     MPI_Request offered, answered;
 };
 
-/* If shared memory cannot be created, MPI transfers the messages, so this failure is not an error. */
+/* Offers shared memory to the receiver, or none if it runs on another machine. If shared memory cannot be
+ * created, warns and offers none; MPI then transfers the messages. */
 static enum status make_offer(struct comm_channel *channel, struct handshake *handshake)
 {
     const struct comm_channel_spec *spec = &channel->spec;

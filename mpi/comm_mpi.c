@@ -342,8 +342,9 @@ enum status comm_check_message(size_t count)
         return STATUS_FAILED;
     if (count <= INT_MAX)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "%zu values are too many for one MPI message; take fewer samples",
-                      count);
+    return status_set(STATUS_FAILED,
+                      "an MPI message has at most %d elements, not %zu; use a smaller array, batch or model",
+                      INT_MAX, count);
 }
 
 static enum status reduce(void *values, size_t count, MPI_Datatype type, MPI_Op operation)
@@ -397,7 +398,9 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    return wait_for(&request, true); /* even with one rank per machine: all ranks must count the same calls */
+    /* A rank that is alone on its machine also waits here: wait_for() increments `collective`, which must be
+     * equal on all ranks. */
+    return wait_for(&request, true);
 }
 
 /* ---- Sums of arrays ---- */
@@ -405,7 +408,7 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
 struct comm_reducer {
     struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
     int *counts, *offsets;     /* of each rank's part of the array */
-    int *mine, *mine_at;       /* this rank's part, received once from each rank */
+    int *mine, *mine_at;       /* per sending rank: size and offset in `received` of this rank's part */
     float *received;           /* this rank's part of each rank's array, in rank order */
     int failed;                /* whether a rank's step failed */
 };
@@ -439,14 +442,18 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
 {
     *reducer = NULL;
     TRY(comm_check_same(count, "numbers of gradients",
-                        "the engine pads them for the CPU's instruction set, so use machines of one type"));
-    /* A rank receives up to ranks - 1 values more than `count`, because the parts can differ by one. */
-    TRY(comm_agree(comm_check_message(count + (size_t)size)));
+                        "they are padded for the CPU's instruction set, so use machines with the same CPU"));
     *reducer = calloc(1, sizeof **reducer);
     TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
-    if (size > 1)
-        TRY(shared_sum_open(count, &(*reducer)->shared));
-    return comm_agree((*reducer)->shared || divide(*reducer, count)
+    if (size == 1)
+        return STATUS_OK;
+    TRY(shared_sum_open(count, &(*reducer)->shared));
+    if ((*reducer)->shared)
+        return STATUS_OK;
+    /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
+     * more than `count`. */
+    TRY(comm_agree(comm_check_message(count + (size_t)size)));
+    return comm_agree(divide(*reducer, count)
                           ? STATUS_OK
                           : status_set(STATUS_FAILED, "out of memory for the sums of %zu gradients", count));
 }

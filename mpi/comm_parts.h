@@ -25,8 +25,8 @@ enum status comm_mpi_status(int error, const char *call);
 /* Whether an MPI call failed or a wait timed out. MPI may then still use the memory of pending messages. */
 bool comm_is_broken(void);
 
-/* Checks that ranks can still exchange `count` values. MPI counts in int, and after a failed call the
- * collective calls of the ranks no longer match. */
+/* Checks that ranks can still exchange a message of `count` elements. MPI counts in int, and after a failed
+ * call the collective calls of the ranks no longer match. */
 enum status comm_check_message(size_t count);
 
 /* Called repeatedly while this rank waits for one other rank. Warns after *warn_s seconds, and doubles this

@@ -57,7 +57,7 @@ void launcher_forget(void)
     unsetenv("PMIX_RANK");
 }
 
-void launcher_leave_word_to_rank_0(void)
+void launcher_let_rank_0_print(void)
 {
     if (launcher_rank() > 0)
         sleep(1);

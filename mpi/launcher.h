@@ -31,6 +31,6 @@ void launcher_watch_end(struct launcher_watch *watch);
 
 /* Sleeps one second on all ranks except rank 0. Call before a process exits with a failure: a launcher ends
  * all ranks when the first one fails, and rank 0 must have time to print the reason. */
-void launcher_leave_word_to_rank_0(void);
+void launcher_let_rank_0_print(void);
 
 #endif

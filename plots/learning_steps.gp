@@ -1,5 +1,6 @@
-# Training loss vs. samples seen, one line per run, with a few points that the legend shows. Variables: series, series_style[], x_name, y_name, and those
-# of axes.gp. Blocks of data: one per run (samples, loss).
+# Training loss vs. samples seen, one line per run. A few points on each line have the point shape that the legend
+# shows. Variables: series, series_style[], x_name, y_name, and those of axes.gp. Blocks of data: one per run
+# (samples, loss).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel x_name

@@ -1,2 +1,2 @@
-# Samples per second of all ranks in loading vs. ranks, with ideal scaling, both log.
+# Loading: samples per second, summed over the ranks, vs. number of ranks, with ideal scaling, both log.
 load 'plots/scaling.gp'

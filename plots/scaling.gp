@@ -1,4 +1,4 @@
-# Items per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Variables:
+# Items per second, summed over the ranks, vs. number of ranks, with ideal scaling, both log; one panel per kind of scaling. Variables:
 # those of axes.gp, y_name, and
 #
 #   series, series_style[], joined[]                         joined: 1 with a line, 0 points only

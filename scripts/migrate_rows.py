@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Converts CSV files of an older fdsl-bench to the current columns, so that the current fdsl-bench can append to them, and
-figures and reports can read them.
+"""Converts CSV files of an older fdsl-bench to the current columns. The current fdsl-bench can then append to them, and the
+scripts for figures and reports can read them.
 
   scripts/migrate_rows.py [--check] [--output DIR] FILE...
 
@@ -16,12 +16,12 @@ Examples:
 Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values
 keep their text and quotes. The rows keep their order and line ends, and the columns get the current order. Rows of --samples-out,
 --monitor and --log are converted too. Files of the current schema are not changed. Files without rows of fdsl-bench are skipped with a
-note. The script takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
+note. The script takes the lock under which fdsl-bench appends rows, and replaces the file atomically. The file keeps its mode.
 
 The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
-of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. If a file has such values, the old file is
-kept in the same folder (without --output), for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md has all
-changes.
+of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. Without --output, an old
+file with such values is also kept in the same folder, for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md
+has all changes.
 
 Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file, 128 + N
 interrupted by signal N (each file is then either converted or unchanged).
@@ -101,7 +101,7 @@ RENAMED = {
     "steps": {},
 }
 
-# {(workload, former name): last version with the former meaning}, for names that a newer column has again.
+# {(workload, former name): last version with the former meaning}, for former names that a newer column uses with another meaning.
 REUSED = {("load", "layout"): 6}
 
 # ADDED_AFTER: {workload: {version: columns that rows of this version or an older one may lack}}.
@@ -133,7 +133,7 @@ ADDED_AFTER = {
 IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored", "drop_last": "0"}}
 SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
 
-# Values that older programs implied for missing columns in rows of several ranks, which have a value in the column `scaling`.
+# Values that older programs implied for missing columns, in rows of several ranks (rows with a value in the column `scaling`).
 ON_RANKS = {"train": lambda cells: {"balance": "equal", "samples_per_step": cells["batch"]}}
 
 # {column whose meaning changed: the column that was added at the same time}.
@@ -393,11 +393,11 @@ def keep(path, data, schema):
 
 def write_elsewhere(path, folder, data, status):
     """Writes the result to a folder. Returns its path."""
-    place = os.path.join(folder, os.path.basename(path))
-    if os.path.lexists(place):
-        raise Refused(f"{place} exists; choose another folder with --output, or remove this file")
-    write_whole(place, data, status)
-    return place
+    target = os.path.join(folder, os.path.basename(path))
+    if os.path.lexists(target):
+        raise Refused(f"{target} exists; choose another folder with --output, or remove this file")
+    write_whole(target, data, status)
+    return target
 
 
 def is_current(file):
@@ -413,17 +413,17 @@ def check(path, file):
 def replace(path, file, status, output):
     """Writes the converted file to the folder `output`. If that is None, replaces the old file, which the caller has locked."""
     text, emptied = converted(path, file.table, file.workload, file.version)
-    place, notes = path, ""
+    target, notes = path, ""
     if emptied:
         notes = "; left empty, because their meaning has changed: " + ", ".join(
             f"{name} in {count} row{'s' * (count != 1)}" for name, count in emptied.items())
     if output:
-        place = write_elsewhere(path, output, text.encode("latin-1"), status)
+        target = write_elsewhere(path, output, text.encode("latin-1"), status)
     else:
         notes += f"; the old file is {keep(path, file.data, file.schema)}" if emptied else ""
         write_whole(path, text.encode("latin-1"), status)
     rows = sum(bool(fields) for _, fields, _ in file.table.records)
-    print(f"{place}: {rows} row{'s' * (rows != 1)} of {file.schema} converted to {file.workload}/{CURRENT[file.workload]}"
+    print(f"{target}: {rows} row{'s' * (rows != 1)} of {file.schema} converted to {file.workload}/{CURRENT[file.workload]}"
           f"{notes}")
 
 
@@ -437,7 +437,7 @@ def migrate(path, options):
         if options.check and not is_current(file):
             check(path, file)
             return True
-    if not is_current(file):  # opens the file again, now for writing; another process may have changed it since
+    if not is_current(file):  # opens the file again, for writing; another process may have changed it
         with open_locked(path, not options.output, options.lock_timeout) as stream:
             file = examine(path, stream.read())
             if not is_current(file):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Submits a sweep as two jobs: a job array with one task per line of the table, and a second job, which merges the rows
-# and draws the figures after all tasks have succeeded.
+# Submits a sweep as two jobs. The first is a job array with one task per line of the table. After all its tasks have
+# succeeded, the second job merges the rows and draws the figures.
 #
 #   slurm/submit.sh [--redo] [--dry-run] TABLE [options of sbatch for the array ...]
 #   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10
@@ -38,7 +38,7 @@ for option in "${@:2}"; do
     fi
 done
 if [[ ! $dry ]] && ! command -v sbatch >/dev/null; then
-    echo "submit.sh: no sbatch here; without Slurm, scripts/sweep/run.sh $1 does the same" >&2
+    echo "submit.sh: sbatch is not installed here; without Slurm, scripts/sweep/run.sh $1 runs the same tasks" >&2
     exit 4
 fi
 table=$(realpath -- "$1")
@@ -67,7 +67,7 @@ submit() { # arguments of sbatch
     ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)
-        echo "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh $table does the same" >&2 ;;
+        echo "submit.sh: sbatch finds no cluster from here; without a cluster, scripts/sweep/run.sh $table runs the same tasks" >&2 ;;
     *) echo "submit.sh: $(sed -nE '1s/^sbatch: (error: )?/sbatch refused: /p' <<<"$said")" >&2 ;;
     esac
     exit "$status"

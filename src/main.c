@@ -23,13 +23,14 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-/* Commands that are words. They need no other ranks, and take their own options; argv[0] is the word. */
+/* Commands such as `fdsl-bench compare`. They run on one rank and have their own options. Their argv[0] is
+ * the name of the command. */
 static const struct command {
     const char *name;
     enum status (*run)(int argc, char *argv[]);
 } commands[] = {{"advise", advise_run}, {"compare", compare_run}};
 
-/* Returns the command that the first argument names, or is similar to, or NULL. */
+/* Returns the command whose name equals or resembles the first argument; NULL if there is none. */
 static const struct command *find_command(int argc, char *argv[])
 {
     const char *names[COUNT_OF(commands)];
@@ -70,8 +71,8 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-/* Performs the action that the options request. `read` is the status of parsing the options. A rank
- * returns `read` only after all ranks have joined, except with a command after "--". */
+/* Performs the action that the options request. `read` is the status of parsing the options. A rank reports
+ * an invalid command line (`read`) only after all ranks have joined, except with a command after "--". */
 static enum status dispatch(struct settings *settings, enum status read, const struct config *config,
                             int *exit_status)
 {
@@ -89,7 +90,7 @@ static enum status dispatch(struct settings *settings, enum status read, const s
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)
-        launcher_leave_word_to_rank_0();
+        launcher_let_rank_0_print();
     if (status != STATUS_OK)
         status_print();
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == STATUS_OK) {
@@ -126,7 +127,7 @@ int main(int argc, char *argv[])
     status = conclude(status);
     comm_close();
     if (status != STATUS_OK && joined)
-        launcher_leave_word_to_rank_0();
+        launcher_let_rank_0_print();
     settings_free(&settings);
     config_free(&config);
     return exit_status ? exit_status : (int)status;

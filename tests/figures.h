@@ -20,7 +20,7 @@
 #define SELECT FIGURES "--commands "
 #define REPORT "scripts/figures/report.py --work $D/work --out $D/report.html --results $D/results "
 
-/* Shell command that prints the row of all ranks of a run of omp, derived from a row of the fixture. `ranks`
+/* A shell command that changes a row of the fixture into a row of omp for all ranks, and prints it. `ranks`
  * is the number of ranks; `threads` and `batch` are sums over all ranks. The rate is always 1000 images per
  * second. */
 #define ON_CPU(ranks, threads, batch, scaling)                                               \

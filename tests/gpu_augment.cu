@@ -94,10 +94,10 @@ struct trial {
     uint32_t batch, count; /* samples of a step, and of the training set */
     struct mixing mixing;
     uint32_t rank, ranks; /* 0 ranks mean 1 */
-    uint32_t parts;       /* of a step; 0 means 1 */
+    uint32_t parts;       /* number of parts of a step; 0 means 1 */
 };
 
-/* `model` has only a shape. */
+/* Creates the data and the settings of a trial. Sets only the input shape of `model`. */
 static void open_trial(const struct trial *trial, struct data *data, struct model *model, struct train *train)
 {
     const size_t canvas = shape_values(&trial->canvas);
@@ -132,7 +132,7 @@ static void open_trial(const struct trial *trial, struct data *data, struct mode
     train->augment.width = trial->shape.width;
 }
 
-/* The device's memory of a trial. */
+/* What a trial keeps in device memory. */
 struct on_device {
     struct allocations allocations;
     struct device_augment augment;
@@ -156,8 +156,8 @@ static void open_device(const struct train *train, struct on_device *device)
     must(allocate(allocations, &device->values, train_part_max(train) * data->sample_values));
 }
 
-/* A part of a step on the host: samples `skipped` to skipped + count - 1 of the `own` samples of this rank,
- * whose numbers come from train_batch(). */
+/* A part of a step on the host. This rank has `own` samples in the step. The part has the samples `skipped`
+ * to skipped + count - 1 of them. `numbers` comes from train_batch(). */
 struct host_part {
     struct feed *feed;
     uint32_t epoch, step, own, skipped, count;
@@ -183,8 +183,8 @@ static uint32_t entry_of(const struct host_part *part, uint32_t j)
     return part->skipped + (j < part->count ? j : part->own + j - part->count);
 }
 
-/* Compares the images of a part, and those of partners that the device computes separately. With one rank,
- * the host does not compute partners separately: they are among the samples. */
+/* Compares the images of a part, and the images of partners if the device computes them separately. With one
+ * rank, the host computes no partners, because they are among the samples of the rank. */
 static bool same_images(const struct host_part *part, const struct device_set *set)
 {
     const struct train *train = part->feed->train;

@@ -6,12 +6,8 @@
  * sanitizers make calibration too slow. make check-gpu runs this program.
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpu_learner.cuh"
 
-#include "common/check.cuh"
 #include "machine/device.h"
 #include "common/product.cuh"
 #include "core/half.h"
@@ -30,19 +26,6 @@ static void tell(bool well, const char *what, const char *more, double off)
 {
     printf("%s  %s%s: %.2g off\n", well ? "ok    " : "FAILED", what, more, off);
     failures += !well;
-}
-
-static void must(enum status status)
-{
-    if (status != STATUS_OK) {
-        printf("FAILED  %s\n", status_text());
-        exit(1);
-    }
-}
-
-static void must(cudaError_t error)
-{
-    must(cuda_status(error, "a call", __FILE__, __LINE__));
 }
 
 /* ---- Pictures ---- */
@@ -276,8 +259,9 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 }
 
 /* Checks the last tile that the first wave of thread blocks computes. With up to 24 units of work there is
- * one wave, and if it has fewer than two blocks per tile, a single block writes the tile. With more than 24
- * units, several blocks would write the tile, each with a different part of k, in an unpredictable order. */
+ * one wave. If this wave has fewer than two blocks per tile, a single block writes the tile. With more than
+ * 24 units, several blocks would write the tile, each with a different part of k, in an unpredictable order.
+ */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

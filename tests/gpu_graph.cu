@@ -1,10 +1,11 @@
 /* Compares the engine of train-graph with the oracle, the reference in double precision, for odd and large
- * batch sizes. Compares the gradients of the first step, the gradients of an epoch's short last batch, the
- * losses and updates of several steps, and the logits of the test set. Every five steps, the engine continues
- * from the oracle's state. Also checks that the same seed gives the same bits: with single steps and with
- * long graphs, with other calls between steps, with kernels that do not overlap, and when a used engine
- * continues a training. Each planted fault must exceed one of the error bounds. make check-gpu runs this
- * program.
+ * batch sizes. Compares the gradients of the first step and of an epoch's short last batch, the losses and
+ * updates of several steps, and the logits of the test set. Every five steps, the engine continues from the
+ * oracle's state. Each planted fault must exceed one of the error bounds.
+ *
+ * Also checks that the same seed gives the same bits in all of these cases: single steps; long graphs; other
+ * calls between steps; kernels that do not overlap; an engine that has already run and gets another state.
+ * make check-gpu runs this program.
  *
  *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all)
  *     gpu_graph --count                  prints the number of cases
@@ -198,8 +199,7 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* Relative error of the gradients of the epoch's last batch. This batch may be shorter than the batches
- * before it. */
+/* Returns the relative error of the gradients of the epoch's last batch, which may be a short one. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)

@@ -12,7 +12,7 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-/* A stretch is this number of steps. After each stretch, the engine continues from the oracle's state, as in
+/* The number of steps in a stretch. After each stretch, the engine continues from the oracle's state, as in
  * --verify. docs/train.md explains why. */
 #define STRETCH 5
 #define TRIES   32 /* attempts at a step that overflows; each one halves the loss scale */
@@ -171,8 +171,7 @@ static inline struct train_totals take_step(const struct learner *learner, const
     return totals;
 }
 
-/* ---- Planted faults, for networks with two convolutions followed by linear layers, and for transformers
- * ---- */
+/* ---- Planted faults ---- */
 
 enum fault {
     FAULT_NONE,
@@ -213,7 +212,8 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
-/* Whether a network can have the fault. */
+/* Whether a network can have the fault. Some faults change a transformer. Other faults change a network that
+ * has two convolutions followed by linear layers. */
 static inline bool fault_fits(enum fault fault, bool transformer)
 {
     if (fault == FAULT_NONE || fault == FAULT_MOVE || fault == FAULT_LABEL)
@@ -231,7 +231,7 @@ static inline void plant(enum fault fault, struct train *train)
         train->smoothing = 0;
 }
 
-/* plant() for a transformer. Layers 1, 2, 3 and 11 are the positions, and the first norm, qkv and fc2. */
+/* plant() for a transformer. Layer 1 adds the positions; layers 2, 3 and 11 are a norm, qkv and fc2. */
 static inline void plant_transformer(enum fault fault, const struct model *model, float *parameters)
 {
     const struct layer *positions = &model->layers[1], *norm = &model->layers[2], *qkv = &model->layers[3],

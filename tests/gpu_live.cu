@@ -1,6 +1,6 @@
-/* Tests live training samples on the device. They must be bit-identical to samples generated on the host,
- * arrive in the right order on two streams, and give the same training result as stored samples. make
- * check-gpu runs this program.
+/* Tests live training samples on the device. They must be bit-identical to samples generated on the host, and
+ * arrive in the right order on two streams. Training must have the same result with live and with stored
+ * samples. make check-gpu runs this program.
  *
  *     gpu_live [--short]   --short: fewer cases and steps, no planted faults; for compute-sanitizer
  *
@@ -38,7 +38,7 @@ struct set {
     bool augmented;        /* training crops, changes, erases, repeats and mixes the samples */
 };
 
-#define COPIES 3 /* of a sample in a step, if augmented */
+#define COPIES 3 /* copies of each sample in a step, if `augmented` */
 
 static void open_data(const struct set *set, enum data_feed feed, struct data *data)
 {
@@ -137,9 +137,10 @@ static uint64_t count_apart(const uint8_t *one, const uint8_t *other, size_t pix
     return apart;
 }
 
-/* Compares images of a list with the same images as single calls. The generator paints overlapping lines in
- * any order, so grays may differ, but the same pixels are painted. A painted pixel is black only if the gray
- * of its orbit is 0, in one of 256 cases. As a control, compares each image with another one. */
+/* Generates images by lists of numbers, and each image again by a call of its own. The generator paints
+ * overlapping lines in any order, so the grays of both may differ, but both must have the same painted
+ * pixels. A painted pixel is black only if the gray of its orbit is 0, in one of 256 cases. As a control,
+ * compares each image with another one. */
 static void compare_lists(const struct set *set)
 {
     struct data data;
@@ -402,7 +403,8 @@ static const struct set generated[] = {{1, 24, 7, 1, false, nullptr, false},
                                        {7, 33, 23, 7, false, nullptr, false},
                                        {1000, 64, 600, 257, false, nullptr, false},
                                        {1000, 224, 300, 256, false, nullptr, false}};
-/* The first of these sets also run with --short. The host takes longer to draw a batch than a step takes. */
+/* With --short, only the first two of these sets run. The generator `omp` runs on the host, where a batch
+ * takes longer than a step. */
 static const struct set ordered[] = {
     {10, 64, 37, 1, false, nullptr, false},        {10, 64, 61, 7, true, "omp", false},
     {1000, 224, 1000, 256, false, nullptr, false}, {1000, 64, 2000, 257, true, nullptr, false},

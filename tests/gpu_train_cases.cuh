@@ -135,7 +135,7 @@ struct trial {
     enum fault fault;
     struct mixing mixing;
     enum loss_kind loss;
-    uint32_t parts; /* of a step; if not 0, the optimizer also clips, averages and decays by layer */
+    uint32_t parts; /* parts of a step; if not 0, the optimizer also clips, averages and decays by layer */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},

@@ -20,4 +20,19 @@ static inline bool same_files(const char *one, const char *other)
     return status == 0;
 }
 
+/* Starts a long training run on three ranks, and waits for its third checkpoint in the folder k. Sets `ranks`
+ * to the process ids of the ranks. Returns mpirun's process id. */
+static inline pid_t start_training(const char *options, pid_t ranks[8])
+{
+    char line[512];
+    snprintf(line, sizeof line, "%s--epochs 1000000 --checkpoint k --rank-timeout 2", options);
+    drop_repeated_in(line);
+    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
+    double begin_s = timer_now_s();
+    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
+        nap();
+    cr_assert_eq(children_of(mpirun, ranks), 3);
+    return mpirun;
+}
+
 #endif

@@ -270,8 +270,8 @@ static inline int rank_of(pid_t pid)
     return -1;
 }
 
-/* Waits for the end of all ranks. Then stderr must name the rank after `words`: "WORDS 1" or "WORDSs 1, 2".
- */
+/* Waits for the end of all ranks. Expects that stderr then contains `words` (which end in "rank"), followed
+ * by this rank or by a list with this rank: "waiting for rank 1" or "waiting for ranks 1, 2". */
 static inline void expect_end(pid_t mpirun, const char *words, int rank)
 {
     int ended;

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Plants faults in copies of the tree, one at a time, and reports which of them the tests catch.
 
-  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list first
+  tests/mutate.py --list --seed 7 --count 60 > tests/mutations.txt     choose the faults; commit the list before --run
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
+  tests/mutate.py --check tests/mutations.txt                          only check that the list fits the sources
 
 A seed determines the faults. They are distributed evenly over the folders with sources. Operators create the faults, for
 example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/:
 first the suites that call functions of the changed file, then those of its folder. With --gpu, the checks of gpu_checks()
-run for faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. A fault is
-replaced by the next spare of its folder if the build does not contain its file, if the fault does not compile, or (without
---gpu) if its object code equals that of the original. The sources in the working tree are never changed.
+run for faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. The next
+spare of its folder replaces a fault that cannot be tested: the build does not contain its file, the fault does not compile,
+or (without --gpu) the object code does not change. The sources in the working tree are never changed.
 
 Calls that release memory or a handle (free, fclose, munmap, cudaFree, ...) are not dropped: no result depends on them, and
 make check SAN=1 detects leaks on the host.
@@ -417,7 +418,9 @@ def read_notes(path):
 
 
 def run(arguments):
-    order = mutate_faults.read_list(arguments.run, TREE)
+    order, omitted = mutate_faults.read_list(arguments.run, TREE)
+    for reason in omitted:
+        print(f'omitted: {reason}', file=sys.stderr)
     mine = [fault for fault in order if fault.room.startswith('cuda') == arguments.gpu and re.search(arguments.rooms, fault.room)]
     notes, (rows, around) = read_notes(arguments.notes), read_page(arguments.table)
     spares = {}
@@ -451,11 +454,21 @@ def run(arguments):
     print('\n' + write_page(arguments.table, rows, around, order, notes, bench.unsound()).rsplit('\n\n', 1)[1], end='')
 
 
+def check(path):
+    """Checks that each fault of a list has exactly one line in the sources."""
+    faults, omitted = mutate_faults.read_list(path, TREE)
+    if omitted:
+        raise SystemExit('\n'.join(omitted) + f'\nmutate.py: {len(omitted)} faults do not fit the sources; write the current lines '
+                         f'into {path}, or replace faults whose code is gone')
+    print(f'{len(faults)} faults fit the sources')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument('--list', action='store_true', help='print a list of faults')
     what.add_argument('--run', metavar='LIST', help='test the faults of a list')
+    what.add_argument('--check', metavar='LIST', help='check that each fault of a list has exactly one line in the sources')
     parser.add_argument('--seed', type=int, default=1, help='seed of the list (1)')
     parser.add_argument('--count', type=int, default=60, help='faults in the list, over all folders (60)')
     parser.add_argument('--spares', type=int, default=4, help='spare faults per folder (4)')
@@ -474,6 +487,8 @@ def main():
         if arguments.list:
             faults = mutate_faults.choose(TREE, arguments.seed, arguments.count, arguments.spares, arguments.rooms)
             mutate_faults.write_list(faults, arguments.seed, sys.stdout)
+        elif arguments.check:
+            check(arguments.check)
         else:
             run(arguments)
     except (OSError, ValueError) as error:

@@ -2,11 +2,11 @@
 import os
 import random
 import re
-import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 
-# One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or FOLDER+N for a spare.
-Fault = namedtuple('Fault', 'id room path line operator before after')
+# One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or FOLDER+N for a spare. `above` is
+# the result of line_above().
+Fault = namedtuple('Fault', 'id room path line operator before after above')
 
 SOURCES = ('.c', '.h', '.cu', '.cuh')
 ROOTS = ('src', 'cpu', 'mpi', 'cuda')
@@ -176,21 +176,52 @@ OPERATORS = {'relation': relation, 'arithmetic': arithmetic, 'bits': bits, 'and/
 
 
 # ---- The list ----
+# The list has no line numbers, so it stays valid when lines move. It identifies a line by its text. If a file has this text
+# several times, the list also has an earlier line whose text the file has once. The first match after that line is meant.
+
+def line_above(lines, at, counts):
+    """Returns '' if the text of line `at` occurs once, otherwise the earlier line that identifies it, or None if there is none.
+    `lines` have no indentation. `counts` tells how often each text occurs."""
+    if counts[lines[at]] == 1:
+        return ''
+    for line in reversed(lines[:at]):
+        if line == lines[at]:
+            return None
+        if line and counts[line] == 1:
+            return line
+    return None
+
+
+def find_line(lines, before, above):
+    """Returns the index of the line that `before` and line_above() identify. ValueError if there is not exactly one."""
+    unique = above or before
+    if lines.count(unique) != 1:
+        raise ValueError(f'it has {lines.count(unique)} lines "{unique}", not one')
+    first = lines.index(unique)
+    if before not in lines[first:]:
+        raise ValueError(f'it has no line "{before}" after "{above}"')
+    return lines.index(before, first)
+
 
 def places(tree, paths, draw):
-    """Returns {operator: [(path, line number, before, after)]} for all lines of these files."""
+    """Returns {operator: [(path, line number, before, after, line above)]} for all lines of these files."""
     found = {name: [] for name in OPERATORS}
     for path in paths:
         with open(os.path.join(tree, path), encoding='utf-8') as file:
             text = file.read()
         before, code = text.split('\n'), code_only(text).split('\n')
+        plain = [line.strip() for line in before]
+        counts = Counter(plain)
         for i, line in enumerate(code):
             if not line.strip() or '_Static_assert' in line or 'static_assert' in line:
+                continue
+            above = line_above(plain, i, counts)
+            if above is None:
                 continue
             for name, operator in OPERATORS.items():
                 for after in operator(draw, before[i], line, code[:i]):
                     if after != before[i]:
-                        found[name].append((path, i + 1, before[i], after))
+                        found[name].append((path, i + 1, before[i], after, above))
     return found
 
 
@@ -208,39 +239,41 @@ def choose(tree, seed, count, spares, pattern='.'):
         share = count // len(rooms) + (room in extra)
         while len(taken) < share + spares and any(found.values()):
             name = draw.choice([name for name in OPERATORS if found[name]])
-            path, line, before, after = found[name].pop(draw.randrange(len(found[name])))
+            path, line, before, after, above = found[name].pop(draw.randrange(len(found[name])))
             if (path, line) in taken or name == 'statement dropped' and RELEASE.match(before):
                 continue
             taken.add((path, line))
             number = len(faults) + 1 if len(taken) <= share else f'{room}+{len(taken) - share}'
-            (faults if len(taken) <= share else reserve).append(Fault(str(number), room, path, line, name, before, after))
+            (faults if len(taken) <= share else reserve).append(Fault(str(number), room, path, line, name, before, after, above))
     return faults + reserve
 
 
 def write_list(faults, seed, out):
     print(f'# Planted faults of seed {seed}; tests/mutate.py --run tests them. Spares (FOLDER+N) replace, in order, faults of\n'
-          '# their folder that do not compile or do not change the object code.', file=out)
+          '# their folder that do not compile or do not change the object code. Columns: fault, file, operator, line without the\n'
+          '# fault, line with it. If the file has the line several times, the last column is an earlier line that it has once;\n'
+          '# the first such line after it is meant.', file=out)
     for fault in faults:
-        print(f'{fault.id}\t{fault.path}:{fault.line}\t{fault.operator}\t{fault.before.strip()}\t{fault.after.strip()}', file=out)
+        columns = [fault.id, fault.path, fault.operator, fault.before.strip(), fault.after.strip()]
+        print('\t'.join(columns + [fault.above] * bool(fault.above)), file=out)
 
 
 def read_list(path, tree):
-    """Returns the faults of a list. A line that has moved is found by its text; of several lines with this text, the nearest is
-    used. A fault whose line no longer exists is omitted, with a warning."""
-    faults = []
+    """Returns the faults of a list, and one message for each fault that is omitted because its line is not found."""
+    faults, omitted = [], []
     with open(path, encoding='utf-8') as file:
         for row in file:
             if row.startswith('#') or not row.strip():
                 continue
-            number, place, operator, before, after = row.rstrip('\n').split('\t')
-            source, line = place.rsplit(':', 1)
-            with open(os.path.join(tree, source), encoding='utf-8') as text:
-                lines = text.read().split('\n')
-            same = [i for i, code in enumerate(lines) if code.strip() == before]
-            if not same:
-                print(f'{path}: fault {number} is omitted: {place} no longer has the line "{before}"', file=sys.stderr)
+            number, source, operator, before, after, *above = row.rstrip('\n').split('\t')
+            try:
+                with open(os.path.join(tree, source), encoding='utf-8') as text:
+                    lines = text.read().split('\n')
+                at = find_line([line.strip() for line in lines], before, *above or [''])
+            except (OSError, ValueError) as error:
+                omitted.append(f'{path}: fault {number}: {source}: {error}')
                 continue
-            at = min(same, key=lambda i: abs(i + 1 - int(line)))
             indent = len(lines[at]) - len(lines[at].lstrip())
-            faults.append(Fault(number, os.path.dirname(source), source, at + 1, operator, lines[at], lines[at][:indent] + after))
-    return faults
+            faults.append(Fault(number, os.path.dirname(source), source, at + 1, operator, lines[at], lines[at][:indent] + after,
+                                *above or ['']))
+    return faults, omitted

@@ -27,7 +27,7 @@ static inline void expect_same_state(const char *one_path, const char *other_pat
     cr_expect(!averages || memcmp(one.state.ema, other.state.ema, bytes) == 0, "%s: moving average",
               other_path);
     cr_expect(!averages || memcmp(one.state.ema, one.state.parameters, bytes) != 0,
-              "%s: the average is the parameters", one_path);
+              "%s: the moving average equals the parameters", one_path);
     checkpoint_free(&one);
     checkpoint_free(&other);
 }

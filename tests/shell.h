@@ -34,6 +34,13 @@ __attribute__((format(printf, 1, 2))) static inline int run(const char *format, 
 
 #define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
 
+/* Runs a command. Expects this exit status and one line that contains `words`. */
+static inline void expect_refused(int wanted, const char *words, const char *command)
+{
+    run("%s", command);
+    expect_line(wanted, words);
+}
+
 /* Writes a file into the test's folder. */
 static inline void put(const char *name, const void *bytes, size_t size)
 {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs sweeps as job arrays, and a training, under a real Slurm cluster on this machine: munged, slurmctld and two nodes.
+# Runs sweeps as job arrays, and a training run, under a real Slurm cluster on this machine: munged, slurmctld and two nodes.
 # The cluster uses a temporary folder, needs no systemd or accounting, and is removed at the end. make check-slurm calls
 # this script, as root.
 #
@@ -287,26 +287,26 @@ run_whole() { ./fdsl-bench "$@" --out whole.csv --export whole.safetensors >/dev
 
 check_training() {
     local job rows before options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 10)
-    check 'a training completes without Slurm' run_whole "${options[@]}"
-    check 'the same training is submitted to Slurm' submit_training "${options[@]}"
+    check 'a training run completes without Slurm' run_whole "${options[@]}"
+    check 'the same training run is submitted to Slurm' submit_training "${options[@]}"
     check 'the job trains two epochs' wait_until "$limit_s" trained 2
     requeue "$job"
     check 'the requeued job starts again' wait_until "$limit_s" hurry "$job" train.log
     check 'the requeued job trains until epoch 5' wait_until "$limit_s" trained 5
     kill_all
-    check 'a training that gets SIGKILL fails' ends "$job" FAILED
-    check 'a killed training exports no parameters' test ! -e runs/net/model.safetensors
-    check 'the killed training is submitted again' submit_training "${options[@]}"
-    check 'the resumed training completes' ends "$job" COMPLETED
+    check 'a training run that gets SIGKILL fails' ends "$job" FAILED
+    check 'a killed training run exports no parameters' test ! -e runs/net/model.safetensors
+    check 'the killed training run is submitted again' submit_training "${options[@]}"
+    check 'the resumed training run completes' ends "$job" COMPLETED
     rows=$(cells runs/net/train.csv epoch train_loss test_acc)
-    check 'each epoch has one row, with the loss of the uninterrupted training' \
+    check 'each epoch has one row, with the loss of the uninterrupted training run' \
         test "$rows" = "$(cells whole.csv epoch train_loss test_acc)"
-    check 'the parameters are bit-identical to those of the uninterrupted training' cmp whole.safetensors runs/net/model.safetensors
+    check 'the parameters are bit-identical to those of the uninterrupted training run' cmp whole.safetensors runs/net/model.safetensors
     before=$(cat runs/net/{train.csv,model.safetensors} | sha256sum)
-    check 'a finished training is submitted again' submit_training "${options[@]}"
-    check 'the job of the finished training completes' ends "$job" COMPLETED
-    check 'the log of the finished training says that all epochs are done' grep -q '10 of 10 epochs are done' train.log
-    check 'the finished training does not change' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
+    check 'a finished training run is submitted again' submit_training "${options[@]}"
+    check 'the job of the finished training run completes' ends "$job" COMPLETED
+    check 'the log of the finished training run says that all epochs are done' grep -q '10 of 10 epochs are done' train.log
+    check 'the finished training run does not change' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
 }
 
 # Runs a sweep on one rank, and then on two ranks, one per node. Called only if the build has MPI.
@@ -325,18 +325,18 @@ check_training_ranks() {
     local job options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 6)
     local place=(--nodes=2 --ntasks-per-node=1)
     rm -rf runs whole.csv whole.safetensors
-    check 'a training on two ranks completes without Slurm' mpirun --oversubscribe --bind-to none -n 2 ./fdsl-bench \
+    check 'a training run on two ranks completes without Slurm' mpirun --oversubscribe --bind-to none -n 2 ./fdsl-bench \
         --out whole.csv --export whole.safetensors "${options[@]}" >/dev/null 2>&1
-    check 'the same training is submitted to two nodes' submit_training_on "${place[*]}" "${options[@]}"
+    check 'the same training run is submitted to two nodes' submit_training_on "${place[*]}" "${options[@]}"
     check 'the job on two nodes trains two epochs' wait_until "$limit_s" trained 6
     kill_all
-    check 'a training on two nodes that gets SIGKILL fails' ends "$job" FAILED
-    check 'the killed training on two nodes is submitted again' submit_training_on "${place[*]}" "${options[@]}"
-    check 'the resumed training on two nodes completes' ends "$job" COMPLETED
-    check 'each epoch has one row per rank and one of all ranks, with the loss of the uninterrupted training' \
+    check 'a training run on two nodes that gets SIGKILL fails' ends "$job" FAILED
+    check 'the killed training run on two nodes is submitted again' submit_training_on "${place[*]}" "${options[@]}"
+    check 'the resumed training run on two nodes completes' ends "$job" COMPLETED
+    check 'each epoch has one row per rank and one of all ranks, with the loss of the uninterrupted training run' \
         test "$(cells runs/net/train.csv epoch rank train_loss)" = "$(cells whole.csv epoch rank train_loss)"
-    check 'the parameters of both trainings on two ranks are bit-identical' cmp whole.safetensors runs/net/model.safetensors
-    check 'a training with --sync peer on two nodes is submitted' submit_training_on "${place[*]}" --sync peer "${options[@]}"
+    check 'the parameters of both training runs on two ranks are bit-identical' cmp whole.safetensors runs/net/model.safetensors
+    check 'a training run with --sync peer on two nodes is submitted' submit_training_on "${place[*]}" --sync peer "${options[@]}"
     check 'the job with --sync peer fails, because peer needs GPUs of one machine' ends "$job" FAILED
     check 'the log of the job with --sync peer names the reason' grep -q 'cannot train on several ranks here (--sync peer' train.log
 }

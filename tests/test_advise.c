@@ -77,7 +77,7 @@ Test(advise, among_equals_the_cheapest_is_best)
         " Memory (v) is as fast within 3 %, but takes 5 GB of disk and memory instead of 1 GB. A million");
     advice[2].reached_per_s = 0.96 * 51200; /* outside the margin */
     expect_best(advice, 4, 1, "Best here: disk");
-    advice[0].disk_bytes = 0; /* as many bytes as advice[1]; only this energy is known */
+    advice[0].disk_bytes = 0; /* as many bytes as advice[1], whose energy is unknown */
     advice[0].memory_bytes = 3e9;
     advice[0].joules_per_image = 0.1;
     expect_best(advice, 4, 0,
@@ -114,14 +114,8 @@ Test(advise, ways_that_were_not_measured_do_not_count)
 
 #define ADVISE "$P advise --compute 1000 --batch 4 --seconds 0.01 "
 
-static void expect_refused(int wanted, const char *words, const char *command)
-{
-    run("%s", command);
-    expect_line(wanted, words);
-}
-
-/* Returns text that occurs in the output only where the row of the way `name` begins. */
-static const char *place(const char *name, char *text, size_t size)
+/* Sets `text` to the beginning of the table row that is named `name`, and returns it. */
+static const char *row_begin(const char *name, char *text, size_t size)
 {
     snprintf(text, size, "\n%s ", name);
     return text;
@@ -132,8 +126,8 @@ Test(advise, each_way_to_get_images_is_measured)
     char text[64];
     EXPECT(0,
            "$P --prepare d --from synth --res 24 --samples 12 --shards 2 && " ADVISE "--data d --out rows");
-    cr_expect(says(place("shards from memory", text, sizeof text)), "%s", out);
-    cr_expect(says(place("shards from disk", text, sizeof text)), "%s", out);
+    cr_expect(says(row_begin("shards from memory", text, sizeof text)), "%s", out);
+    cr_expect(says(row_begin("shards from disk", text, sizeof text)), "%s", out);
     cr_expect(says("\ngenerating on the "), "%s", out);
     cr_expect(says("Best here: "), "%s", out);
     EXPECT(0, "grep -c ^synth/ rows/synth.csv && grep -c ^load/ rows/load.csv && cut -d, -f17 rows/synth.csv "
@@ -218,7 +212,7 @@ Test(advise, no_files_are_left)
     cr_expect(says("143 left:\n"), "%s", out);
 }
 
-/* Only rank 0 measures, in runs of one rank. */
+/* Rank 0 measures in runs of one rank. All other ranks print nothing. */
 Test(advise, under_a_launcher_only_rank_0_advises)
 {
     EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && OMPI_COMM_WORLD_SIZE=2 "

@@ -109,7 +109,8 @@ static double filter(bool bicubic, double x)
     return x < 1 ? 1.5 * x * x * x - 2.5 * x * x + 1 : x < 2 ? -0.5 * x * x * x + 2.5 * x * x - 4 * x + 2 : 0;
 }
 
-/* Resizes along one axis in double, and rounds. `from` and `to` have these distances between values. */
+/* Resizes one line of values in double precision, and rounds the results. `stride` and `out_stride` are the
+ * distances between consecutive values in `from` and `to`. */
 static void resize_line(const uint8_t *from, uint32_t in, size_t stride, uint8_t *to, uint32_t out,
                         size_t out_stride, bool bicubic)
 {
@@ -149,7 +150,8 @@ static void resize_right(const struct augment_plan *plan, const uint8_t *stored,
     free(line);
 }
 
-/* Both steps round, and ties are frequent, so weights of 14 bits may change a value by one. */
+/* The passes along both axes round, and ties are frequent. So the rounded weights of augment_image() may
+ * change a value by one. */
 static void check_resize(const struct augment_plan *plan)
 {
     size_t values = shape_values(&plan->shape);
@@ -187,7 +189,7 @@ Test(augment, crops_are_resized_by_both_filters_at_any_size)
             }
 }
 
-/* The resizer of --out-res has the same rule. */
+/* augment_image() must give the bits of the resizer of --out-res (data/resample.h). */
 Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
 {
     struct augment_plan plan =
@@ -216,7 +218,8 @@ Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
     resampler_close(&resampler);
 }
 
-Test(augment, parts_differ_between_epochs_and_copies_and_cover_the_canvas)
+/* The cropped boxes of a sample differ between epochs and between copies. Together, they cover the canvas. */
+Test(augment, crops_differ_and_cover_the_canvas)
 {
     struct augment_plan plan = plan_of((struct shape){1, 1, 64, 64}, (struct shape){1, 1, 8, 8}, true, false);
     uint32_t same = 0, flips = 0;
@@ -246,7 +249,7 @@ static double gray_of(const struct shape *shape, const uint8_t *image, uint32_t 
                                 : 0.299 * image[i] + 0.587 * image[plane + i] + 0.114 * image[2 * plane + i];
 }
 
-/* The value of a plane at any place, black outside. */
+/* Returns the value of a plane at (x, y), or 0 (black) outside the plane. */
 static double at(const uint8_t *plane, const struct shape *shape, double y, double x)
 {
     return y < 0 || x < 0 || y >= shape->height || x >= shape->width
@@ -262,7 +265,8 @@ static double interpolated(const uint8_t *plane, const struct shape *shape, doub
                ((1 - right) * at(plane, shape, top + 1, left) + right * at(plane, shape, top + 1, left + 1));
 }
 
-/* Where output (x, y) comes from. Shears keep the top left corner of the image, at (-1/2, -1/2). */
+/* Replaces the position (x, y) in the output by its position in the input. Shears do not move the top left
+ * corner of the image, which is at (-1/2, -1/2). */
 static void source_of(enum augment_operation operation, double m, const struct shape *shape, double *y,
                       double *x)
 {
@@ -292,7 +296,7 @@ static double smoothed(const uint8_t *plane, const struct shape *shape, uint32_t
     return sum / 13;
 }
 
-/* The values that equalize and autocontrast map to, as in the PyTorch version of the recipe. */
+/* Returns the value that equalize maps `value` to, as defined by the PyTorch version of the recipe. */
 static double equalized(const uint8_t *plane, uint32_t pixels, uint32_t value)
 {
     uint32_t below = 0, largest = 0, count = 0;
@@ -306,6 +310,7 @@ static double equalized(const uint8_t *plane, uint32_t pixels, uint32_t value)
     return step == 0 ? value : fmin(255, floor((below + floor(step / 2)) / step));
 }
 
+/* Returns the value that autocontrast maps `value` to, before rounding. */
 static double contrasted(const uint8_t *plane, uint32_t pixels, uint32_t value)
 {
     double low = 255, high = 0;
@@ -391,7 +396,8 @@ Test(augment, operations_follow_their_definitions_at_any_size)
                                     &(struct shape){kind & 2 ? 3 : 1, 1, sizes[s][0], sizes[s][1]});
 }
 
-Test(augment, magnitude_0_changes_nothing_where_it_should)
+/* Autocontrast and equalize have no magnitude, so they are not tested here. */
+Test(augment, operations_of_magnitude_0_change_nothing)
 {
     const struct shape shape = {3, 1, 17, 13};
     uint8_t image[3 * 17 * 13], mine[sizeof image];

@@ -58,7 +58,8 @@ Test(augment_batches, batches_depend_neither_on_threads_nor_on_ranks)
         compare_threads_and_ranks(mixings[i]);
 }
 
-/* A mixed batch is computed here from the batch without mixing. The step has 2 samples with 3 copies each. */
+/* The expected mixed batch is computed from the batch without mixing. The step has 2 samples with 3 copies
+ * each. */
 Test(augment_batches, partners_are_the_augmented_samples_at_the_mirrored_index)
 {
     for (size_t i = 1; i < COUNT_OF(mixings); i++) {
@@ -79,7 +80,7 @@ Test(augment_batches, partners_are_the_augmented_samples_at_the_mirrored_index)
     }
 }
 
-/* A step has 2 samples with 3 copies each. The last step has room for two copies of one sample. */
+/* A step has 2 samples with 3 copies each. The last step has only 2 entries: two copies of one sample. */
 Test(augment_batches, a_step_has_copies_of_its_samples)
 {
     struct net net;

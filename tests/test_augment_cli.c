@@ -3,18 +3,13 @@
 #include "shell.h"
 
 #include "cells.h"
+#include "train_cli.h"
 
 TestSuite(augment_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
 #define SYNTH                                                                                    \
     "--model logreg --data synth --res 24 --out-res 16 --train-size 40 --test-size 6 --batch 8 " \
     "--fit random-resized-crop --flip --rand-augment 28 --erasing 0.5 --repeats 2 "
-
-static void expect_refusal(int wanted, const char *options, const char *words)
-{
-    run("timeout 60 $P %s", options);
-    expect_line(wanted, words);
-}
 
 Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 {

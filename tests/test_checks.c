@@ -50,7 +50,7 @@ Test(checks, output_of_a_check_is_not_counted)
     expect(1, "0 passed, 1 failed");
 }
 
-/* The script must kill the check's descendants and print its output so far. */
+/* The script must print the output of the hanging check, and kill all processes that the check started. */
 Test(checks, a_check_that_hangs_fails)
 {
     shell(
@@ -179,8 +179,9 @@ Test(checks, bench_trains_with_a_model_that_train_graph_supports)
     expect(0, "\n--variant all --verify --workload infer ");
 }
 
-/* A row must be rejected if a column is empty or implausible, or if its loss is near the loss of guessing
- * (1.39 for four classes). With 0 classes, the last three columns may be empty. */
+/* A row must be rejected if a column is empty or implausible. It must also be rejected if its loss is near
+ * the loss of guessing, which is ln 4 = 1.39 for four classes. With 0 classes, the last three columns may be
+ * empty. */
 Test(checks, rows_without_learning_are_rejected)
 {
     static const struct {

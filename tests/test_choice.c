@@ -22,12 +22,6 @@ static void expect_bytes(double bytes, const char *command, const char *options)
         cr_expect_float_eq(number(out, row, "sample_bytes"), bytes, 1e-9, "%s", options);
 }
 
-static void expect_refused(int wanted, const char *words, const char *command)
-{
-    run("%s", command);
-    expect_line(wanted, words);
-}
-
 /* Creates 20 digits as files in the folder o and as the shard s/x.tar. Each digit has four members: .cls of 1
  * byte, .json of 22 bytes, .NPY, and .txt of 7 bytes. */
 static void make_odd_shard(void)
@@ -49,6 +43,12 @@ Test(choice, members_of_odd_samples)
     expect_bytes(ARRAY + 22, FILES "--data o", "--label 'xml;JSON:a.label;cls'");
     expect_bytes(ARRAY + 1 + 22 + 7, SHARDS "--data s", "--member all");
     expect_bytes(7, SHARDS "--data s", "--member TXT");
+    EXPECT(0, "cp s/x.tar s/y.tar");
+    expect_bytes(7, SHARDS "--data s/x.tar", "--member txt");
+    EXPECT(0, "rm s/y.tar && cd s && " SHARDS "--data x.tar");
+    cr_expect_eq(number(out, 1, "items"), 20);
+    expect_refused(2, "Not a directory; name a folder, or a shard",
+                   "$P --variant shards --data o/000000.txt");
     expect_bytes(8, FILES "--data o", "--image txt");
     expect_refused(1, "'000000': it has no member for --image png;jpg; its members are: ",
                    "$P --variant shards --data s --image 'png;jpg'");
@@ -66,7 +66,7 @@ Test(choice, members_of_odd_samples)
     expect_refused(1, "sample '000005': it has 'cls' twice", "$P --variant files --data o --member txt");
 }
 
-/* In prepared shards, every header is compared with the index, even if the member before it is not read. */
+/* In prepared shards, the headers of all members are verified, even those of members that are not read. */
 Test(choice, prepared_shards_are_verified_without_the_other_members)
 {
     EXPECT(0, "$P --prepare p --from digits --samples 20 --encode npy");
@@ -123,10 +123,80 @@ Test(choice, class_folders_are_numbered_in_order)
     expect_refused(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
 }
 
+/* Creates 180 digits in the class folders t/0, t/1 and t/2. */
+static void make_class_folders(void)
+{
+    EXPECT(0,
+           "$P --prepare d --from digits --samples 180 --store files --encode npy && mkdir -p t/0 t/1 t/2 && "
+           "for i in $(seq 0 179); do cp d/not-imagefolder/000/$(printf %%06d $i).npy t/$((i / 60)); done");
+}
+
+/* A few files outside the class folders, or of another kind, change nothing. */
+Test(choice, stray_files_are_ignored_with_a_warning)
+{
+    make_class_folders();
+    EXPECT(0, "cp -r t u && cd u && touch zlabels.csv Thumbs.db 1/readme.txt && cp 0/000000.npy aroot.npy");
+    EXPECT(0, "$P --prepare o --from dataset --source u && tar tf o/dataset-000000.tar | grep -c cls");
+    cr_expect(
+        says("u: ignored 4 of 184 samples, which are not in class folders or have no member for --image; "
+             "the first is 1/readme.txt\n"),
+        "%s", out);
+    cr_expect(says("o: 180 samples") && says("\n180\n"), "%s", out);
+    expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
+    cr_expect_eq(number(out, 1, "items"), 180);
+    char loss[2][64];
+    for (int i = 0; i < 2; i++) {
+        EXPECT(0, TRAIN "--data %s", i ? "u" : "t");
+        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
+    }
+    cr_expect_str_eq(loss[0], loss[1]);
+    EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v"); /* as many images outside the folders as in them */
+    EXPECT(0, FILES "--data v");
+    cr_expect_eq(number(out, 1, "items"), 120);
+    expect_refused(1, "folders are classes only if all samples are in folders",
+                   "$P --variant files --data v --label folder");
+}
+
+/* Of class folders, --train-size and --test-size take the first sample of every class, then the second. */
+Test(choice, sizes_take_the_classes_in_turn)
+{
+    make_class_folders();
+    EXPECT(0, TRAIN "--data t --train-size 20 --test-size 4 --export-data e --dry-run");
+    EXPECT(0, "python3 -c \"import json, struct\n"
+              "data = open('e', 'rb').read()\n"
+              "begin = 8 + struct.unpack('<Q', data[:8])[0]\n"
+              "for part in 'train', 'test':\n"
+              "    first, end = json.loads(data[8:begin])[part + '.labels']['data_offsets']\n"
+              "    labels = data[begin + first:begin + end:4]\n"
+              "    print([labels.count(c) for c in range(3)], list(labels) == sorted(labels))\"");
+    cr_expect_str_eq(out, "[7, 7, 6] True\n[2, 1, 1] True\n");
+    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --batch 2 --data t --train-size 2");
+    cr_expect(says("the test set has 1 class without a training sample; raise --train-size"), "%s", out);
+    EXPECT(0, "rm -r t/1 t/2 && " TRAIN "--data t");
+    cr_expect(says("--data t: all samples have class 0, so there is nothing to learn"), "%s", out);
+}
+
+/* With --decode, a sample without an image is an error, or is skipped and counted. */
+Test(choice, decoding_needs_an_image_in_each_sample)
+{
+    make_class_folders();
+    EXPECT(0, "mkdir w && cp t/0/* w && echo RIFF > w/0.webp");
+    expect_refused(
+        1, "w/0.webp: sample '0': it has no member for --image jpg;jpeg;png;npy; its members are: webp;",
+        "$P --variant files --data w --decode --cache any");
+    EXPECT(0, FILES "--data w --decode --on-error skip");
+    cr_expect(number(out, 1, "items") == 60 && number(out, 1, "skipped") == 1, "%s", out);
+    expect_refused(1, "sample '0': its webp is not an image",
+                   "$P --variant files --data w --image 'npy;webp' "
+                   "--decode --cache any");
+}
+
 /* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)
 {
 #ifdef HAVE_PNG
+    EXPECT(0, "$P --prepare h --from digits --samples 30 --store imagefolder");
+    cr_assert(strstr(out, "h: 30 samples in 10 class folders, "), "%s", out);
     EXPECT(0, "$P --prepare i --from digits --samples 1203 --store imagefolder && "
               "$P --prepare s --from digits --samples 1203");
     EXPECT(0, "cd i && n=0 && for f in */; do for x in $f*; do echo ${x%%.png},$n,$x; done; n=$((n + 1)); "

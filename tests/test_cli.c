@@ -71,7 +71,7 @@ Test(cli, help_names_every_option_and_exit_status)
 }
 
 /* Scripts read this list to choose variants. */
-Test(cli, the_list_of_variants_is_csv_and_json_too)
+Test(cli, the_list_of_variants_can_be_csv_or_json)
 {
     run_well("--list --format csv");
     cr_expect(strncmp(out, "workload,variant,platform,available,reason,summary\n", 51) == 0, "%s", out);

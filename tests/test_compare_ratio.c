@@ -173,7 +173,7 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
+/* How the simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
  * `within` is the standard deviation of the logarithms of a run's samples. A run has one row with `samples`
  * samples, or `epochs` rows with one sample each if `epochs` is not 0. */
 struct noise {
@@ -320,7 +320,8 @@ Test(ratio, finds_a_slowdown_of_5_percent_and_no_false_one)
     cr_expect(simulate(&quiet, 0, 0.02, 2000).verdicts[VERDICT_SAME] >= 0.99);
 }
 
-/* If a single training has at least six epochs, its interval is computed from the times of these epochs. */
+/* If a single training run has at least six epochs, its interval is computed from the times of these epochs.
+ */
 Test(ratio, the_interval_of_single_trainings_uses_their_epochs)
 {
     static const double times[] = {2, 1, 1.01, 0.99, 1.02, 0.98};

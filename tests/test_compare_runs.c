@@ -29,7 +29,8 @@ Test(runs, one_run_against_several)
 
 #define TRAIN "--variant train-naive --model logreg --train-size 200 --test-size 50 --epochs 3 "
 
-/* Each row of a training is an epoch. The epochs of a run share one process, so they count as one value. */
+/* Each row of a training run is an epoch. The epochs of a run share one process, so they count as one value.
+ */
 Test(runs, epochs_are_one_run)
 {
     run_well(TRAIN "--out a.csv");
@@ -64,14 +65,13 @@ Test(runs, some_measures_are_those_of_the_last_epoch)
     cr_assert(system("head -n 3 a.csv > b.csv") == 0);
     run("compare a.csv b.csv --measure test_loss");
     cr_expect(status == 1 && strstr(err, "b.csv has no row to compare"), "%d: %s", status, err);
-    cr_expect(
-        strstr(
-            err,
-            "b.csv: left out 1 run without the last epoch, because test_loss describes a whole training\n"),
-        "%s", err);
+    cr_expect(strstr(err, "b.csv: left out 1 run without the last epoch, because test_loss describes a whole "
+                          "training run\n"),
+              "%s", err);
 }
 
-/* Writes rows of trainings of three epochs. Each triple is one row: job, epoch, and time in milliseconds. */
+/* Writes rows of training runs of three epochs. Each triple is one row: job, epoch, and time in milliseconds.
+ */
 static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
 {
     char text[1 << 16];
@@ -90,10 +90,10 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
     put(path, text);
 }
 
-/* Each case is one file. The files have: one training; two consecutive trainings; a training that was
- * interrupted and restarted; two trainings of one job with alternating rows; two trainings of different jobs
- * with alternating rows; a training that another job resumed; the rest of a resumed training; and rows in
- * descending order of epochs. */
+/* Each case is one file. The files have: one training run; two consecutive training runs; a training run that
+ * was interrupted and restarted; two training runs of one job with alternating rows; two training runs of
+ * different jobs with alternating rows; a training run that another job resumed; the rest of a resumed
+ * training run; and rows in descending order of epochs. */
 Test(runs, epochs_belong_to_runs)
 {
     static const struct {

@@ -101,7 +101,7 @@ static const struct {
     {"sed -i 's/^page README.md$/&\\nother ## Two floors: counted/' $D/docs/numbers.txt",
      "no line of README.md begins with '## Two floors'"},
     {"sed -i 's/^    us(naive batch=32); rate(naive batch=32)/    us(naive)/' $D/docs/numbers.txt",
-     "2 numbers, 1 values"},
+     "the line has 2 {}, but 1 values follow"},
     {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is not arithmetic over"},
 };
 
@@ -132,9 +132,24 @@ Test(numbers, the_table_of_planted_faults_keeps_its_page)
     shell("cp docs/notes/mutations.md $D/page.md; echo '# After' >> $D/page.md; cp $D/page.md $D/before.md; "
           "PYTHONPATH=tests python3 -B -c 'import mutate, mutate_faults\n"
           "rows, around = mutate.read_page(\"'$D'/page.md\")\n"
-          "order = mutate_faults.read_list(\"tests/mutations.txt\", mutate.TREE)\n"
+          "order = mutate_faults.read_list(\"tests/mutations.txt\", mutate.TREE)[0]\n"
           "mutate.write_page(\"'$D'/page.md\", rows, around, order, {}, [])' && cmp $D/page.md $D/before.md");
     cr_expect_eq(status, 0, "%s", out);
+}
+
+/* Every fault of tests/mutations.txt has exactly one line in the sources. */
+Test(numbers, planted_faults_fit_the_sources)
+{
+    shell("tests/mutate.py --check tests/mutations.txt");
+    cr_expect(status == 0 && says(" faults fit the sources"), "%d: %s", status, out);
+    shell("printf '1\\tmpi/comm_mpi.c\\tboolean\\tbroken = true;\\tbroken = "
+          "false;\\n2\\tsrc/none.c\\tbits\\ta\\tb\\n"
+          "3\\tsrc/main.c\\tbits\\tnone\\tb\\n' > $D/list; tests/mutate.py --check $D/list");
+    cr_expect(status == 1 && says("fault 1: mpi/comm_mpi.c: ") &&
+                  says(" lines \"broken = true;\", not one") && says("fault 2: src/none.c: ") &&
+                  says("fault 3: src/main.c: it has 0 lines \"none\"") &&
+                  says("3 faults do not fit the sources"),
+              "%d: %s", status, out);
 }
 
 Test(numbers, new_rows_are_written_into_the_pages)

@@ -59,7 +59,8 @@ static bool is_kept(int row)
     return row != 3 && row != 5 && row != 7 && row != 9 && row != 11 && row != 20 && row != 290;
 }
 
-#define PREPARE "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 50 "
+#define PREPARE_WITH(options) "$P --prepare set --from embeddings --source a.npy,b.npy " options " "
+#define PREPARE               PREPARE_WITH("--rows-per-file 50")
 
 /* ---- What is written ---- */
 
@@ -106,9 +107,27 @@ Test(embedding_set, keeps_valid_rows_in_order)
     cr_assert_str_eq(out, "key,first_row,rows,file_safetensors,file_xxh3\n"
                           "000005,250,43,000/000005.safetensors,000/000005.xxh3\n");
     EXPECT(0, "$P --verify-set set");
-    cr_assert(strstr(out, "set: all hashes match: 12 files, 293 rows"), "%s", out);
+    cr_assert(strstr(out, "set: all hashes match: 13 files, 293 rows"), "%s", out);
     EXPECT(0, PREPARE "--dedup 2>&1");
     cr_assert(strstr(out, "already complete"), "%s", out);
+    EXPECT(0,
+           "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
+    cr_assert(strstr(out, "295 of 300 rows are kept; 5 are invalid\n"), "%s", out);
+    cr_assert(strstr(out, "all: 1 file with 295 rows in 1 folder,"), "%s", out);
+}
+
+/* A repeated command with other options or other source files is refused, and the message names the cause. */
+Test(embedding_set, other_options_are_refused)
+{
+    put_set();
+    EXPECT(0, PREPARE);
+    EXPECT(2, PREPARE_WITH("--rows-per-file 60"));
+    cr_assert(strstr(out, "other options (--rows-per-file=50 there, --rows-per-file=60 now)"), "%s", out);
+    EXPECT(2, PREPARE_WITH(""));
+    cr_assert(strstr(out, "other options (--rows-per-file=50 there, none now)"), "%s", out);
+    put_rows("b.npy", 120, 10);
+    EXPECT(2, PREPARE);
+    cr_assert(strstr(out, "or its source files have changed"), "%s", out);
 }
 
 Test(embedding_set, converts_rows)
@@ -155,6 +174,10 @@ Test(embedding_set, refusals)
         cr_assert(strstr(out, refused[i].words), "%s: %s", refused[i].options, out);
         EXPECT(1, "test -e set");
     }
+    EXPECT(0, "$P --variant ops-omp --data none.npy --loops 3 --warmup-time 0"); /* has no time per row */
+    cr_assert(strstr(out, "\nops-omp                       -") && !strstr(out, "inf"), "%s", out);
+    EXPECT(1, "cp a.npy a.npz && $P --variant ops-omp --data a.npz");
+    cr_assert(strstr(out, ".npy (as numpy.save() writes)"), "%s", out);
     EXPECT(2, "mkdir d && cp a.npy d && $P --prepare d/set --from embeddings --source d");
     cr_assert(strstr(out, "inside its source"), "%s", out);
 }
@@ -184,7 +207,7 @@ Test(embedding_set, killed_runs_are_continued)
            "{ $P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 >log 2>&1 & p=$!; "
            "until test -e set/000/000004.safetensors || ! kill -0 $p; do sleep 0.002; done; "
            "kill -9 $p; wait $p 2>/dev/null; "
-           "test -e set/embeddings.index || test -d set/.prepare; }"); /* complete only on a fast machine */
+           "test -e set/embeddings.index || test -d set/.prepare; }"); /* a fast machine completes the set */
     EXPECT(
         0,
         "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 && diff -r set whole && "
@@ -230,17 +253,20 @@ Test(embedding_set, damaged_rows_are_named)
     put_set();
     EXPECT(0, PREPARE "--dedup && cp -r set whole");
     flip("000001.safetensors", -1);
-    expect_damage(3, "set/000/000001.safetensors: rows 99 to 99 differ from their hashes (1 of 50 rows",
-                  "1 of 12 files");
+    expect_damage(
+        3, "set/000/000001.safetensors: these rows of the set differ from their hashes: 99 (1 of 50 rows",
+        "1 of 13 files");
     flip("000001.safetensors", -76 * 50);
     flip("000001.safetensors", -76 * 49 + 75);
     flip("000001.safetensors", -76 * 10);
     flip("000004.safetensors", -1);
-    expect_damage(3, "set/000/000001.safetensors: rows 50 to 51, 90 to 90 differ",
-                  "set/000/000004.safetensors: rows 249 to 249 differ");
+    expect_damage(3,
+                  "set/000/000001.safetensors: these rows of the set differ from their hashes: 50 to 51, 90 "
+                  "(3 of 50 rows of the file)",
+                  "set/000/000004.safetensors: these rows of the set differ from their hashes: 249 (");
     for (long row = 1; row <= 19; row += 2)
         flip("000000.safetensors", -76 * row);
-    expect_damage(3, "rows 31 to 31, 33 to 33", "45 to 45, and 2 more ranges differ");
+    expect_damage(3, "hashes: 31, 33, ", "45, and 2 more ranges (10 of");
 }
 
 Test(embedding_set, damaged_files_are_named)
@@ -248,20 +274,28 @@ Test(embedding_set, damaged_files_are_named)
     put_set();
     EXPECT(0, PREPARE "--dedup && cp -r set whole");
     flip("000000.safetensors", 8);
-    expect_damage(3, "000000.safetensors: its header differs", "1 of 12 files");
+    expect_damage(3, "000000.safetensors: its header differs", "1 of 13 files");
     flip("000000.safetensors", 50); /* in the metadata */
     expect_damage(3, "000000.safetensors: its", "header");
     flip("000002.xxh3", 9);
-    expect_damage(3, "set/000/000002.xxh3: it differs from its hash", "1 of 12 files");
+    expect_damage(3, "set/000/000002.xxh3: it differs from its hash", "1 of 13 files");
     flip("000002.xxh3", 9);
     flip("000002.safetensors", -9);
-    expect_damage(3, "000002.safetensors: it differs from its hash in the index; without", "2 of 12 files");
+    expect_damage(3, "000002.safetensors: it differs from its hash in the index; without", "2 of 13 files");
     EXPECT(0, "rm set/000/000003.safetensors");
-    expect_damage(3, "set/000/000003.safetensors: cannot be read", "1 of 12 files");
+    expect_damage(3, "set/000/000003.safetensors: cannot be read", "1 of 13 files");
     EXPECT(0, "truncate -s -1 set/000/000003.safetensors");
     expect_damage(3, "000003.safetensors: it has", "instead of");
     EXPECT(0, "sed -i 's/^sample/samplf/' set/embeddings.index");
     expect_damage(1, "embeddings.index", "truncated or changed");
+    EXPECT(0, "sed -i s/,250,/,251,/ set/samples.csv");
+    expect_damage(3, "set/samples.csv: it differs from the list that --prepare wrote", "1 of 13 files");
+    EXPECT(0, "rm set/samples.csv");
+    expect_damage(3, "set/samples.csv: cannot be read", "1 of 13 files");
+    EXPECT(0, "cp set/000/000000.safetensors set/000/extra.safetensors && mkdir set/001 && cp a.npy set/001");
+    expect_damage(3, "set/000/extra.safetensors: it does not belong to the set; remove it",
+                  "set/001/a.npy: it does not belong to the set");
+    EXPECT(0, "$P --verify-set set//");
     EXPECT(0, "rm set/embeddings.index");
     expect_damage(2, "it has no index", "--from embeddings");
     EXPECT(0, "cp set/embeddings.index set/b.index");
@@ -269,6 +303,9 @@ Test(embedding_set, damaged_files_are_named)
     EXPECT(0, "rm -rf set && $P --prepare set --samples 2 --sample-shape 3 --store files");
     expect_damage(2, "not a set of embeddings", "--workload load --verify");
     EXPECT(2, "$P --verify-set nowhere");
+    EXPECT(2, "$P --verify-set set --format json");
+    cr_assert(strstr(out, "--format does not apply to --verify-set; leave one out"), "%s", out);
+    EXPECT(2, "$P --verify-set set --variant ops-omp");
 }
 
 /* Tests damaged rows of .npy files and of nvfp4, whose rows have scales. */
@@ -277,13 +314,13 @@ Test(embedding_set, damage_in_other_formats)
     put_set();
     EXPECT(0, PREPARE "--encode npy && cp -r set whole");
     flip("000001.npy", -77);
-    expect_damage(3, "000001.npy: rows 98 to 98 differ", "");
+    expect_damage(3, "000001.npy: these rows of the set differ from their hashes: 98 (", "");
     EXPECT(0, "rm -r whole set; " PREPARE "--to nvfp4 && cp -r set whole");
     /* The file ends with 2 scales for each of 50 rows, and the scale of the set. */
     flip("000001.safetensors", -5);
-    expect_damage(3, "rows 99 to 99 differ", "");
+    expect_damage(3, "hashes: 99 (", "");
     flip("000001.safetensors", -105);
-    expect_damage(3, "rows 99 to 99 differ", "");
+    expect_damage(3, "hashes: 99 (", "");
     flip("000001.safetensors", -1);
     expect_damage(3, "its rows match", "scale");
 }

@@ -426,7 +426,7 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/11, train/9, infer/6, exchange/1, ops/1, monitor/1, monitor/2, steps/1)"},
+     "load/11, ops/1, train/9, infer/6, exchange/1, monitor/1, monitor/2, steps/1)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"cat tests/data/rows/synth_3.csv",
      "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
@@ -483,7 +483,7 @@ Test(figures, usage)
         cr_expect(says(names[i]), "%s", out);
 }
 
-/* The figure shows one combination of rank count and element type: the one with most of the user's points. */
+/* The figure shows the combination of rank count and element type for which the user has the most points. */
 Test(figures, all_reduces_have_one_line_per_variant)
 { /* the first figure has four lines of the fixture and five of the reference rows */
     shell("cp " FIXTURES "/exchange.csv $D/results && " SELECT
@@ -498,8 +498,9 @@ Test(figures, all_reduces_have_one_line_per_variant)
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
 }
 
-/* Bars are grouped by steps and coloured by the reference bandwidth. Each bar shows the largest set. Sets
- * with another number of columns are left out. */
+/* Bars are grouped by the value of --steps. Their colour shows which bandwidth is the reference: that of a
+ * copy in GPU memory, of copies to the GPU, or of STREAM triad. Each bar shows the largest set. Sets with
+ * another number of columns are left out. */
 Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
 {
     shell("cp " FIXTURES "/ops.csv $D/results && " SELECT "ops --reference $D/reference >/dev/null && "
@@ -543,8 +544,8 @@ Test(figures, bubbles_have_lines_by_measurement_and_formula)
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
-/* The figure shows the speed of all ranks together as a share of the sum of the speeds of single ranks, from
- * the third epoch on. Both sides of a comparison must have the same job and the same total of threads. */
+/* The figure shows the speed of all ranks together / the sum of the speeds of single ranks. The
+ * first two epochs are ignored. Both must have the same job and the same total of threads. */
 Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
 {
     shell("cp " FIXTURES "/balance.csv $D/results && " SELECT

@@ -33,8 +33,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/10'"), "%s", out);
 }
 
-/* Each run of a file of --log has a line. Of the steps that a resumed run repeats, the later rows count.
- * Other figures ignore such files. */
+/* The figure has one line per run in a file of --log. If a resumed run repeats steps, the later rows count.
+ * Other figures ignore files of --log. */
 Test(figures_train, steps_have_a_line_per_run)
 {
     shell("cp " FIXTURES "/steps.csv $D/results && " SELECT "learning_steps >/dev/null && "
@@ -52,6 +52,45 @@ Test(figures_train, steps_have_a_line_per_run)
     cr_expect(status == 2 && says("steps.csv, line 2: samples_seen is 'many', not a number"), "%s", out);
 }
 
+/* The losses of a new training differ from those of the steps that it repeats. */
+Test(figures_train, two_runs_in_one_file_have_two_lines)
+{
+    shell("cd $D/results && cp $OLDPWD/" FIXTURES
+          "/steps.csv log.csv && awk -F, -v OFS=, 'NR == 1 { for (i = 1; "
+          "i <= NF; i++) at[$i] = i } /train-cuda/ { $at[\"loss\"] *= 1.5; print }' log.csv > more && "
+          "cat more >> log.csv && sed 's/X1,1,/X1,2,/; /torch-cuda/d' log.csv > ranks.csv && rm more");
+    shell(SELECT "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 5") && says("'torch-cuda'"), "%s", out);
+    cr_expect(says("'train-cuda, 1 rank, log, run 1'") && says("'train-cuda, 1 rank, log, run 2'") &&
+                  says("'train-cuda, 2 ranks, ranks, run 2'"),
+              "%s", out);
+}
+
+/* The caption names the options of the training run that is drawn. The note names those that other rows have.
+ */
+Test(figures_train, captions_and_notes_name_the_options)
+{
+    shell("cd $D/results && awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
+          "$at[\"variant\"] == \"train-naive\" { print; $at[\"mixup\"] = 0.8; $at[\"clip_norm\"] = 2; "
+          "$at[\"loss\"] = \"bce\"; sub(\"2026\", \"2027\", $at[\"time_utc\"]); print }' $OLDPWD/" FIXTURES
+          "/train.csv > train.csv");
+    shell(SELECT "learning_loss && cat $D/work/learning_loss.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("adam at 0.001, loss bce, clip-norm 2, mixup 0.8") &&
+                  says("'training loss (binary cross-entropy, mean over the epoch)'"),
+              "%s", out);
+    shell(FIGURES "learning_loss");
+    cr_expect(says("2 of your rows are on no line, because other parameters differ: train-naive, loss "
+                   "cross-entropy, clip_norm none, mixup 0)"),
+              "%s", out);
+    /* Rows that newer rows of the same training replace are not named. */
+    shell("cd $D/results && sed '1d; s/2027/2028/' train.csv | grep 2028 >> train.csv; grep -v ',2026' "
+          "train.csv > new; mv new train.csv");
+    shell(FIGURES "learning_loss");
+    cr_expect(!says("on no line"), "%s", out);
+}
+
 /* A module in place of the package tensorboardX prints its calls. */
 Test(figures_train, rows_of_steps_are_passed_on_to_boards)
 {
@@ -67,6 +106,10 @@ Test(figures_train, rows_of_steps_are_passed_on_to_boards)
     cr_expect(says("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n") && says("lr 0.001 120\n"),
               "%s", out);
     cr_expect(says("steps.csv: 24 rows of 2 runs; 3 repeated rows left out\n"), "%s", out);
+    shell("mkdir -p $D/used/lenet-torch-cuda-Made-up_Accelerator_X1-1-0/x && PYTHONPATH=$D/with "
+          "scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard $D/used");
+    cr_expect(status == 2 && says("X1-1-0 has files of an earlier call; remove it, or name another folder"),
+              "%s", out);
     /* A resumed run repeats a row; a second run has another loss. */
     shell("cd $D && cat $OLDPWD/" FIXTURES
           "/steps.csv >steps.csv && sed -n 3p steps.csv >row && cat row >>steps.csv");
@@ -104,7 +147,7 @@ Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
               "%s", out);
 }
 
-/* With weak scaling, the batch of all ranks grows with their number, and the batch per rank is the same. */
+/* With weak scaling, the global batch grows with the number of ranks, and the batch per rank is the same. */
 Test(figures_train, throughput_over_ranks_has_a_line_per_variant)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for ranks in 2 4; do "
@@ -156,13 +199,12 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("maximum of 1 seed per line."), "%s",
-              out);
+    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("One seed per"), "%s", out);
 }
 
-/* The figure training_time compares trainings on the same images, generated live and loaded. Rows of other
- * jobs, and of jobs without loaded samples, are on no line. The figure `training` has only published points,
- * because these rows are of other networks. */
+/* The figure training_time compares training runs on the same images, generated live and loaded. Rows of
+ * other jobs, and of jobs without loaded samples, are on no line. The figure `training` has only published
+ * points, because these rows are of other networks. */
 Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
 {
     shell("cp " FIXTURES
@@ -193,7 +235,7 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
               "%s", out);
 }
 
-/* A figure that has only reference rows says so. A note explains why it does not draw the user's rows. */
+/* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */
 Test(figures_train, figures_of_training_without_your_rows)
 {
     shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"

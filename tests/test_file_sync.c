@@ -60,7 +60,7 @@ static const char *in_folder(const char *name)
     return path;
 }
 
-/* The file is synced and renamed; then its folder is synced. So it is complete after a power failure. */
+/* The file is synced and renamed; then its folder is synced. So the file survives a power failure. */
 Test(file_sync, a_file_is_durable)
 {
     cr_assert_eq(file_write_atomic(in_folder("new"), "one", 3), STATUS_OK, "%s", status_text());

@@ -120,8 +120,8 @@ Test(image, weights_fit_16_bits_and_add_up_to_one)
 
 /* ---- Orientation ---- */
 
-/* Where EXIF's standard puts row 0 and column 0 of the stored image: for each orientation, the upright
- * positions of the stored pixels (0, 0), (2, 0) and (0, 1) of a 3 x 2 image. */
+/* The stored image has 3 x 2 pixels. For each orientation, `wanted` says where the EXIF standard puts the
+ * stored pixels (0, 0), (2, 0) and (0, 1) in the upright image. */
 Test(image, orientations_are_those_of_exif)
 {
     static const uint32_t wanted[8][3][2] = {{{0, 0}, {2, 0}, {0, 1}}, {{2, 0}, {0, 0}, {2, 1}},

@@ -1,5 +1,5 @@
 /* Tests that libfdsl.so generates the same images as the program, for every output format and for calls of
- * several sizes, and that its error for a wrong argument names the argument. */
+ * several sizes. Its error for a wrong argument must name the argument. */
 #include <math.h>
 #include <pthread.h>
 

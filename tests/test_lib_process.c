@@ -148,8 +148,8 @@ Test(lib_process, generators_work_in_several_threads)
 }
 
 #ifndef __SANITIZE_ADDRESS__
-/* Limits the address space to 64 different sizes. For each, fdsl_open() must succeed, or report that memory
- * or threads are missing. */
+/* Tests 64 limits of the address space. With each limit, fdsl_open() must succeed, or report that memory or
+ * threads are missing. */
 Test(lib_process, memory_that_does_not_suffice_is_reported)
 {
     struct fdsl_config config = small();

@@ -202,7 +202,7 @@ Test(live, test_samples_are_never_training_samples)
 
 /* ---- Engines ---- */
 
-static struct mixing mixing; /* of learn() */
+static struct mixing mixing; /* the mixing of samples in learn() */
 
 /* Trains two epochs and sets `into` to the parameters. */
 static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
@@ -347,8 +347,8 @@ static void expect_generator(const void *input, const void *argument)
     cr_expect_str_eq(job->train.generator ? job->train.generator : "auto", name);
 }
 
-/* Engines on a CPU accept only `omp`. Training can resume with another generator if its images have the same
- * bits. */
+/* Engines on a CPU accept only the generator `omp`. Training can resume with another generator if both
+ * generate the same bits. */
 Test(live, generators_suit_the_device_and_identify_the_training)
 {
     static const char *const names[] = {"auto", "omp", "fused", "bat", "gbase"};

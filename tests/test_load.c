@@ -470,8 +470,8 @@ static double huge(double bytes)
     return ceil(bytes / (2 << 20)) * (2 << 20);
 }
 
-/* Expects that a variant uses `bytes` of memory. Of these, one batch of `samples` samples of the mean size
- * and `images` bytes of images are useful. */
+/* Expects that a variant uses `bytes` bytes of memory. The useful bytes among them are `samples` samples of
+ * the mean size, and `images` bytes of decoded images. */
 static void expect_memory(const char *name, const char *line, double bytes, double samples, double images)
 {
     struct job job;
@@ -518,9 +518,9 @@ Test(load, memory_includes_decoded_images, .init = make_folder, .fini = remove_f
 }
 #endif
 
-/* Replaces the test's folder by a new one in `where`, because some tests need a disk and some a file system
- * in memory, and /tmp may be either. */
-static void make_folder_beside(const char *where)
+/* Replaces the test's folder by a new one in `where`. Some tests need a disk, and others need a file system
+ * in memory; /tmp may be either. */
+static void make_folder_in(const char *where)
 {
     remove_folder();
     snprintf(folder, sizeof folder, "%s/fdsl-load-XXXXXX", where);
@@ -531,7 +531,7 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
 {
     struct job job;
     struct cache_pages pages;
-    make_folder_beside("build");
+    make_folder_in("build");
     make_shards(101);
     cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
     enum status settled = load_settle_cache(job.input, &pages);
@@ -556,7 +556,7 @@ Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
     struct cache_pages pages;
     if (access("/dev/shm", W_OK) != 0)
         cr_skip_test("no /dev/shm");
-    make_folder_beside("/dev/shm");
+    make_folder_in("/dev/shm");
     make_shards(101);
     cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
     cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);

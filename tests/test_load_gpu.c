@@ -205,17 +205,17 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     put_array("b.npy", "<f2", "3, 5", 30, 0);
     cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_OK, "%s", status_text());
-    cr_expect(arrays.type == DTYPE_F16 && arrays.values == 15);
+    cr_expect(arrays.type == DTYPE_F16 && arrays.value_count == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
     uint64_t npy = dataset.members[2].size, array = dataset.samples[0].image;
     cr_expect_eq(a->members, 2);
     cr_expect_eq(a->size[1 - array], 2);
     cr_expect_eq(a->label, 12);
     cr_expect_eq(a->bytes, npy + 2);
-    cr_expect_eq(a->values, a->at[array] + npy - 30);
+    cr_expect_eq(a->values_offset, a->at[array] + npy - 30);
     cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
     cr_expect_eq(arrays.extents[0].bytes, a->at[1] + a->size[1]);
-    cr_expect(b->members == 1 && b->label == LABEL_NONE && b->at[0] == 0 && b->values == npy - 30);
+    cr_expect(b->members == 1 && b->label == LABEL_NONE && b->at[0] == 0 && b->values_offset == npy - 30);
     cr_expect_eq(arrays.bytes_max, arrays.extents[0].bytes);
     arrays_close(&arrays);
     dataset_close(&dataset);
@@ -247,7 +247,7 @@ Test(load_gpu, pictures_to_decode_are_examined, .init = make_folder, .fini = rem
     free(bytes);
     cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert_eq(arrays_open(&dataset, &fit, false, &arrays), STATUS_OK, "%s", status_text());
-    cr_expect(arrays.type == DTYPE_U8 && arrays.values == 75);
+    cr_expect(arrays.type == DTYPE_U8 && arrays.value_count == 75);
     const struct array_picture *pictures = arrays.pictures;
     cr_expect(pictures[0].on_device && pictures[0].shape.width == 20 && pictures[0].shape.height == 10);
     cr_expect(!pictures[1].on_device && !pictures[2].on_device && !pictures[3].on_device);
@@ -283,7 +283,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.npy", "no array", 8);
     expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
-    expect_unfit("shards-gpu or shards-omp --decode --out-res PIXELS");
+    expect_unfit("shards-gpu or shards-omp with --decode --out-res PIXELS");
     put("b.json", "{}", 2);
     expect_unfit("its members are: json;");
     put("b.cls", "1", 1);

@@ -250,7 +250,7 @@ Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder,
     make_files(101);
     FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
     cr_assert(stream && putc('7', stream) == '7' && fclose(stream) == 0);
-    expect_refused("000/000004.cls: offset 0: sample '000/000004': it has 'cls' twice");
+    expect_refused("000/000004.cls: sample '000/000004': it has 'cls' twice");
     expect_skipped(100, "1");
 }
 

@@ -195,8 +195,8 @@ Test(load_others, the_comparison_refuses_tables_with_other_columns, .init = make
     }
 }
 
-/* With --gpu, loading.py compares a loader with a variant that delivers the same bytes to the GPU, with as
- * many threads as the loader has workers. */
+/* With --gpu, loading.py compares a loader with a variant that delivers the same bytes to the GPU. The
+ * variant must have as many threads as the loader has workers. */
 Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];

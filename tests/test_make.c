@@ -127,7 +127,8 @@ Test(make, help_names_the_goals)
     cr_expect_not(strstr(out, "VERSION  :="), "the help must end after the comment at the top");
 }
 
-/* The program opens cuFile and nvJPEG by name at run time, so building an image without them succeeds. */
+/* The program opens cuFile and nvJPEG by name at run time, so a container image without them can be built.
+ * Therefore this test checks that the build recipes copy both libraries. */
 Test(make, images_contain_libraries_that_are_opened_by_name)
 {
     static const char *const recipes[] = {"Dockerfile", "fdsl-bench.def"};
@@ -141,7 +142,7 @@ Test(make, images_contain_libraries_that_are_opened_by_name)
     }
 }
 
-/* Images are built with these libraries if their headers are found, so they need them to start. */
+/* The program in a container image is linked with these libraries, so the image must contain them. */
 Test(make, images_contain_the_libraries_of_the_build)
 {
     EXPECT(0, "for f in Dockerfile fdsl-bench.def; do for l in libpng16 libjpeg libcurl4 libjansson4 "

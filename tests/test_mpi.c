@@ -87,11 +87,12 @@ Test(mpi, images_are_verified_before_the_timing)
 {
     static char seen[TEXT_MAX];
     run_well(2,
-             "--variant naive --res 256 --vertices 2000 --orbits 50 --batch 8 --min-time 0.2 --max-time 0.2 "
+             "--variant naive --res 256 --vertices 2000 --orbits 50 --batch 4 --min-time 0.2 --max-time 0.2 "
              "--verify --monitor monitor.csv:10");
     read_text("monitor.csv", seen);
     bool verified = false, timed = false;
-    for (size_t row = 1; row < count_of(seen, "\n"); row++) {
+    const size_t rows = count_of(seen, "\n");
+    for (size_t row = 1; row < rows; row++) {
         if (strcmp(value(seen, row, "rank"), "0") != 0)
             continue;
         bool timing = strcmp(value(seen, row, "phase"), "timed") == 0;

@@ -10,12 +10,12 @@
 
 TestSuite(mpi_heartbeat, .init = start, .fini = stop, .timeout = 120);
 
-#define ROLE     "FDSL_TEST_HEARTBEAT" /* set in ranks: what rank 1 does */
+#define ROLE     "FDSL_TEST_HEARTBEAT" /* variable of ranks; its value says what rank 1 does */
 
 #define LIMIT_S  1
 #define PAUSE_MS 300
 
-/* Stops this process for some time. */
+/* Stops this process for PAUSE_MS milliseconds. */
 static void pause_self(void)
 {
     const pid_t self = getpid(), child = fork();

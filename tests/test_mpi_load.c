@@ -1,4 +1,4 @@
-/* Tests ranks that read data sets. A rank whose data set differs from that of rank 0 must be refused, and a
+/* Tests ranks that read data sets. A rank whose data set differs from that of rank 0 must be refused. A
  * rank that fails during the timing must end all ranks. Each rank can run in its own folder, so that one
  * command names different data sets. Skipped if the build has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE

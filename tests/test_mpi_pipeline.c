@@ -10,13 +10,13 @@
 #include "train/pipeline.h"
 #include "train_support.h"
 
-#include "mpirun.h" /* last, because its `out` and `status` would shadow names in other headers */
+#include "mpi_train.h" /* last, because its `out` and `status` would shadow names in other headers */
 
 TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
 
 /* ---- Messages ---- */
 
-#define STAGE "FDSL_TEST_STAGE" /* set in processes that are ranks; its value names the test */
+#define STAGE "FDSL_TEST_STAGE" /* environment variable of ranks; its value names the test */
 
 /* Each rank sends messages to the next rank. The sender may be ahead of the receiver by as many messages as
  * there are buffers. Returns an exit status. */
@@ -94,30 +94,19 @@ static enum status train_with(const struct engine *engine, const struct net *net
     return STATUS_OK;
 }
 
-/* Returns the norm of the difference of two arrays, divided by the norm of `wanted`. */
-static double distance(const float *mine, const float *wanted, size_t count)
-{
-    double off = 0, norm = 0;
-    for (size_t i = 0; i < count; i++) {
-        off += ((double)mine[i] - wanted[i]) * ((double)mine[i] - wanted[i]);
-        norm += (double)wanted[i] * wanted[i];
-    }
-    return sqrt(off / norm);
-}
-
-/* Returns the largest distance() of the arrays of two outcomes; 0 if all arrays are equal. */
+/* Returns the largest relative_error() of the arrays of two outcomes; 0 if all arrays are equal. */
 static double compare(const struct net *net, const struct outcome *mine, const struct outcome *wanted)
 {
     const size_t values = net->model.arena_values;
-    double worst = distance(mine->gradients, wanted->gradients, values);
-    worst = worse(worst, distance(mine->end.parameters, wanted->end.parameters, values));
-    worst = worse(worst, distance(mine->end.m, wanted->end.m, values));
-    return worse(worst, distance(mine->logits, wanted->logits,
-                                 (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
+    double worst = relative_error(mine->gradients, wanted->gradients, values);
+    worst = worse(worst, relative_error(mine->end.parameters, wanted->end.parameters, values));
+    worst = worse(worst, relative_error(mine->end.m, wanted->end.m, values));
+    return worse(worst, relative_error(mine->logits, wanted->logits,
+                                       (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
 }
 
 /* Trains on a pipeline with every schedule, and twice with the last one. All runs must be bit-identical.
- * Returns the largest distance from `wanted`. */
+ * Returns the largest relative error of the arrays. */
 static double train_piped(const struct engine *engine, struct net *net, uint32_t micros,
                           const struct outcome *wanted)
 {
@@ -169,7 +158,7 @@ static int expect_same_training(const struct engine *engine, int model, struct s
     return !(off <= bound);
 }
 
-/* Tests lenet, cnn, which has dropout, and cnn-fdsl, which has additions. With some cuts, an addition uses
+/* Tests lenet, cnn (with dropout) and cnn-fdsl (with additions). With some cuts, an addition uses
  * the input of a stage. */
 static int train_stages(void)
 {
@@ -266,8 +255,8 @@ static void find_gradients(const struct engine *engine, void *state, uint32_t si
     must(engine->gradients(state, gradients));
 }
 
-/* Both engines add up the gradients of a linear layer sample by sample, so the sizes of micro-batches must
- * not change a bit. */
+/* Both engines add up the gradients of a linear layer sample by sample, so the gradients must be
+ * bit-identical for all micro-batch sizes. */
 static void expect_same_gradients(const struct engine *engine, struct net *net)
 {
     const struct stage stage = {.first = true, .last = true, .splits = true, .slots = 1, .capacity = BATCH};
@@ -358,16 +347,8 @@ Test(mpi_pipeline, slices_have_the_parameters_and_the_work_of_the_network)
 
 /* ---- The program ---- */
 
-#define LEARN                                                                                      \
-    "--model lenet --train-size 62 --test-size 20 --batch 24 --epochs 2 --threads 1 --format csv " \
-    "--scaling strong --variant train-naive "
-#define PIPE LEARN "--parallel pipeline --microbatches 5 "
-
-static bool same_files(const char *one, const char *other)
-{
-    shell("cmp %s %s", one, other);
-    return status == 0;
-}
+#define NAIVE DIVIDE "--variant train-naive "
+#define PIPE  NAIVE "--parallel pipeline --microbatches 5 "
 
 Test(mpi_pipeline, rows_describe_the_stages)
 {
@@ -390,7 +371,7 @@ Test(mpi_pipeline, rows_describe_the_stages)
     cr_expect(strncmp(value(out, 5, "layers"), "conv1-", 6) == 0);
     cr_expect(strstr(value(out, 7, "layers"), "fc3"));
     double all = number(out, 8, "memory_bytes");
-    run_well(0, LEARN "--export alone.safetensors --scaling weak");
+    run_well(0, NAIVE "--export alone.safetensors --scaling weak");
     cr_expect(all < 3 * number(out, 1, "memory_bytes"), "%g", all);
     cr_expect(same_files("alone.safetensors", "piped.safetensors"), "the parameters differ");
 }
@@ -405,14 +386,14 @@ Test(mpi_pipeline, a_stage_has_the_memory_of_its_layers)
         run_well(2, line);
         first[i] = number(out, 1, "memory_bytes");
     }
-    run_well(0, LEARN "--epochs 1 --scaling weak");
+    run_well(0, NAIVE "--epochs 1 --scaling weak");
     double whole = number(out, 1, "memory_bytes");
     cr_expect(first[1] < 0.25 * first[0] && first[1] < whole, "%g, %g, %g", first[0], first[1], whole);
 }
 
 Test(mpi_pipeline, stages_train_on_live_samples)
 {
-    static const char live[] = LEARN "--data synth --res 24 --classes 4 --epochs 1 --feed live ";
+    static const char live[] = NAIVE "--data synth --res 24 --classes 4 --epochs 1 --feed live ";
     char line[512];
     snprintf(line, sizeof line, "%s --scaling weak --export alone.safetensors", live);
     run_well(0, line);
@@ -424,30 +405,17 @@ Test(mpi_pipeline, stages_train_on_live_samples)
 #ifdef HAVE_XXHASH
 Test(mpi_pipeline, training_resumes_with_and_without_a_pipeline)
 {
-    run_well(0, LEARN "--scaling weak --epochs 4 --export whole.safetensors");
+    run_well(0, NAIVE "--scaling weak --epochs 4 --export whole.safetensors");
     run_well(2, PIPE "--epochs 1 --checkpoint k");
-    run_well(0, LEARN "--scaling weak --epochs 2 --checkpoint k --resume");
+    run_well(0, NAIVE "--scaling weak --epochs 2 --checkpoint k --resume");
     run_well(4, PIPE "--epochs 3 --checkpoint k --resume --schedule gpipe --microbatches 24");
     run_well(3, PIPE "--epochs 4 --checkpoint k --resume --schedule zb-h1 --export resumed.safetensors");
     cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
 }
 
-/* Starts three stages that train for a long time, and waits for their third checkpoint. */
-static pid_t start_training(pid_t ranks[8])
-{
-    char line[512] = PIPE "--epochs 1000000 --checkpoint k --rank-timeout 2";
-    drop_repeated_in(line);
-    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
-    double begin_s = timer_now_s();
-    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
-        nap();
-    cr_assert_eq(children_of(mpirun, ranks), 3);
-    return mpirun;
-}
-
 Test(mpi_pipeline, a_killed_stage_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks);
+    pid_t ranks[8], mpirun = start_training(PIPE, ranks);
     int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGKILL);
     expect_end(mpirun, "noticed that process rank", rank);
@@ -456,7 +424,7 @@ Test(mpi_pipeline, a_killed_stage_ends_all_ranks)
 /* The stopped rank's neighbours name it, unless they wait for each other in a collective call. */
 Test(mpi_pipeline, a_stage_that_does_not_answer_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks), middle = 0;
+    pid_t ranks[8], mpirun = start_training(PIPE, ranks), middle = 0;
     for (int i = 0; i < 3; i++)
         middle = rank_of(ranks[i]) == 1 ? ranks[i] : middle;
     kill(middle, SIGSTOP);
@@ -488,7 +456,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char line[512];
-        snprintf(line, sizeof line, LEARN "--parallel pipeline %s", cases[i].options);
+        snprintf(line, sizeof line, NAIVE "--parallel pipeline %s", cases[i].options);
         run(cases[i].ranks, line);
         cr_expect(status == 2 && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options, status, err);
     }

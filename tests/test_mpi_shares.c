@@ -60,8 +60,8 @@ Test(mpi_shares, ranks_drop_the_same_last_batch)
     cr_expect(fabs(three - one) < 1e-5 * one, "%.9g on three ranks, %.9g on one", three, one);
 }
 
-/* Both ranks sleep in each call of expf(), rank 1 about three times as long. train-naive calls expf() a fixed
- * number of times per sample. An epoch takes about 0.5 s. */
+/* Each call of expf() sleeps: 150 us on rank 0, and 650 us on rank 1. train-naive calls expf() a fixed number
+ * of times per sample, so rank 1 is slower by a known factor. */
 #define UNEVEN                                                                                              \
     "--variant train-naive --model logreg --train-size 192 --test-size 20 --batch 16 --threads 1 --format " \
     "csv "

@@ -16,8 +16,8 @@
 
 TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
 
-#define COUNTED     "FDSL_TEST_SUM"   /* set in the ranks of the test of comm_reduce() */
-#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in the ranks of the test of different engines */
+#define COUNTED     "FDSL_TEST_SUM"   /* variable of the ranks that test comm_reduce() */
+#define MIXED_RANKS "FDSL_TEST_MIXED" /* variable of the ranks that test different engines */
 
 static float part(int rank, size_t i)
 {
@@ -59,6 +59,18 @@ static int fail_on_one_rank(void)
     comm_reducer_close(reducer);
     wrong |= comm_reducer_open(comm_rank() == 1 ? 9 : 8, &reducer) != STATUS_USAGE ||
              !strstr(status_text(), "rank 1: its numbers of gradients differ from those of rank 0");
+    comm_reducer_close(reducer);
+    return wrong;
+}
+
+/* Only MPI limits the number of values. */
+static int open_large(void)
+{
+    struct comm_reducer *reducer = NULL;
+    bool limited = comm_size() > 1 && !comm_shares_memory;
+    int wrong = comm_reducer_open((size_t)1 << 31, &reducer) != (limited ? STATUS_FAILED : STATUS_OK);
+    wrong |=
+        limited && !strstr(status_text(), "an MPI message has at most 2147483647 elements, not 21474836");
     comm_reducer_close(reducer);
     return wrong;
 }
@@ -170,6 +182,7 @@ __attribute__((constructor)) static void be_rank(void)
         comm_shares_memory = shares;
         for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
             wrong = add_up(counts[i]);
+        wrong = wrong || open_large();
         if (!wrong && comm_size() > 1)
             wrong = fail_on_one_rank();
     }

@@ -113,8 +113,8 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
-/* The size of the training set limits the batch of all ranks together. With --scaling strong, --batch is that
- * batch; otherwise it is the batch of one rank. */
+/* The size of the training set limits the global batch. With --scaling strong, --batch is
+ * the global batch; otherwise it is the batch of one rank. */
 Test(mpi_train, ranks_agree_on_the_largest_batch)
 {
 #define LARGEST                                                                                   \
@@ -286,20 +286,6 @@ Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
     }
 }
 
-/* Starts three ranks that train for a long time, and waits for their third checkpoint. Returns mpirun's
- * process id. */
-static pid_t start_training(pid_t ranks[8])
-{
-    char line[512] = LEARN "--epochs 1000000 --checkpoint k --rank-timeout 2";
-    drop_repeated_in(line);
-    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
-    double begin_s = timer_now_s();
-    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
-        nap();
-    cr_assert_eq(children_of(mpirun, ranks), 3);
-    return mpirun;
-}
-
 /* Expects the latest checkpoint to be complete, and no temporary file to remain. */
 static void expect_whole_checkpoint(void)
 {
@@ -312,7 +298,7 @@ static void expect_whole_checkpoint(void)
 
 Test(mpi_train, a_killed_rank_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks);
+    pid_t ranks[8], mpirun = start_training(LEARN, ranks);
     int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGKILL);
     expect_end(mpirun, "noticed that process rank", rank);
@@ -323,7 +309,7 @@ Test(mpi_train, a_killed_rank_ends_all_ranks)
 /* The message may also name ranks that still wait in an earlier collective call than rank 0. */
 Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 {
-    pid_t ranks[8], mpirun = start_training(ranks);
+    pid_t ranks[8], mpirun = start_training(LEARN, ranks);
     int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGSTOP);
     expect_end(mpirun, "gave up waiting for rank", rank);
@@ -331,7 +317,30 @@ Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 }
 #endif
 
-/* ---- Differences between ranks ---- */
+/* ---- Failures and differences of one rank ---- */
+
+#ifndef __SANITIZE_ADDRESS__ /* it has its own allocator */
+/* A library in which rank 1 gets no memory for the totals of all ranks. */
+static const char no_totals[] =
+    "#include <stdlib.h>\n"
+    "void *__libc_calloc(size_t, size_t);\n"
+    "void *calloc(size_t count, size_t size)\n"
+    "{\n"
+    "    const char *rank = getenv(\"OMPI_COMM_WORLD_RANK\");\n"
+    "    return count == 2 && size == SIZE && rank && *rank == '1' ? NULL : __libc_calloc(count, size);\n"
+    "}\n";
+
+Test(mpi_train, a_rank_without_memory_ends_all_ranks)
+{
+    FILE *file = fopen("totals.c", "w");
+    cr_assert(file && fputs(no_totals, file) >= 0 && fclose(file) == 0);
+    shell("cc -shared -fPIC -DSIZE=%zu -o totals.so totals.c", sizeof(struct train_totals));
+    cr_assert_eq(status, 0, "%s", err);
+    shell("timeout 50 mpirun --bind-to none -n 2 -x LD_PRELOAD=$PWD/totals.so $PROGRAM " LEARN);
+    cr_expect_eq(status, 1, "exit %d: %s", status, err);
+    cr_expect_not_null(strstr(err, "rank 1: out of memory"), "%s", err);
+}
+#endif
 
 /* Runs two ranks with different commands, in which $PROGRAM is the program. */
 static void run_two(const char *one, const char *other)

@@ -11,7 +11,7 @@
 
 TestSuite(mpi_updates, .init = start, .fini = stop, .timeout = 120);
 
-#define RANKS_OF_TEST "FDSL_TEST_SHARES" /* set in the ranks of the test of exchange_share_collect() */
+#define RANKS_OF_TEST "FDSL_TEST_SHARES" /* environment variable of the ranks */
 
 enum { CHUNK = EXCHANGE_CHUNK_VALUES, VALUES_MAX = 100 * CHUNK };
 
@@ -50,7 +50,8 @@ Test(mpi_updates, vectors_of_four_values_have_one_rank, .init = NULL, .fini = NU
             }
 }
 
-/* Any part of an arena is divided equally, up to one chunk. The room is enough and at most one chunk more. */
+/* The shares of two ranks in any part of an arena differ by at most one chunk. exchange_share_room() must be
+ * enough for the largest share, and less than two chunks above the mean share. */
 Test(mpi_updates, parts_are_divided_equally, .init = NULL, .fini = NULL)
 {
     for (uint32_t ranks = 1; ranks <= 8; ranks++)

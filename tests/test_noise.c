@@ -31,7 +31,7 @@ Test(noise, visualatom_matches_the_published_table)
                            noise_at_place(gradients, published[i].place));
 }
 
-/* In the middle of cell i, the weight (fade) is 1/2, so the noise is (G(i) - G(i+1)) / 10, where G(i) is the
+/* In the middle of cell i, the weight (fade) is 1/2. So the noise is (G(i) - G(i+1)) / 10, where G(i) is the
  * gradient of cell i. The hashes of cells 0 to 4 are 151, 160, 137, 91, 90. Gradients are 8, 1, -2, -4, -3
  * with `uji`, and 8, 1, -1, -1, -1 with `visualatom`. */
 Test(noise, examples_of_both_rules_by_hand)

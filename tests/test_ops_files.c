@@ -80,7 +80,8 @@ Test(ops_files, all_files_are_one_set, .init = make_set, .fini = remove_set)
         }
 }
 
-/* The options that describe generated rows describe rows of files after open(), for the CSV rows. */
+/* After open(), the options --rows, --columns and --dtype have the values of the files, so that the CSV rows
+ * show these values. */
 Test(ops_files, parameters_are_those_of_the_files, .init = make_set, .fini = remove_set)
 {
     static const char *const expected[][2] = {{"rows", "18"}, {"columns", "6"}, {"dtype", "f32"}};

@@ -188,8 +188,8 @@ Test(ops_row, nvfp4_blocks)
     ops_convert_block(&format, row, 0, values, &scale);
     cr_expect_eq(scale, 0x7E);
     cr_expect(values[0] == (0x7 | 0xD << 4) && values[1] == 0x2);
-    /* If all values of a block are far below the largest value of the tensor, its scale is the smallest fp8
-     * value, or 0. */
+    /* If all values of a block are far below the largest value of the tensor, the scale of the block is the
+     * smallest fp8 value, or 0. */
     row[0] = 6 * 0x1p-9f, row[1] = row[2] = 0;
     ops_convert_block(&format, row, 0, values, &scale);
     cr_expect(scale == 1 && values[0] == 7);

@@ -19,7 +19,7 @@ struct common {
 
 struct workload_values {
     uint64_t batch, seed, limit;
-    double noise, rate;
+    double noise, rate, share;
     int mode;
     const char *label;
 };
@@ -50,6 +50,7 @@ static const struct option_spec workload_specs[] = {
      "noise coefficient"},
     {"rate", "R", OPTION_REAL, offsetof(struct workload_values, rate), NULL, 0, 1e300, NULL, true,
      "per second"},
+    {"share", "P", OPTION_REAL, offsetof(struct workload_values, share), "0", 0, 1, NULL, true, "a part"},
     {"mode", "NAME", OPTION_CHOICE, offsetof(struct workload_values, mode), NULL, 0, 0, modes, true,
      "how exactly"},
     {"label", "TEXT", OPTION_TEXT, offsetof(struct workload_values, label), "none", 0, 0, NULL, true,
@@ -157,7 +158,8 @@ Test(options, given_flags, .fini = stop)
     cr_expect(!options_given(&options, "batch"), "no option may count as given before a parse");
 }
 
-/* "none" switches off a number without a default, as if the option were not given. */
+/* "none" switches off a number without a default, as if the option were not given, and a number whose default
+ * is 0. */
 Test(options, none_is_no_value, .fini = stop)
 {
     cr_assert_eq(parse("--limit none --rate none"), STATUS_OK, "%s", status_text());
@@ -166,6 +168,8 @@ Test(options, none_is_no_value, .fini = stop)
     cr_expect(!options_given(&options, "limit") && !options_given(&options, "rate"));
     cr_assert_eq(parse("--limit 3 --rate 0"), STATUS_OK);
     cr_expect(options_given(&options, "limit") && options_given(&options, "rate"));
+    cr_assert_eq(parse("--share none"), STATUS_OK, "%s", status_text());
+    cr_expect_eq(values.share, 0);
     expect_usage("--batch none", "--batch: 'none' is not a whole number");
     expect_usage("--noise none", "--noise: 'none' is not a number");
 }

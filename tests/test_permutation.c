@@ -129,7 +129,7 @@ Test(permutation, positions_pairs_and_fixed_points)
     }
 }
 
-/* In one large permutation, the elements of each of 64 parts are spread evenly over 64 parts. */
+/* A large permutation must spread the elements of each of 64 equal ranges evenly over the 64 ranges. */
 Test(permutation, large_permutations_spread)
 {
     enum { PARTS = 64 };

@@ -45,7 +45,8 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--make-data $D/new", "--make-data is for --source folder or shards, not live"},
         {"--preset paper-100", "--preset paper-100: unknown; did you mean paper-1000?"},
         {"--batch 3", "--batch 3: MixUp and CutMix pair images; give an even number"},
-        {"--batch 300 --images 299", "--images 299: fewer than the 300 images of one step of all ranks"},
+        {"--batch 300 --images 299",
+         "--images 299: fewer than the 300 images of one step (the global batch)"},
         {"--source bat --order same", "--order same is for --source live, omp and folder"},
         {"--source bat --order train", "--order train is for --source live and omp"},
         {"--order train --images 2147483648", "--images 2147483648: --order train needs fewer than 2^31"},
@@ -165,7 +166,7 @@ Test(pretrain, throughput_is_drawn_with_published_points)
                   says("loaded (LOAD)"),
               "%s", out);
     cr_expect(says("4\t7496.89") && says("4\t3802.06"), "published points: %s", out);
-    cr_expect(says("MixUp") && says("Published points are of other GPUs"), "%s", out);
+    cr_expect(says("MixUp") && says("Published points were measured on other GPUs"), "%s", out);
     /* A row of another batch is on no line; a newer row of the same settings replaces the older one. */
     shell("cd $D/results/pretrain && { head -n 1 rows.csv; grep ',deit_tiny.*,live,.*X1,1,' rows.csv | sed "
           "'s/,256,/,128,/; "
@@ -178,19 +179,22 @@ Test(pretrain, throughput_is_drawn_with_published_points)
     expect_line(2, "a.csv, line 2: unknown schema 'pretrain/9'");
 }
 
-/* The figure has the settings of the run with the most images. In the second case, this run has other
- * classes, so its line is alone. In the third case, the two runs have different options, so only one has a
- * line. */
+/* The figure shows the runs that have the same settings as the run with the most images. Case 1: two runs
+ * have the same settings. Case 2: the run with the most images has a number of classes that no other run has,
+ * so the figure has one line. Case 3: the two runs have different options, so the figure has one line. */
 Test(pretrain, the_longest_run_is_drawn_by_source)
 {
+    /* case 1 */
     shell("cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
           "cat $D/work/pretraining_accuracy.* $D/work/pretraining_loss.dat");
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("series = 2") && says("100\t17.69") && says("100\t4.792") && says("8,000 images/s"), "%s",
               out);
+    /* case 2 */
     shell("cd $D/results/pretrain && sed -n '1p; 2s/,1000,0,100000,/,999,0,99000000,/p' curve.csv >long.csv "
           "&& cd - && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
     cr_expect(status == 0 && says("series = 1") && says("99000\t17.69"), "%s", out);
+    /* case 3 */
     shell("cd $D/results/pretrain && rm long.csv && sed -i '/,folder,/s/,yes,,/,yes,--lr 0.1,/' curve.csv && "
           "cd "
           "- && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
@@ -236,7 +240,8 @@ Test(pretrain, without_rows_the_command_is_printed)
               out);
 }
 
-/* Python computes the order of samples that train uses: for small and odd numbers, and seeds above 2^32. */
+/* The Python code must give the same order of samples as the workload train. Tests small and odd numbers of
+ * samples, and a seed above 2^32. */
 Test(pretrain, the_order_of_samples_is_that_of_train)
 {
     static const struct {
@@ -256,7 +261,8 @@ Test(pretrain, the_order_of_samples_is_that_of_train)
     }
 }
 
-/* Python draws the same methods, shares and rectangles as train, also with one method alone. */
+/* The Python code must draw the same methods, shares and rectangles as the workload train, with both methods
+ * and with each method alone. */
 Test(pretrain, samples_are_mixed_as_by_train)
 {
     static const struct mixing ways[] = {{0.8, 1}, {0.2, 0}, {0, 3}};
@@ -282,7 +288,8 @@ Test(pretrain, samples_are_mixed_as_by_train)
     PYTHON "'import curves as c; rows = lambda factor, rate=1: {s: (factor * (3 if s <= 90 else 2), rate, " \
            "8) for s in range(10, 101, 10)}; sys = __import__(\"sys\")\n"
 
-/* Only steps that both programs have reached count. The last tenth of 100 steps is one row. */
+/* Only the steps that both programs have reached are compared. There is one row per 10 steps, so the last
+ * tenth of 100 steps is one row. */
 Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
 {
     shell(COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"
@@ -303,6 +310,10 @@ Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
     cr_expect(status == 1 && says("the learning rates differ in step 10"), "%s", out);
     shell("scripts/compare/curves.py $D --cpu");
     expect_line(2, "File exists; name a new folder");
+    shell("FDSL_LIBRARY=$D/none.so scripts/compare/curves.py $D/new --cpu --bench /bin/true");
+    expect_line(4, "none.so is missing, which pretrain.py needs; run `make lib`, or set FDSL_LIBRARY");
+    shell("test ! -e $D/new");
+    cr_expect_eq(status, 0, "a failed check left the folder");
     shell("scripts/compare/curves.py $D/new --cpu --steps 9 --lr-warmup 9 && ls $D");
     expect_line(2, "--steps 9: give at least 2, and more than --lr-warmup");
 }

@@ -159,9 +159,9 @@ static struct cores_mask mask(unsigned long bits)
     return (struct cores_mask){{bits}};
 }
 
-/* Plans the cores of `count` ranks, and expects this outcome. `ranks` has the hardware threads that each rank
- * may use, `expected` those that it gets. The machine has `core_count` cores of two threads each. As is usual
- * on Linux, core i has the threads i and i + core_count. */
+/* Plans the cores of `count` ranks, and expects this outcome. For each rank, `ranks` has the hardware threads
+ * that the rank may use, and `expected` the threads that it must get. The machine has `core_count` cores of
+ * two threads each. As is usual on Linux, core i has the threads i and i + core_count. */
 static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
                         const unsigned long *expected)
 {

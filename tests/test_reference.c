@@ -52,7 +52,7 @@ Test(reference, missing_parts_of_the_published_code_are_skipped)
           "scripts/compare/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
           "$D/p.csv | sort -u");
     cr_expect(status == 0 && says("the published Python code is skipped: ") &&
-                  says("install noise (it needs pillow, noise, numpy)"),
+                  says("install noise (the published code needs pillow, noise, numpy)"),
               "%s", out);
     cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
     shell("scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");

@@ -157,8 +157,8 @@ static pid_t server_pid;
 static bool has_certificate;
 
 /* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
- * Three data sets are in files/: set/ has an index, plain/ has only tars, and one/ has a single file per
- * sample. */
+ * Four data sets are in files/: set/ has an index, plain/ and "a=1% b"/ have only tars, and one/ has a single
+ * file per sample. */
 static void start_server(void)
 {
     char script[PATH_MAX], ports[32], url[64];
@@ -169,7 +169,8 @@ static void start_server(void)
     setenv("P", program, 1);
     cr_assert_eq(shell("$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
                        "3,40,40 --dtype u8 && "
-                       "mkdir files/plain && cp files/set/*.tar files/plain && : > files/empty.tar && "
+                       "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
+                       "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
                        "$P --prepare files/one --store files --samples 3"),
                  0, "%s", out);
     has_certificate =
@@ -239,10 +240,14 @@ Test(servers, a_set_is_read_from_every_service)
                           "$U/norange/plain/counter-{000000,000001,000002,000003,000004}.tar",
                           "$U/account/box/plain/?sv=1&sig=se%2Bcret%2F",
                           "$U/account/box/plain/counter-{000000..000004}.tar?sig=se%2Bcret%2F",
+                          "$U/account/box/a=1%25%20b/?sig=se%2Bcret%2F",
+                          "$U/account/box/a%3D1%25%20b/counter%2D{000000..000004}.tar?sig=se%2Bcret%2F",
 #ifdef HAVE_CRYPTO
                           "s3://bucket/plain/",
                           "s3://bucket/set",
                           "s3://bucket/plain/counter-{000000..000004}.tar",
+                          "s3://bucket/a=1% b/",
+                          "s3://bucket/a=1% b/counter-{000000..000004}.tar",
 #endif
                           "file://$PWD/files/plain"};
     set_credentials();
@@ -315,6 +320,8 @@ Test(servers, faults_have_one_clear_line)
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
         {2, "https://", "a URL needs a host"},
+        {2, "$U/web/a.tar,$U/web/b.tar",
+         "a list of URLs is refused; name several shards of a folder in one URL"},
         {1, "$U/web/empty.tar", "empty.tar: offset 0: the shard is empty"},
         {1, "$U/norange/empty.tar", "empty.tar: offset 0: the shard is empty"},
     };
@@ -377,7 +384,7 @@ Test(servers, a_cache_keeps_verified_shards)
     cr_expect(says(",warm,"), "%s", out);
 }
 
-Test(servers, a_cache_removes_what_was_not_used_for_longest)
+Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
 {
     cr_assert_eq(shell(CACHED "--cache-bytes 800K"), 0, "%s", out); /* three of five shards fit */
     cr_expect_eq(count_files(".data"), 3);
@@ -385,8 +392,17 @@ Test(servers, a_cache_removes_what_was_not_used_for_longest)
     cr_assert_eq(shell("$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K"),
                  0, "%s", out);
     cr_expect_eq(count_files(".data"), 1); /* a smaller limit removes files of earlier runs */
-    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 1, "%s", out);
+    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 2, "%s", out);
     cr_expect(says("a file of 226304 bytes does not fit; raise the limit"), "%s", out);
+}
+
+/* Shards that the cache has no room for are not damaged, so --on-error skip does not apply to them. */
+Test(servers, a_cache_without_room_ends_the_run)
+{
+    cr_expect_eq(shell(CACHED "--cache-bytes 100K --on-error skip"), 2, "%s", out);
+    cr_expect(!says("skipped"), "%s", out);
+    cr_expect_eq(shell("trap '' XFSZ; ulimit -f 100; " CACHED "--on-error skip"), 2, "%s", out);
+    cr_expect(says(".part: File too large") && !says("skipped"), "%s", out);
 }
 
 Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)

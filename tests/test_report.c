@@ -2,6 +2,8 @@
  * the rows. */
 #include "figures.h"
 
+#include "core/workload.h"
+
 TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
 Test(report, refers_to_nothing_outside)
@@ -19,7 +21,7 @@ Test(report, refers_to_nothing_outside)
         "%s", out);
 }
 
-Test(report, yours_first_and_every_workload)
+Test(report, your_rows_come_first_and_every_workload_is_shown)
 {
     shell(
         "cp " FIXTURES "/*.csv $D/results && { head -1 " REFERENCE "/h200_infer.csv; tail -1 " REFERENCE
@@ -133,11 +135,33 @@ Test(report, commands_repeat_their_rows)
     }
 }
 
+/* Runs a job, then the command that the report shows for its rows. The rows of both have the same parameters.
+ */
+static void expect_repeated(const char *job, const char *sampling)
+{
+    const char *program = getenv("FDSL_BENCH");
+    setenv("B", program ? program : "./fdsl-bench", 1);
+    shell("rm -f $D/results/a.csv $D/b.csv; \"$B\" --variant %s%s --out $D/results/a.csv", job, sampling);
+    if (status == 4) /* for example, a build without omp */
+        return;
+    cr_assert_eq(status, 0, "%s", out);
+    shell(REPORT "--reference $D/reference && grep -o '<pre>./fdsl-bench --variant [^<]*-size [^<]*\\|"
+                 "<pre>./fdsl-bench [^<]*--data [^<]*' $D/report.html | sed -n '1s/^<pre>..fdsl-bench//p' > "
+                 "$D/command; eval \"$B $(cat $D/command)%s --out $D/b.csv\"; cat $D/command",
+          sampling);
+    cr_assert_eq(status, 0, "%s", out);
+    shell("python3 -c 'import csv, sys\n"
+          "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
+          "columns = list(a)\n"
+          "columns = columns[columns.index(\"data\"):columns.index(\"warmups\")] + [\"variant\", "
+          "\"threads\", \"cache\"]\n"
+          "wrong = [c for c in columns if a[c] != b[c]]\n"
+          "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv");
+    cr_assert_eq(status, 0, "%s: columns that differ: %s", job, out);
+}
+
 Test(report, commands_repeat_their_rows_of_loading)
 {
-    static const char *const jobs[] = {"shards --shuffle 0 --batch 3 --seed 5 --cache any --decode",
-                                       "shards-mmap --epochs 2 --prefetch 1 --augment --shift 2 --mean 0.5",
-                                       "shards-omp --threads 2 --on-error skip"};
     const char *program = getenv("FDSL_BENCH");
     setenv("B", program ? program : "./fdsl-bench", 1);
     shell("\"$B\" --prepare $D/set --store shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
@@ -145,25 +169,97 @@ Test(report, commands_repeat_their_rows_of_loading)
     if (status == 4) /* this build cannot prepare data sets */
         cr_skip_test("%s", out);
     cr_assert_eq(status, 0, "%s", out);
-    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
-        shell("rm -f $D/results/a.csv $D/b.csv; \"$B\" --data $D/set --variant %s" TINY
-              " --out $D/results/a.csv",
-              jobs[i]);
-        if (status == 4) /* for example, a build without omp */
-            continue;
-        cr_assert_eq(status, 0, "%s", out);
-        shell(REPORT
-              "--reference $D/reference && grep -o '<pre>./fdsl-bench [^<]*--data [^<]*' $D/report.html |"
-              " sed 's/^<pre>..fdsl-bench//' > $D/command; "
-              "eval \"$B $(cat $D/command)" TINY " --out $D/b.csv\"; cat $D/command");
-        cr_assert_eq(status, 0, "%s", out);
-        shell("python3 -c 'import csv, sys\n"
-              "a, b = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])\n"
-              "columns = list(a)\n"
-              "columns = columns[columns.index(\"data\"):columns.index(\"warmups\")] + [\"variant\", "
-              "\"threads\", \"cache\"]\n"
-              "wrong = [c for c in columns if a[c] != b[c]]\n"
-              "print(wrong)\nsys.exit(bool(wrong))' $D/results/a.csv $D/b.csv");
-        cr_assert_eq(status, 0, "columns that differ: %s", out);
+    expect_repeated("shards --data $D/set --shuffle 0 --batch 3 --seed 5 --cache any --decode", TINY);
+    expect_repeated("shards-mmap --data $D/set --epochs 2 --prefetch 1 --augment --shift 2 --mean 0.5", TINY);
+    expect_repeated("shards-omp --data $D/set --threads 2 --on-error skip", TINY);
+}
+
+#define TINY_TRAINING "train-omp --model vit-micro --train-size 32 --test-size 16 --batch 16 --epochs 2"
+
+Test(report, commands_repeat_their_rows_of_training)
+{
+    expect_repeated(TINY_TRAINING " --recipe paper --data digits --out-res 28 --lr-warmup 1", "");
+    expect_repeated(TINY_TRAINING " --loss bce --clip-norm 1 --ema 0.99 --accumulate 2 --layer-decay 0.5 "
+                                  "--lr-schedule polynomial --lr-power 2 --drop-path 0.1 --repeats 2",
+                    "");
+}
+
+/* Every parameter of a row is in the command that measures it again. */
+Test(report, commands_have_every_option)
+{
+    shell("cat > $D/every.py <<'END'\n"
+          "import sys\n"
+          "sys.path.insert(0, 'scripts/figures')\n"
+          "import report, rows\n"
+          "others = {'variant': 'x', 'cuda': '', 'ranks': 1, 'rank': '0', 'threads': 1, 'scaling': '',\n"
+          "          'verified': 'no'}\n"
+          "for schema in rows.ROW_SCHEMAS:\n"
+          "    table = rows.PARAMETERS[schema.split('/')[0]]\n"
+          "    texts = {column: '1' if option.flag else '71' for column, option in table.items()}\n"
+          "    texts['res'] = '72'\n"
+          "    row = rows.Row(texts, schema=schema, batch=71, array_bytes=71, **others)\n"
+          "    row.texts = texts\n"
+          "    words = report.command([row]).split()\n"
+          "    lacking = [option.option for option in table.values() if option.option not in words]\n"
+          "    print(schema, len(table), lacking)\n"
+          "    if lacking or not table: sys.exit(1)\n"
+          "END\n"
+          "python3 $D/every.py");
+    cr_assert_eq(status, 0, "options that are not in the command: %s", out);
+}
+
+/* Trainings that differ in one option are separate. Empty fields of older rows are defaults. */
+Test(report, training_runs_differ_in_every_option)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for set in mixup=0.8 clip_norm=0.5 "
+          "repeats=4 ema=0.9 loss=bce seed=1 mixup=0 loss=cross-entropy; do awk -F, -v OFS=, -v "
+          "name=${set%%=*} "
+          "-v value=${set#*=} 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } "
+          "$at[\"variant\"] == \"train-naive\" { $at[name] = value; print }' train.csv >> more; done; "
+          "cat more >> train.csv; rm more");
+    shell(REPORT "--reference $D/reference >/dev/null && sed -n '/id=\"figures\"/q; "
+                 "s/<pre>\\(.*train-naive[^<]*\\).*/\\1/p' "
+                 "$D/report.html | grep -o 'epochs .*'");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect_str_eq(out, "epochs 2\nepochs 2 --mixup 0.8\nepochs 2 --clip-norm 0.5\nepochs 2 --repeats 4\n"
+                          "epochs 2 --ema 0.9\nepochs 2 --loss bce\nepochs 2 --seed 1\n");
+}
+
+/* Writes a table of all options that have a column, with the default as the text of a row. */
+static void write_parameters(FILE *stream)
+{
+    fprintf(stream, "schema,column,option,default,flag\n");
+    for (const struct workload *const *at = workload_table; *at; at++) {
+        const struct workload *workload = *at;
+        void *values = calloc(1, workload->parameters_bytes);
+        cr_assert_not_null(values);
+        struct options options = {.tables = {{workload->options, workload->option_count, values}},
+                                  .table_count = 1};
+        char *argv[] = {"fdsl-bench", NULL};
+        cr_assert_eq(options_parse(&options, 1, argv), STATUS_OK);
+        for (size_t i = 0; i < workload->option_count; i++) {
+            const struct option_spec *spec = &workload->options[i];
+            char column[64], text[256];
+            options_column(spec, column, sizeof column);
+            options_text(spec, values, text, sizeof text);
+            if (spec->column != COLUMN_NONE)
+                fprintf(stream, strchr(text, ',') ? "%s,%s,%s,\"%s\",%d\n" : "%s,%s,%s,%s,%d\n",
+                        workload->schema, column, spec->name, text, spec->kind == OPTION_FLAG);
+        }
+        options_free(&options);
+        free(values);
     }
+}
+
+/* The report and the figures know the columns of all options, and their defaults, from a table. */
+Test(report, the_table_of_parameters_is_up_to_date)
+{
+    char path[64];
+    snprintf(path, sizeof path, "%s/parameters.csv", folder);
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    write_parameters(file);
+    cr_assert_eq(fclose(file), 0);
+    shell("diff -u scripts/figures/parameters.csv $D/parameters.csv");
+    cr_assert_eq(status, 0, "to update the table, apply this with patch -p0:\n%s", out);
 }

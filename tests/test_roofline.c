@@ -169,7 +169,7 @@ Test(roofline, bounds_have_names)
     cr_expect_str_eq(roofline_bound_name(BOUND_BUS), "bus");
 }
 
-/* Two of three ranks share a GPU. The third rank has its own GPU and takes longer. */
+/* Two of three ranks share a GPU. The other rank has its own GPU and takes longer. */
 Test(roofline, the_roofline_of_all_ranks_is_that_of_the_slowest)
 {
     const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},

@@ -333,8 +333,8 @@ Test(stats, ks_of_disjoint_sets_is_1)
 
 Test(stats, ks_handles_ties)
 {
-    /* The distribution functions of a and b are 1/4 and 2/3 at 1. This is the largest distance. They are 3/4
-     * and 2/3 at 2, and both are 1 at 3. */
+    /* At 1, the distribution functions of a and b are 1/4 and 2/3, which gives the largest distance. At 2,
+     * they are 3/4 and 2/3. At 3, both are 1. */
     float a[] = {1, 2, 2, 3}, b[] = {1, 1, 3};
     expect_near("ks", stats_ks(a, 4, b, 3), 5.0 / 12);
     expect_near("swapped", stats_ks(b, 3, a, 4), 5.0 / 12);

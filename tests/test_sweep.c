@@ -26,7 +26,7 @@
 #include "folder.h"
 #include "sweep_support.h"
 
-/* The columns of a table with the options of a run that takes microseconds, and their values. */
+/* Columns of a table, and their values, for a run that takes microseconds. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
 #define QUICK         "\t32\t2\t4\t0\t0\t6\t0\t0"
 #define HEADER        "variant\tvertices" QUICK_COLUMNS "\n"
@@ -62,7 +62,7 @@ static void expect_no_leftovers(void)
     globfree(&found);
 }
 
-TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
+TestSuite(sweep, .init = start, .fini = stop, .timeout = 300);
 
 /* ---- Tables ---- */
 
@@ -126,7 +126,7 @@ Test(sweep, a_table_with_an_error_runs_nothing)
     }
 }
 
-/* Each option with a file or a folder either names an input, or is refused. */
+/* A table may use an option with the name of a file or folder only if the option names an input. */
 Test(sweep, options_that_write_files_are_refused)
 {
     shell(
@@ -163,8 +163,8 @@ Test(sweep, options_are_checked)
         const char *options, *words;
     } faults[] = {
         {"--tsak 1", "unknown option '--tsak'"},
-        {"--task", "--task needs a number"},
-        {"--task 0", "--task needs a number"},
+        {"--task", "--task '': give the number of a task"},
+        {"--task 0", "--task '0': give the number of a task"},
         {"--task 2", "t.tsv: there is no task 2; the last task is 1"},
         {"other.tsv", "one table at a time"},
         {"--out ''", "--out needs a folder"},

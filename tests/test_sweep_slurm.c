@@ -97,7 +97,7 @@ Test(sweep_slurm, without_a_cluster_prints_one_line)
         "#!/bin/sh\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
         "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n");
     shell("slurm/submit.sh configs/sweep_cpu.tsv");
-    expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh ");
+    expect(1, "submit.sh: sbatch finds no cluster from here; without a cluster, scripts/sweep/run.sh ");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
     put("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n");
     shell("slurm/submit.sh configs/sweep_cpu.tsv");

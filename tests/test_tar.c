@@ -131,8 +131,8 @@ Test(tar, header_refuses_what_ustar_cannot_store)
     cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
 }
 
-/* The parser must request more data until it has enough. It may request at most the size of the
- * end-of-archive blocks at a time. */
+/* The parser must request more data until it can continue. A request may be at most as large as the two
+ * blocks at the end of an archive. */
 Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;
@@ -180,8 +180,8 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
             size_t at = headers[h] + bit / 8;
             shard[at] ^= (uint8_t)(1 << bit % 8);
-            /* A flipped bit may pass only in the checksum field, and only if the field has the same value as
-             * before, like "01" and " 1". Then the header is correct. */
+            /* A flipped bit may pass only in the checksum field, and only if the value of the field does not
+             * change: "01" and " 1" are the same value. The header is then correct. */
             bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
             cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
                       bit);

@@ -135,6 +135,7 @@ Test(torch_file, bad_pickles)
     } files[] = {
 #define PICKLE(text) text, sizeof text - 1
         {PICKLE("cos\nsystem\nX\x07\0\0\0touch x\x85R."), "'os.system', which is refused"},
+        {PICKLE("cargparse\nNamespace\n)R."), "save only its tensors with Python: torch.save("},
         {PICKLE("cbuiltins\neval\nX\x01\0\0\0001\x85R."), "'builtins.eval', which is refused"},
         {PICKLE("ctorch._utils\n_rebuild_tensor_v3\n."),
          "'torch._utils._rebuild_tensor_v3', which is refused"},
@@ -221,7 +222,7 @@ Test(torch_file, tensors_outside_their_storage)
         {{"FloatStorage", "0", 15, 0, 2147483647, 2147483647}, "reach beyond its storage"},
         {{"FloatStorage", "0", 15, -1, 3, 5}, "not a count"},
         {{"FloatStorage", "0", 15, 0, -3, 5}, "not tuples of equal length"},
-        {{"FloatStorage", "0", 16, 0, 3, 5}, "16 values of float32, but the member 'x/data/0' 60 bytes"},
+        {{"FloatStorage", "0", 16, 0, 3, 5}, "16 values of float32, but the member 'x/data/0' has 60 bytes"},
         {{"FloatStorage", "0", -1, 0, 3, 5}, "storage is not described"},
         {{"FloatStorage", "1", 15, 0, 3, 5}, "no member 'x/data/1'"},
         {{"FloatStorage", "../0", 15, 0, 3, 5}, "no member 'x/data/../0'"},

@@ -523,8 +523,8 @@ Test(checkpoint, skips_only_damaged_ones)
     cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
 }
 
-/* Only one training may lock a folder. Locking removes incomplete files of a killed training, but no other
- * file. */
+/* Only one training run may lock a folder. Locking removes incomplete files of a killed training run, but no
+ * other file. */
 Test(checkpoint, lock_is_exclusive)
 {
     char path[PATH_MAX], other[PATH_MAX];

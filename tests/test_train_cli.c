@@ -69,8 +69,8 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 /* ---- Resuming ---- */
 
 /* Training is killed KILLS times, each time one epoch later plus a varying delay. It must end with the same
- * bits as an uninterrupted training. An epoch takes some tens of milliseconds, so that training does not end
- * before the last kill. */
+ * bits as an uninterrupted training run. An epoch takes some tens of milliseconds, so that training does not
+ * end before the last kill. */
 static void kill_and_resume(const char *variant, unsigned samples)
 {
     char train[512];
@@ -295,7 +295,7 @@ Test(train_cli, the_largest_batch_is_the_whole_set)
     cr_expect_not_null(strstr(out, "--batch max: 200 fits; the data set is too small for more (3 tried)"),
                        "%s", out);
     cr_expect(number(out, 1, "batch") == 200 && number(out, 1, "batch_probes") == 3);
-    /* The search must not change the training: --batch 200 must give the same parameters. */
+    /* The search must not change the result: --batch 200 must give the same parameters. */
     EXPECT(0, "$P " LARGEST "--train-size 200 --export a >/dev/null && $P --batch 200 " FIXED
               "--train-size 200 --export b --format csv && cmp a b");
     cr_expect_str_eq(value(out, 1, "batch_probes"), "");

@@ -8,14 +8,7 @@
 
 #include "cells.h"
 #include "data/npy.h"
-
-/* Runs training with these options. Expects this exit status and one line that contains `words`. If `options`
- * begins with a comma, it continues the list of variants. */
-static void expect_refusal(int wanted, const char *options, const char *words)
-{
-    run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
-    expect_line(wanted, words);
-}
+#include "train_cli.h"
 
 TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
@@ -57,7 +50,7 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "preset"), "");
 }
 
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the training. */
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
 static void expect_same_test(const char *options, const char *trained)
 {
     char column[4][64];
@@ -258,6 +251,7 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(1, ON,
                    "sample 'a': it has no member for --image jpg;jpeg;png;npy; its members are: cls, txt;");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
+    expect_refusal(1, ON "--image cls", "its cls is neither a PNG or JPEG image nor an array of |u1 or <f2");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */
     expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
@@ -266,7 +260,10 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "the folder contains a data set 'train' but no 'test'");
+    expect_refusal(2, "--data two", "the folder contains a data set 'train' but no 'test' or 'val'");
+    EXPECT(0, "$P --prepare two/val --from digits --samples 30");
+    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
+    cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
 }
 #endif
 
@@ -288,6 +285,26 @@ Test(train_data, images_of_data_sets_are_resized)
 #endif
 
 #ifdef HAVE_XXHASH
+/* If images differ in size, the message says which option makes them equal. */
+Test(train_data, the_message_about_sizes_names_a_remedy)
+{
+    uint8_t bytes[NPY_HEADER_MAX + 72] = {0};
+    EXPECT(0, "mkdir m");
+    for (int i = 0; i < 40; i++) {
+        char name[32];
+        size_t header = npy_header_make((char *)bytes, "|u1", i == 30 ? "8, 9" : "8, 8");
+        snprintf(name, sizeof name, "m/k%02d.npy", i);
+        put(name, bytes, header + (i == 30 ? 72 : 64));
+        snprintf(name, sizeof name, "m/k%02d.cls", i);
+        put(name, i % 2 ? "1" : "0", 1);
+    }
+    expect_refusal(1, "--model logreg --data m",
+                   "8x8; add --out-res PIXELS, which gives all images one size");
+    expect_refusal(1, "--model logreg --data m --out-res 8 --channels 1 --fit random-resized-crop",
+                   "needs images of one size and number of channels: use --fit resize");
+    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --batch 8 --data m --out-res 8");
+}
+
 /* A half-precision value that is not finite must be reported when it is read, and not later as a bad learning
  * rate. */
 Test(train_data, non_finite_halves_are_reported_with_their_sample)

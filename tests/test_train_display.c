@@ -1,4 +1,4 @@
-/* Tests that the progress display does not change the training. Trains twice on an engine that
+/* Tests that the progress display does not change what is computed. Trains twice on an engine that
  * records its calls, with stderr as a file and as a terminal, and compares the calls. */
 #include <criterion/criterion.h>
 
@@ -151,8 +151,8 @@ static enum status slow_evaluate(void *state, enum data_part part, uint32_t firs
     return engine_naive.evaluate(state, part, first, count, logits);
 }
 
-/* While a test within an epoch runs, the engine's totals are empty. The display must still count their steps.
- */
+/* The trainer reads and clears the engine's totals before it runs a test within an epoch. During the test,
+ * the display must still count the steps before it. */
 Test(train_display, progress_does_not_fall_during_a_stop)
 {
     char shown[1 << 14];
@@ -170,8 +170,8 @@ Test(train_display, progress_does_not_fall_during_a_stop)
     cr_expect(stopped, "no line during the test after step 5: %s", shown);
 }
 
-/* Adds up what the parts of an epoch report: the first part does not know its waiting time, as in a run that
- * resumes on another variant. */
+/* In the first part of an epoch, reports an unknown waiting time (-1), as in a run that resumes on another
+ * variant. In the second part, reports 1 s. */
 static enum status half_known_totals(void *state, struct train_totals *totals)
 {
     static bool later;

@@ -44,7 +44,7 @@ Test(train_dry_run, a_dry_run_checks_the_checkpoints)
 }
 #endif
 
-/* With --dry-run, training stops after the files that need no training, and names them. */
+/* With --dry-run, the program writes the files that need no training, names them, and ends. */
 Test(train_dry_run, a_dry_run_writes_the_first_step_and_the_data)
 {
     EXPECT(0, "$P " SMALL "--export-step first");

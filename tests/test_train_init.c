@@ -1,4 +1,4 @@
-/* Tests --init on the command line: training that starts with the parameters of another training. */
+/* Tests --init on the command line: training that starts with the parameters of another training run. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -39,7 +39,7 @@ Test(train_init, fine_tuning_starts_from_the_checkpoint)
 }
 
 /* The rows and the checkpoints record which parameters training started with. A command that starts with the
- * same parameters must resume the training. A command with other parameters must be rejected. */
+ * same parameters must resume the training run. A command with other parameters must be rejected. */
 Test(train_init, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
@@ -86,36 +86,81 @@ Test(train_init, starts_from_a_file_of_tensors)
     cr_expect_eq(atoi(out), 0, "%s", out);
 }
 
-/* Training scripts save the tensors of the model under a key, beside other tensors. The learning rate is 0,
- * so the parameters keep their initial values. */
+/* Training scripts save the tensors of the model under a key or a prefix, along with other tensors. An
+ * average has precedence. The learning rate is 0, so the parameters keep their initial values. */
 Test(train_init, starts_from_the_inner_tensors_of_a_file)
 {
-    static const char *const keys[] = {"model", "state_dict"};
+    static const struct {
+        const char *taken, *other;
+    } prefixes[] = {{"model", "optimizer"},
+                    {"state_dict", "optimizer"},
+                    {"state_dict_ema", "state_dict"},
+                    {"module", "optimizer"},
+                    {"state_dict.module", "state_dict.optimizer"}};
     EXPECT(0, "$P " SMALL "--epochs 1 --export a.safetensors && tail -c 31400 a.safetensors >values");
-    for (size_t i = 0; i < COUNT_OF(keys); i++) {
+    for (size_t i = 0; i < COUNT_OF(prefixes); i++) {
         char header[1024];
-        const int length =
-            snprintf(header + 8, sizeof header - 8,
-                     "{\"optimizer.0\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[31400,"
-                     "31404]},\"%s.fc1.weight\":{\"dtype\":\"F32\",\"shape\":[10,784],"
-                     "\"data_offsets\":[0,31360]},\"%s.fc1.bias\":{\"dtype\":\"F32\",\"shape\":"
-                     "[10],\"data_offsets\":[31360,31400]}}",
-                     keys[i], keys[i]);
-        const uint64_t bytes = (uint64_t)length;
+        size_t length = 8;
+        for (int second = 0; second < 2; second++) {
+            const char *prefix = second ? prefixes[i].taken : prefixes[i].other;
+            const int begin = second * 31400;
+            length += (size_t)snprintf(header + length, sizeof header - length,
+                                       "%c\"%s.fc1.weight\":{\"dtype\":\"F32\",\"shape\":[10,784],"
+                                       "\"data_offsets\":[%d,%d]},\"%s.fc1.bias\":{\"dtype\":\"F32\","
+                                       "\"shape\":[10],\"data_offsets\":[%d,%d]}",
+                                       second ? ',' : '{', prefix, begin, begin + 31360, prefix,
+                                       begin + 31360, begin + 31400);
+        }
+        header[length++] = '}';
+        const uint64_t bytes = length - 8;
         memcpy(header, &bytes, sizeof bytes);
-        put("header", header, sizeof bytes + bytes);
-        EXPECT(0, "{ cat header values; head -c 4 /dev/zero; } >b.safetensors");
+        put("header", header, length);
+        EXPECT(0, "{ cat header; head -c 31400 /dev/zero; cat values; } >b.safetensors");
         EXPECT(0, "$P " SMALL KEEP "--epochs 1 --init b.safetensors --export c");
-        cr_expect_not_null(strstr(out, "2 of 2 tensors taken"), "%s", out);
+        char words[128];
+        snprintf(words, sizeof words, "2 of 2 tensors taken from b.safetensors (%s.*)", prefixes[i].taken);
+        cr_expect_not_null(strstr(out, words), "%s", out);
         EXPECT(0, "tail -c 31400 c | cmp - values");
     }
+}
+
+/* Writes x.safetensors: a.safetensors without the tensors whose names begin with `prefix`. Their values are
+ * at the end of the file. */
+static void drop_tensors(const char *prefix)
+{
+    EXPECT(0,
+           "python3 -c 'import json, sys; data = open(\"a.safetensors\", \"rb\").read(); "
+           "size = int.from_bytes(data[:8], \"little\"); head = json.loads(data[8:8 + size]); "
+           "kept = {name: about for name, about in head.items() if not name.startswith(\"%s\")}; "
+           "end = max(about[\"data_offsets\"][1] for name, about in kept.items() if name[0] != \"_\"); "
+           "text = json.dumps(kept).encode(); open(\"x.safetensors\", \"wb\").write("
+           "len(text).to_bytes(8, \"little\") + text + data[8 + size:8 + size + end])'",
+           prefix);
+}
+
+/* A backbone without a last layer is read in the same way as a file with another number of classes. */
+Test(train_init, starts_from_a_file_without_the_last_layer)
+{
+    EXPECT(0, VIT "--data digits --export a.safetensors");
+    drop_tensors("head.");
+    EXPECT(0, VIT "--data digits " KEEP "--init x.safetensors --export c");
+    cr_expect_not_null(strstr(out, "30 of 32 tensors taken from x.safetensors; the last layer starts with "),
+                       "%s", out);
+    EXPECT(0, "tail -c 1320 c | tr -d '\\0' | wc -c");
+    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT(
+        0,
+        "tail -c 111912 a.safetensors | head -c 110592 > v && tail -c 111912 c | head -c 110592 | cmp v -");
+    drop_tensors("head.bias");
+    expect_refusal(2, "--model vit-micro --init x.safetensors",
+                   "it lacks 1 of the 32 tensors of vit-micro, the first of them is head.bias");
 }
 
 Test(train_init, rejects_unsuitable_files_of_tensors)
 {
     EXPECT(0, VIT "--data digits --export a.safetensors");
     expect_refusal(2, "--model lenet --init a.safetensors",
-                   "it has no tensor conv1.weight, so it is not of lenet");
+                   "it lacks 10 of the 10 tensors of lenet, the first of them is conv1.weight");
     expect_refusal(
         2,
         "--model vit-micro --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
@@ -123,9 +168,12 @@ Test(train_init, rejects_unsuitable_files_of_tensors)
     expect_refusal(
         2,
         "--model vit-tiny --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
-        "its patch_embed.proj.weight is 32x1x4x4, but vit-tiny with these samples needs 192x1x16x16");
-    EXPECT(0, "sed 's/head.bias/head.bios/' a.safetensors > x.safetensors");
-    expect_refusal(2, "--model vit-micro --init x.safetensors", "it has no tensor head.bias");
+        "it lacks 120 of the 152 tensors of vit-tiny");
+    EXPECT(0, "sed 's/\"norm.bias/\"norm.bios/' a.safetensors > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors", "it lacks 1 of the 32 tensors of vit-micro");
+    EXPECT(0, "{ head -c -4 a.safetensors; printf '\\000\\000\\300\\177'; } > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors",
+                   "--init x.safetensors: its head.bias has values that are NaN or infinite");
     EXPECT(0, "sed 's/F32/I32/' a.safetensors > x.safetensors");
     expect_refusal(2, "--model vit-micro --init x.safetensors", "of type I32; convert all tensors to 32-bit");
     EXPECT(0, "head -c 9000 a.safetensors > x.safetensors");
@@ -134,7 +182,7 @@ Test(train_init, rejects_unsuitable_files_of_tensors)
                    "--init: y.safetensors: cannot be read: No such file");
     EXPECT(0, "$P " SMALL "--epochs 1 --export l.safetensors");
     EXPECT(0, "sed 's/\"fc1.bias\"/\"fc2.bias\"/' l.safetensors > x.safetensors");
-    expect_refusal(2, "--model logreg --init x.safetensors", "it has no tensor fc1.bias");
+    expect_refusal(2, "--model logreg --init x.safetensors", "it lacks 1 of the 2 tensors of logreg");
 }
 #endif
 
@@ -144,7 +192,9 @@ Test(train_init, rejects_unsuitable_initial_parameters)
     expect_refusal(2, "--init none", "--init none: No such file");
     expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
     expect_refusal(1, "--init text",
-                   "text: this is not a checkpoint of fdsl-bench; --init also reads files of tensors");
+                   "text: this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
+                   "files of tensors");
+    expect_refusal(1, "--init last.pth.tar", "--init: last.pth.tar: cannot be read: No such file");
     expect_refusal(2, "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
     expect_refusal(2, "--model lenet --init k",
                    "--init k: its model is logreg, but this is lenet; use --model logreg, or another");

@@ -87,7 +87,8 @@ Test(train_mix, each_method_is_drawn_as_often_if_both_are_on)
     cr_expect(abs((int)cuts - 5000) < 250, "%u", cuts);
 }
 
-/* The rectangle has the sides 2 * (side * sqrt(1 - share) / 2), rounded down twice, before it is clipped. */
+/* Before clipping, a side of the rectangle is 2 * floor(floor(n * sqrt(1 - share)) / 2), where n is the side
+ * of the image. */
 Test(train_mix, rectangles_follow_timm)
 {
     const struct mixing cut = {0, 1};
@@ -277,7 +278,7 @@ Test(train_mix, losses_of_steps_match_a_direct_computation)
 
 /* ---- Steps in parts, on several ranks ---- */
 
-/* The loss and the gradients of a step of all ranks. */
+/* The loss and the gradients of a step, summed over all ranks. */
 struct step_sums {
     double loss;
     float *gradients;
@@ -334,8 +335,8 @@ static void compare_in_parts(struct net *net, const struct engine *engine, uint3
     }
 }
 
-/* Checks that train_held_at() finds each entry of a part among the samples of a rank, and that partners are
- * at mirrored indices. */
+/* train_held_at() must find each entry of a part among the samples of a rank. Partners must be at mirrored
+ * indices. */
 static void compare_places(const struct share *share, const struct share *part, bool partners)
 {
     const struct train_held held = {true, partners, (uint32_t)share->count,
@@ -349,7 +350,8 @@ static void compare_places(const struct share *share, const struct share *part, 
     }
 }
 
-/* Engines on a GPU generate the samples of a rank's share of a step, and find those of a part among them. */
+/* Engines on a GPU generate all samples of a rank's share of a step at once. Each part of the step must then
+ * find its samples and their partners among these samples. */
 Test(train_mix, parts_find_their_partners_in_the_share)
 {
     for (uint64_t total = 1; total < 20; total++)

@@ -31,7 +31,7 @@ static double loss_at(const struct net *net, float *parameters)
     return totals.loss / (double)totals.samples;
 }
 
-static struct mixing mixing; /* of the steps whose gradients are compared */
+static struct mixing mixing; /* mixing in the steps whose gradients are compared */
 static enum loss_kind loss_kind;
 
 /* Compares the gradients of a step with central differences, for CHECKED or more parameters of each tensor,
@@ -271,7 +271,8 @@ Test(train_net, gradients_of_mixed_samples_and_of_both_losses)
 
 /* ---- Non-finite values ---- */
 
-/* Only every eighth or third tensor of large networks is tested, because each takes a run of the network. */
+/* Each test of a tensor runs the network. So tests of large networks use only every LARGE_STRIDE-th tensor.
+ */
 #ifdef FDSL_SANITIZED
 #define LARGE_STRIDE 8
 #else
@@ -363,7 +364,9 @@ static void fail_with(const char *generator, char *message, size_t size)
     net_close(&net);
 }
 
-/* The reference cannot find the layer on images that only the engine has, so the message has none. */
+/* If only the engine can generate the images, the reference cannot find the layer, and the message names
+ * none.
+ */
 Test(train_net, bad_layers_are_searched_only_on_the_same_images)
 {
     static const char *const generators[] = {NULL, "fused", "omp", "bat", "gbase"};

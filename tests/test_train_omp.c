@@ -272,7 +272,7 @@ static enum status get_nan(void *state, struct train_state *into)
     return status;
 }
 
-/* Batches of odd size and of one sample, and short batches. */
+/* Tests mixed samples in batches of odd size, in batches of one sample, and in short batches. */
 Test(train_omp, mixed_samples_and_both_losses, .timeout = 120)
 {
     static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}, {0.8, 1}};
@@ -524,10 +524,7 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
 /* Guessing gives 10 %; four epochs gave 74 %. */
 Test(train_omp, a_transformer_learns_digits, .timeout = 120)
 {
-    const struct model_table *table = model_tables;
-    while (strcmp(table->name, "vit-micro") != 0)
-        table++;
-    double right = learn(table, 4, 0.003);
+    double right = learn(table_of("vit-micro"), 4, 0.003);
     cr_expect_geq(right, 0.5, "%g right", right);
 }
 #endif

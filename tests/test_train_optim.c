@@ -1,4 +1,4 @@
-/* Tests what goes beyond the plain optimizers: clipping, layer decay, stochastic depth by option, the moving
+/* Tests features of training recipes: clipping, layer decay, stochastic depth by option, the moving
  * average of the parameters, and steps in parts. Every engine of this machine is tested. */
 #ifdef _OPENMP
 #include "../cpu/train/omp_engine.h"
@@ -8,15 +8,7 @@
 
 TestSuite(train_optim, .timeout = 120);
 
-static const struct model_table *table_of(const char *name)
-{
-    const struct model_table *table = model_tables;
-    while (strcmp(table->name, name) != 0)
-        table++;
-    return table;
-}
-
-/* Calls `check` for the oracle and for each engine of this machine that accepts a training of the network. */
+/* Calls `check` for the oracle and for each engine of this machine that can train the network. */
 static void for_engines(const char *name, void (*check)(struct net *net, const struct engine *engine))
 {
     const struct resources resources = {.threads = 2};
@@ -156,15 +148,6 @@ static const struct {
     {"head.bias", 0},
 };
 
-static const struct model_tensor *tensor_of(const struct model *model, const char *name)
-{
-    const struct model_tensor *tensor = model->tensors;
-    while (tensor < model->tensors + model->tensor_count && strcmp(tensor->name, name) != 0)
-        tensor++;
-    cr_assert(tensor < model->tensors + model->tensor_count, "%s", name);
-    return tensor;
-}
-
 Test(train_optim, layer_decay_counts_layers_as_timm)
 {
     struct model model;
@@ -290,7 +273,7 @@ static double largest_drift(const struct net *net, const float *mine, const floa
     return most;
 }
 
-/* An epoch of 11, 11 and 5 samples. */
+/* Compares an epoch, whose steps have 11, 11 and 5 samples, for several numbers of parts. */
 static void check_parts(struct net *net, const struct engine *engine)
 {
     static const uint32_t parts[] = {1, 2, 3, 11, 13};

@@ -169,26 +169,15 @@ static bool same_bits(const float *one, const float *other, size_t count)
     return memcmp(one, other, count * sizeof(float)) == 0;
 }
 
-/* The norm of the difference of two arrays, divided by the norm of `wanted`. */
-static double distance(const float *mine, const float *wanted, size_t count)
-{
-    double off = 0, norm = 0;
-    for (size_t i = 0; i < count; i++) {
-        off += ((double)mine[i] - wanted[i]) * ((double)mine[i] - wanted[i]);
-        norm += (double)wanted[i] * wanted[i];
-    }
-    return sqrt(off / norm);
-}
-
 /* ---- Gradients ---- */
 
 #define BATCH 13
 
-/* Trains `net` for its only step. For each gradient, sets `bounds` to the largest difference that the order
- * of the sum allows. In a network of one linear layer, a gradient is a sum of one term per sample. On as many
- * ranks as samples, the gradients of a rank before the exchange are the terms of its sample. With u = 2^-24
- * and to first order, the computed sum of n terms is within n u sum |term| of the exact sum, in any order.
- * Two computed sums differ by at most twice as much. */
+/* Trains `net` for one step. Sets `bounds` to the largest difference between two computed sums of each
+ * gradient, for any two orders of addition. In a network of one linear layer, a gradient is a sum of one term
+ * per sample. The function trains with one sample per rank, so the gradients of a rank before the exchange
+ * are the terms of its sample. With u = 2^-24, the computed sum of n terms is within n u sum |term| of the
+ * exact sum, to first order. Two computed sums differ by at most twice this amount. */
 static void find_bounds(const struct engine *engine, const struct net *net, size_t *count, double **bounds)
 {
     struct member members[BATCH];
@@ -286,8 +275,8 @@ static void expect_equal_training(const struct engine *engine, const struct net 
         samples += members[i].totals.samples;
     }
     cr_expect_eq(samples, one.totals.samples);
-    double gradients = distance(members[0].gradients, one.gradients, values),
-           parameters = distance(members[0].end.parameters, one.end.parameters, values);
+    double gradients = relative_error(members[0].gradients, one.gradients, values),
+           parameters = relative_error(members[0].end.parameters, one.end.parameters, values);
     cr_expect(gradients < 1e-4 && parameters < 1e-5, "%s, %u ranks: gradients %g, parameters %g",
               engine->name, ranks, gradients, parameters);
     member_free(&one);
@@ -406,7 +395,8 @@ Test(train_ranks, different_engines_train_together)
                         same_bits(members[i].end.v, members[0].end.v, net.model.arena_values),
                     "mix %zu, optimizer %d, rank %u", m, kind, i);
             }
-            double off = distance(members[0].end.parameters, one.end.parameters, net.model.arena_values);
+            double off =
+                relative_error(members[0].end.parameters, one.end.parameters, net.model.arena_values);
             cr_expect(off < 1e-4, "mix %zu, optimizer %d: %g", m, kind, off);
             member_free(&one);
             free_all(members, 3);
@@ -436,8 +426,8 @@ static void open_canvases(struct net *net, const struct engine *engine, struct m
     net->train.mixing = mixing;
 }
 
-/* The partner of a sample is augmented on the rank of the sample, also if it belongs to another rank. The
- * last step has 10 samples. */
+/* A rank augments the partners of its samples, even if the partners belong to other ranks. The last step has
+ * 10 samples. */
 Test(train_ranks, augmented_and_mixed_samples_are_those_of_one_rank)
 {
     static const struct mixing mixings[] = {{0, 0}, {0, 1}, {0.8, 0}};
@@ -460,7 +450,7 @@ Test(train_ranks, engines_augment_and_mix_the_same_samples)
     open_canvases(&net, &engine_naive, (struct mixing){0.8, 1});
     train_on(&engine_naive, &net, 1, 2, &of_naive);
     train_on(&engine_omp, &net, 1, 2, &of_omp);
-    const double off = distance(of_omp.end.parameters, of_naive.end.parameters, net.model.arena_values);
+    const double off = relative_error(of_omp.end.parameters, of_naive.end.parameters, net.model.arena_values);
     cr_expect(off < 1e-5, "%g", off);
     cr_expect_float_eq(of_omp.totals.loss, of_naive.totals.loss, 1e-5 * of_naive.totals.loss);
     cr_expect_eq(of_omp.totals.samples, 2 * 46);

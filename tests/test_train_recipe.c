@@ -47,6 +47,8 @@ Test(train_recipe, dry_run_prints_options_that_are_accepted)
 /* Each part of the recipe can be switched off. */
 Test(train_recipe, parts_are_switched_off)
 {
+    EXPECT(0, LOGREG "--mixup none --cutmix none --erasing none --weight-decay none --label-smoothing none");
+    cr_expect_null(strstr(out, "--mixup"), "%s", out);
     EXPECT(0, LOGREG "--rand-augment none --out-res none --std none --drop-path none");
     cr_expect_str_eq(out, "--batch 256 --drop-last --optimizer adamw --lr 0.001 --lr-schedule cosine "
                           "--lr-warmup 1.28 --weight-decay 0.05 --label-smoothing 0.1 --flip --erasing 0.25 "
@@ -77,7 +79,7 @@ Test(train_recipe, help_has_one_default)
     cr_expect_not_null(strstr(out, "in the first block (default 0.1) --"), "%s", out);
     cr_expect_not_null(strstr(out, "to this width and height; none: do not (default 224)"), "%s", out);
     EXPECT(0, "$P --workload train --help | tr -s '\\n ' ' '");
-    cr_expect_not_null(strstr(out, "in the first block (default: as --model says) --"), "%s", out);
+    cr_expect_not_null(strstr(out, "in the first block (default: the network's own rate) --"), "%s", out);
 }
 
 Test(train_recipe, mean_and_std_belong_together)
@@ -116,6 +118,8 @@ Test(train_recipe, refuses_outputs_that_mislead)
     EXPECT(0, "mkdir used && touch used/x");
     expect_refusal(2, "--save-batch 4:used", "the folder used contains files; name a new or an empty folder");
     expect_refusal(2, "--save-batch 4:used/x", "used/x cannot be used: Not a directory; name another folder");
+    expect_refusal(2, SMALL "--save-batch 17:new", "the first step has only 16 samples");
+    EXPECT(0, "test ! -e new");
     expect_refusal(2, "--batch max --repeats 2", "--repeats needs a known batch");
     expect_refusal(2, "--log used", "--log: used is a folder; name a regular file\n");
 }
@@ -131,7 +135,14 @@ Test(train_recipe, names_of_other_programs)
                                            {"clip-grad", "clip-norm"},
                                            {"grad-accum", "accumulate"},
                                            {"grad-accum-steps", "accumulate"},
-                                           {"hflip", "flip"}};
+                                           {"hflip", "flip"},
+                                           {"amp", "variant train-amp"},
+                                           {"opt-betas", "beta1 B --beta2 B"},
+                                           {"lr-cycle-limit", "lr-cycles"},
+                                           {"checkpoint-hist", "keep"},
+                                           {"log-interval", "log-steps"},
+                                           {"wd", "weight-decay"},
+                                           {"output", "checkpoint"}};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         char options[64], words[128];
         snprintf(options, sizeof options, "--%s 1", names[i][0]);
@@ -139,6 +150,7 @@ Test(train_recipe, names_of_other_programs)
                  names[i][1]);
         expect_refusal(2, options, words);
     }
+    expect_refusal(2, "--warmup-lr 0", "'--warmup-lr': this option of timm has no equivalent here");
     expect_refusal(2, "--sched cosine", "did you mean '--lr-schedule cosine'?");
     expect_refusal(2, "--variant all --train-size 5", "workloads train and infer; add --workload train");
     EXPECT(2, "$P train --help");

@@ -186,7 +186,7 @@ Test(loss_scale, is_saved_in_checkpoints)
     net_open(&net, &engine_naive, &model_tables[0], small, 3, 40, 9, 0);
     const struct train_job job = job_of(&net, 3, folder);
     void *trainer = open_trainer(&engine, &job);
-    cr_expect_eq(scaling.given.scale, 0, "a new training must have no scale");
+    cr_expect_eq(scaling.given.scale, 0, "a new run must have no scale");
     scaling.left = 2;
     next_epoch(trainer);
     trainer_close(trainer);

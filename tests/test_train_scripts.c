@@ -1,4 +1,4 @@
-/* Tests the scripts that compare trainings, with a stub module in place of PyTorch. */
+/* Tests the scripts that compare training runs, with a stub module in place of PyTorch. */
 #include "shell.h"
 
 #include "cells.h"
@@ -139,7 +139,7 @@ Test(train_scripts, comparison_on_ranks_reports)
         "    1 a                             8     1.00        100.0      1.000   0.5000           0.9000\n"
         "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
         "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
-        "batch: samples per step of all ranks; weak scaling\n");
+        "batch: samples per step, summed over all ranks; weak scaling\n");
     /* Tests the script without PyTorch. */
     run("mkdir -p n && echo 'raise ImportError(\"no torch\")' > n/torch.py && PYTHONPATH=n "
         "%s/scripts/compare/pytorch.py --ranks "
@@ -151,7 +151,7 @@ Test(train_scripts, comparison_on_ranks_reports)
                        out);
 }
 
-/* A script that is ended must end the training that it started in the background. */
+/* A script that is ended must end the training run that it started in the background. */
 Test(train_scripts, resume_ends_its_training)
 {
     EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in *--checkpoint*) echo $$ >pid; exec sleep 100 ;; esac\\n' "
@@ -162,6 +162,16 @@ Test(train_scripts, resume_ends_its_training)
            "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
            root);
     cr_expect_str_eq(out, "status 143\n");
+}
+
+Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)
+{
+    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --log x", root);
+    cr_expect_str_eq(out, "check/resume.sh: this script sets --log itself; leave it out (see --help)\n");
+    EXPECT(1, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --variant train-naive --model lenett", root);
+    cr_expect_not_null(strstr(out, "did you mean 'lenet'? (see run/whole.txt)"), "%s", out);
+    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
+    cr_expect_str_eq(out, "check/resume.sh: run exists; name a new folder, or remove this one\n");
 }
 
 /* If the variant cannot run, scripts must end before they generate any data. */

@@ -170,6 +170,10 @@ Test(train_shares, shares_are_read_back_from_a_checkpoint)
               !balance_read(text, BALANCE_MEASURED, 2, 24, back) &&
               !balance_read(text, BALANCE_MEASURED, 3, 25, back) &&
               !balance_read("", BALANCE_MEASURED, 3, 24, back) &&
+              !balance_read("measured", BALANCE_MEASURED, 1, 0, back) &&
+              !balance_read("measured 18:-1:7", BALANCE_MEASURED, 3, 24, back) &&
+              !balance_read("measured 18: 0:6", BALANCE_MEASURED, 3, 24, back) &&
+              !balance_read("measured 18::6", BALANCE_MEASURED, 3, 24, back) &&
               !balance_read("measured 18:0:6:", BALANCE_MEASURED, 3, 24, back));
     free(text);
 }

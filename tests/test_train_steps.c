@@ -23,8 +23,8 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define ROWS  "--log-steps 4 --test-steps 9 "
 #define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
 
-/* Compares the steps, the epoch and the samples in row `row` of the log. Also checks whether the row has the
- * results of a test. */
+/* Compares the step, the epoch and the number of samples in row `row` of the log. If `tested` is true, the
+ * row must have test results; otherwise it must have none. */
 static void expect_row(size_t row, double step, double epoch, double samples, bool tested)
 {
     cr_expect(number(out, row, "step") == step && number(out, row, "epoch") == epoch &&
@@ -34,7 +34,8 @@ static void expect_row(size_t row, double step, double epoch, double samples, bo
     cr_expect_eq(*value(out, row, "test_loss") != '\0', tested, "row %zu: %s", row, out);
 }
 
-/* A row follows every 5th step, every 7th step (with a test), and each epoch (with its test). */
+/* The log must have a row after every 5th step, after every 7th step, and after each epoch. The rows after
+ * every 7th step and after epochs have test results. */
 Test(train_steps, rows_within_epochs)
 {
     EXPECT(0, LOGGED "--epochs 2 --lr-schedule cosine --out rows.csv");
@@ -70,7 +71,8 @@ Test(train_steps, rows_within_epochs)
     cr_expect_eq(number(log, 10, "lr"), number(out, 2, "last_lr"), "%s", log);
 }
 
-/* Neither rows nor tests nor checkpoints change the parameters, and repeated epochs verify. */
+/* Rows, tests and checkpoints within epochs do not change the parameters. --verify, which repeats each epoch,
+ * finds no error. */
 Test(train_steps, stops_do_not_change_the_parameters)
 {
     EXPECT(0, THREE "--shift 2 --export whole");
@@ -94,8 +96,8 @@ static double sum_over_steps(const char *log, size_t rows, const char *column)
     return sum;
 }
 
-/* A step is one update of the parameters, however many parts it has. The norms of an epoch's steps have the
- * mean that the epoch's row shows. */
+/* A step in several parts counts as one update of the parameters. The row of an epoch has the mean of the
+ * gradient norms of its steps. */
 Test(train_steps, rows_count_updates_and_have_norms)
 {
     static char whole[sizeof out], parts[sizeof out];
@@ -144,6 +146,19 @@ Test(train_steps, rejects_invalid_options)
     }
 }
 
+/* Figures cannot tell the rows of two training runs with the same seed apart. */
+Test(train_steps, rows_of_another_training_give_a_warning)
+{
+    EXPECT(0, LOGGED "--epochs 1 --checkpoint k");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 2 --checkpoint k --resume");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 1 --seed 3");
+    cr_expect(!says("already has rows"), "%s", out);
+    EXPECT(0, LOGGED "--epochs 1");
+    cr_expect(says("--log log.csv already has rows of another training run with this variant"), "%s", out);
+}
+
 /* A file with other columns is refused before training begins, and does not change. */
 Test(train_steps, other_files_are_refused)
 {
@@ -167,7 +182,7 @@ Test(train_steps, a_full_disk_ends_training_and_leaves_complete_rows)
 #ifdef HAVE_XXHASH
 
 /* Training is killed several times, each time after another checkpoint within an epoch. It must end with the
- * parameters and the rows of an uninterrupted training with the same options. */
+ * parameters and the rows of an uninterrupted training run with the same options. */
 static void kill_within_epochs(const char *variant, const char *options, bool averages)
 {
     char train[512], whole[PATH_MAX], killed[PATH_MAX];
@@ -227,8 +242,8 @@ Test(train_steps, a_recipe_killed_within_an_epoch_and_resumed)
 }
 #endif
 
-/* Continues a copy of a checkpoint within an epoch. Expects the state, the last row of the epochs and the
- * rows of the log of the unbroken run, whose files are in the folder `whole`. */
+/* Resumes from a copy of a checkpoint within an epoch. The files of an uninterrupted run are in the folder
+ * `whole`. Expects the resumed run to have the same final state, last row and log rows. */
 static void resume_from(const char *name, const char *options, bool averages)
 {
     char whole[PATH_MAX], again[PATH_MAX];
@@ -250,8 +265,8 @@ static void resume_from(const char *name, const char *options, bool averages)
               "steps whole/log.csv > a; steps again/log.csv > b; diff a b");
 }
 
-/* Stops within epochs change nothing, and training continues bit-exactly from a checkpoint within an epoch,
- * with each option of recipes and with several. */
+/* Log rows, tests and checkpoints within epochs must not change the final state. Training must resume
+ * bit-exactly from a checkpoint within an epoch. Tests single options of recipes, and several at once. */
 Test(train_steps, recipes_resume_within_an_epoch)
 {
     static const struct {
@@ -285,7 +300,8 @@ Test(train_steps, recipes_resume_within_an_epoch)
     }
 }
 
-/* The beginning of a resumed epoch is not known any more. Verification repeats the rest of the epoch. */
+/* A resumed run does not have the state at the beginning of its first epoch. So --verify repeats only the
+ * steps after the checkpoint. */
 Test(train_steps, a_resumed_epoch_verifies)
 {
     EXPECT(0,
@@ -299,7 +315,7 @@ Test(train_steps, a_resumed_epoch_verifies)
     cr_expect_eq(number(out, 1, "items"), 200);
     cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
     EXPECT(0, "cmp whole.safetensors resumed.safetensors");
-    /* Another engine may continue, and networks may be initialised from within an epoch. */
+    /* --init accepts a checkpoint within an epoch. */
     EXPECT(0, SMALL "--init k/epoch-000001.step-0000000007.ckpt --epochs 1");
 }
 

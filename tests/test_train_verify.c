@@ -101,13 +101,10 @@ static enum status get_moved(void *state, struct train_state *into)
  * SGD, it must not skip them. */
 Test(train_verify, only_adam_may_move_idle_values)
 {
-    const struct model_table *table = model_tables;
     struct engine moving = engine_naive;
     struct net net;
     moving.get = get_moved;
-    while (strcmp(table->name, "vit-micro") != 0)
-        table++;
-    net_open(&net, &engine_naive, table, (struct shape){1, 1, 8, 12}, 4, 40, 9, 0.1f);
+    net_open(&net, &engine_naive, table_of("vit-micro"), (struct shape){1, 1, 8, 12}, 4, 40, 9, 0.1f);
     const struct model_tensor *bias = net.model.tensors;
     while (bias->idle_values == 0)
         bias++;

@@ -11,14 +11,6 @@
 
 static const struct shape picture = {3, 1, 224, 224};
 
-static const struct model_table *table_of(const char *name)
-{
-    const struct model_table *table = model_tables;
-    while (strcmp(table->name, name) != 0)
-        table++;
-    return table;
-}
-
 static void build(const char *name, struct shape input, uint32_t classes, struct model *model)
 {
     must(model_build(table_of(name), input, classes, model));
@@ -35,15 +27,6 @@ Test(train_vit, parameters_are_those_of_timm)
     build("vit-base", picture, 1000, &model);
     cr_expect_eq(model.parameters, 86567656);
     cr_expect_eq(model.tensor_count, 152);
-}
-
-static const struct model_tensor *tensor_of(const struct model *model, const char *name)
-{
-    for (uint32_t t = 0; t < model->tensor_count; t++)
-        if (strcmp(model->tensors[t].name, name) == 0)
-            return &model->tensors[t];
-    cr_assert_fail("no tensor is named %s", name);
-    return NULL;
 }
 
 Test(train_vit, tensors_have_names_and_shapes_of_timm)
@@ -97,7 +80,8 @@ static void measure(const struct model *model, const float *parameters, const ch
     *deviation = sqrt(squares / (double)tensor->values - *mean * *mean);
 }
 
-/* The sample mean and deviation of n values differ from those of the distribution by about 1 / sqrt(n). */
+/* The mean and the standard deviation of n values differ from those of the distribution by about
+ * deviation / sqrt(n). */
 Test(train_vit, initial_values_have_the_distributions_of_timm)
 {
     static const struct {

@@ -6,7 +6,7 @@
 
 #include "shell.h"
 
-/* Options of a training that takes milliseconds. */
+/* Options of a training run that takes milliseconds. */
 #define SMALL "--variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
 
 /* Runs training with these options. Expects this exit status and one line that contains `words`. If `options`

@@ -24,15 +24,45 @@ static inline double worse(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
-/* Tests that run all networks leave out the large transformers, which vit-micro represents: returns whether
- * this is one of them. */
+/* Returns the norm of the difference of two arrays, divided by the norm of `wanted`. */
+static inline double relative_error(const float *mine, const float *wanted, size_t count)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)mine[i] - wanted[i]) * ((double)mine[i] - wanted[i]);
+        norm += (double)wanted[i] * wanted[i];
+    }
+    return sqrt(off / norm);
+}
+
+/* Returns the model table with this name, which must exist. */
+static inline const struct model_table *table_of(const char *name)
+{
+    const struct model_table *table = model_tables;
+    while (strcmp(table->name, name) != 0)
+        table++;
+    return table;
+}
+
+/* Returns the tensor with this name. Ends the test if there is none. */
+static inline const struct model_tensor *tensor_of(const struct model *model, const char *name)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        if (strcmp(model->tensors[t].name, name) == 0)
+            return &model->tensors[t];
+    cr_assert_fail("no tensor is named %s", name);
+    return NULL;
+}
+
+/* Whether the network is a large transformer. Tests of all networks leave out these transformers, because
+ * vit-micro has the same kinds of layers. */
 static inline bool is_large_transformer(const struct model_table *table)
 {
     return table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32;
 }
 
-/* Returns an image of at least this size that the patches of a transformer divide. Other networks get the
- * same size. */
+/* For a transformer, rounds the height and width up to multiples of the patch size. For other networks,
+ * returns the shape unchanged. */
 static inline struct shape fitted(const struct model_table *table, struct shape shape)
 {
     const struct layer_spec *first = &table->layers[0];
@@ -110,8 +140,8 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Opens an engine again, after the data or the training has changed. The engine starts with the initial
- * parameters. */
+/* Opens an engine again, after the data or the parameters of training have changed. The engine starts with
+ * the initial parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};

@@ -2,7 +2,7 @@
  * advise, read, close) that Linux executes without further system calls. An open file uses an entry of the
  * ring's file table instead of a file descriptor of this process.
  *
- * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK. So a read
+ * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK, so a read
  * would wait as long as some process has the pipe open for writing. The fadvise between open and read
  * prevents this wait: it has no effect on a file, but it fails on a pipe (ESPIPE) and breaks the chain. */
 #include <fcntl.h>

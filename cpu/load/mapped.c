@@ -17,7 +17,7 @@
 
 struct mapped {
     struct reader reader; /* must be first, because the functions of reader.h cast the state to it */
-    uint8_t **shards; /* mapping per file; NULL if not mapped, also if mapping failed with --on-error skip */
+    uint8_t **shards;     /* mapping per file; NULL: not mapped yet, or mapping failed with --on-error skip */
     struct guard guard;
 };
 
@@ -37,9 +37,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
 {
     const struct load *load = mapped->reader.load;
     const struct dataset_file *shard = &load->dataset->files[file];
-    int fd = dataset_file_open(load->dataset, file, 0);
-    if (fd < 0)
-        return STATUS_FAILED;
+    int fd;
+    TRY(dataset_file_open(load->dataset, file, 0, &fd));
     int populate = load->cache == LOAD_WARM ? MAP_POPULATE : 0;
     void *mapping = mmap(NULL, shard->bytes, PROT_READ, MAP_SHARED | populate, fd, 0);
     int failure = errno;
@@ -115,7 +114,8 @@ static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *f
 
 /* The bytes of the next sample's first member that are not prefetched yet. */
 struct next {
-    const uint8_t *data; /* NULL if there is no next sample, or if the hardware prefetches it */
+    /* NULL: there is no next sample, its shard is not mapped, or the hardware prefetches it. */
+    const uint8_t *data;
     size_t bytes;
 };
 

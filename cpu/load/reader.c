@@ -133,7 +133,7 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    /* Mark every slot READER_LOST, because no sample has arrived yet in this run. */
+    /* Set every slot to READER_LOST (all bits set), because no sample has arrived yet in this run. */
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
@@ -146,7 +146,6 @@ static void clear(struct worker *worker)
     worker->checksum = (struct checksum){0};
     worker->losses = (struct losses){0};
     worker->decode_s = worker->augment_s = 0;
-    worker->image_count = 0;
     worker->status = STATUS_OK;
     worker->failure[0] = '\0';
     if (worker->load->control->timed_calls)
@@ -167,23 +166,11 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
 
-/* Warns if --decode or --augment found no images in a run. Warns only once. */
-static void warn_imageless(struct reader *reader, uint64_t images)
-{
-    if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
-        return;
-    reader->imageless = true;
-    status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
-                "axes, in C order), so this option had no effect",
-                reader->load->augment ? "augment" : "decode");
-}
-
 /* Adds up the results of all workers and passes them to the verifier. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
     struct losses lost = {0};
-    uint64_t images = 0;
     result->number = number;
     result->checksum = (struct checksum){0};
     result->decode_s = result->augment_s = 0;
@@ -193,9 +180,7 @@ static enum status finish(struct reader *reader, uint64_t number)
         losses_merge(&lost, &worker->losses);
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
-        images += worker->image_count;
     }
-    warn_imageless(reader, images);
     result->skipped = lost.checksum.count;
     return verifier_finish(&reader->verifier, number, &result->checksum, &lost);
 }
@@ -234,7 +219,6 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
         worker->images_room = end;
     }
     worker->images_bytes = end;
-    worker->image_count++;
     *room = worker->images + begin;
     return STATUS_OK;
 }
@@ -266,16 +250,7 @@ static enum status finish_image(struct worker *worker, const struct image *image
     return STATUS_OK;
 }
 
-/* Prepends the file, the offset and the sample to the error message. */
-static enum status at_member(const struct dataset *dataset, const struct dataset_sample *sample,
-                             const struct dataset_member *member, enum status status)
-{
-    return status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path,
-                         dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
-}
-
-/* Decodes and augments the image of a sample. With --compute train, every sample needs an image, so that a
- * batch has as many images as labels. */
+/* Decodes and augments the image of a sample. */
 static enum status prepare_image(struct worker *worker, uint32_t number, const struct dataset_member *member,
                                  const uint8_t *data)
 {
@@ -288,12 +263,14 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
     worker->decode_s += timer_now_s() - begin_s;
     if (is_image && image.depth == 1)
         return finish_image(worker, &image, number);
-    return load->pictures ? status_set(STATUS_FAILED,
-                                       "its array is not an image of the same shape and type as the others")
-                          : STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its %s is not an image: --decode reads PNG, JPEG, and arrays of |u1, <f2 or <f4 with "
+                      "two or three axes in C order; name another member with --image, or drop --decode",
+                      member->extension);
 }
 
-/* Decodes the image of one sample and, with --compute train, reads its label. */
+/* Decodes the image of one sample and, with --compute train, reads its label. Each sample needs an image:
+ * a sample that is only read would make decoding look faster. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
@@ -302,19 +279,22 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     const uint8_t *label = NULL;
     enum status status = STATUS_OK;
     uint32_t m = 0;
+    if (sample->image == sample->members)
+        return dataset_at(load->dataset, sample, members,
+                          dataset_lacks(load->dataset, sample, &load->dataset->choice.image, "image"));
     for (; status == STATUS_OK && m < sample->members; data += members[m++].size) {
         label = m == sample->label ? data : label;
         if (m == sample->image)
             status = prepare_image(worker, number, &members[m], data);
     }
     if (status != STATUS_OK)
-        return at_member(load->dataset, sample, &members[sample->image], status);
+        return dataset_at(load->dataset, sample, &members[sample->image], status);
     if (load->pictures)
         status = dataset_label(load->dataset, sample, label, label ? members[sample->label].size : 0,
                                load->pictures->classes, &worker->labels[worker->label_count++]);
     return status == STATUS_OK
                ? STATUS_OK
-               : at_member(load->dataset, sample, &members[label ? sample->label : 0], status);
+               : dataset_at(load->dataset, sample, &members[label ? sample->label : 0], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */
@@ -343,7 +323,8 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
     checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
-/* Adds the hash over the edges of a sample to the checksum. Used if control->whole is false. */
+/* Adds the hash of a sample to the checksum. The hash covers only the first and last bytes of each member
+ * (checksum_edges()). Used if control->whole is false. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -455,10 +436,11 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
                             size_t *mapped)
 {
     struct stat info;
-    int fd = dataset_file_open(load->dataset, file, 0);
+    int fd;
+    enum status status = dataset_file_open(load->dataset, file, 0, &fd);
     *mapped = 0;
-    if (fd < 0)
-        return load->skip ? STATUS_OK : STATUS_FAILED;
+    if (status != STATUS_OK)
+        return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t there = fstat(fd, &info) == 0 ? ((size_t)info.st_size + page - 1) / page * page : 0;
     size_t length = there < bytes ? there : bytes;
@@ -486,8 +468,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* Creates the working set that reader_copy() copies. For shards it is their consecutive mappings. For files
- * it is anonymous memory of the same size. */
+/* Creates the working set that reader_copy() copies. For local shards, it is their consecutive mappings. For
+ * files and remote shards, it is anonymous memory of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;

@@ -1,5 +1,5 @@
-/* Common part of the CPU load variants: the threads, their orders, buffers and checksums, and the delivery of
- * complete batches. A variant adds the code that reads a sample from its file into a slot. */
+/* Common part of the CPU load variants: the threads, their sample orders, buffers and checksums, and the
+ * delivery of complete batches. A variant adds the code that reads a sample from its file into a slot. */
 #ifndef FDSL_CPU_LOAD_READER_H
 #define FDSL_CPU_LOAD_READER_H
 
@@ -23,7 +23,7 @@ struct worker {
     struct order order; /* order of the current epoch */
     uint64_t epoch;
     uint8_t *slots;
-    uint32_t *held;     /* per slot: number of the sample that it holds */
+    uint32_t *held;     /* per slot: number of the sample that it holds, or READER_LOST */
     uint32_t delivered; /* number of samples of the epoch in delivered batches; not used by all variants */
 
     struct checksum checksum; /* of delivered samples */
@@ -35,7 +35,6 @@ struct worker {
     size_t images_bytes, images_room;
     int32_t *labels; /* labels of the batch, with --compute train */
     uint32_t label_count;
-    uint64_t image_count; /* number of images in this run */
 
     enum status status;
     char failure[1024]; /* error message, if the run failed */
@@ -51,7 +50,6 @@ struct reader {
     size_t stride;
     uint32_t slots; /* per worker */
     struct worker *workers;
-    bool imageless; /* a run found no image to decode, and a warning was printed */
     struct verifier verifier;
     uint8_t *set; /* working set in memory for reader_copy(): set_bytes allocated, copied_bytes used */
     size_t set_bytes, copied_bytes;
@@ -68,8 +66,8 @@ void reader_close(struct reader *reader);
  * sample is copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
-/* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. In this
- * function and the next four, `state` is a struct whose first member is a struct reader. */
+/* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. `state` is
+ * a struct whose first member is a struct reader, as in all functions up to reader_verify_slots(). */
 enum status reader_ready(void *state, uint64_t number);
 
 /* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the checksum of the
@@ -81,8 +79,8 @@ enum status reader_fetch(void *state, void *result);
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
- * any loader that copies every byte with as many threads. The working set of shards is their mappings; the
- * working set of files is anonymous memory of the same size. At most 2 GiB are copied. */
+ * any loader that copies every byte with as many threads. The working set of local shards is their mappings.
+ * For files and remote shards, it is anonymous memory of the same size. At most 2 GiB are copied. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */

@@ -58,20 +58,21 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
 }
 
 /* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
- * returns STATUS_OK with --on-error skip, unless too many files are open or O_DIRECT is unavailable. */
+ * returns STATUS_OK with --on-error skip; but a failure whose cause is not the shard, such as too many open
+ * files or a missing O_DIRECT, is always an error. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
     const struct order_segment *segment = &order->segments[uring->segment];
     segment_range(load->dataset, segment, &uring->offset, &uring->end);
-    int fd = dataset_file_open(load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT);
-    uring->fds[uring->segment] = fd;
-    *failure = fd < 0 ? errno : 0;
-    if (fd >= 0)
+    enum status status = dataset_file_open(
+        load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT, &uring->fds[uring->segment]);
+    *failure = status == STATUS_OK ? 0 : errno ? errno : EIO;
+    if (status == STATUS_OK)
         return STATUS_OK;
     if (load->cache != LOAD_WARM && *failure == EINVAL)
         return status_prefix(STATUS_UNAVAILABLE, "this file system has no O_DIRECT; use --cache warm");
-    return load->skip && *failure != EMFILE ? STATUS_OK : STATUS_FAILED;
+    return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the
@@ -215,7 +216,8 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        /* An empty member also waits for the block that reaches its offset, so that no block is left over. */
+        /* Even an empty member waits for the block that reaches its offset. Otherwise, a segment that ends
+         * with an empty member could leave a block unprocessed. */
         if (from > stop || (left > 0 && from == stop))
             return STATUS_OK;
         if (!cursor->to)
@@ -340,8 +342,8 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     whole.iov_base = uring->buffers;
     int failure = io_uring_queue_init(load->iodepth, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s", load->iodepth,
-                          strerror(-failure));
+        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --iodepth",
+                          load->iodepth, strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);
     uring->registered = failure >= 0;

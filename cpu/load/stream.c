@@ -150,8 +150,9 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
     return STATUS_OK;
 }
 
-/* Opens the shard of a segment and moves to the end of the sample before the segment. Starts at the first
- * byte instead if the shard may contain global pax headers, because the parser must see them. */
+/* Opens the shard of a segment. If the segment starts inside the shard, seeks to the end of the sample before
+ * it. If the shard may contain global pax headers, always starts at its first byte, because the parser must
+ * see these headers. */
 static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
@@ -162,9 +163,7 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
         const struct dataset_member *last = &dataset->members[before->member + before->members - 1];
         position = last->offset + last->size + tar_padding(last->size);
     }
-    stream->fd = dataset_file_open(dataset, segment->shard, 0);
-    if (stream->fd < 0)
-        return STATUS_FAILED;
+    TRY(dataset_file_open(dataset, segment->shard, 0, &stream->fd));
     posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */
     if (position && lseek(stream->fd, (off_t)position, SEEK_SET) < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot seek: %s", dataset->path,

@@ -19,8 +19,8 @@
 
 #define TILE_BYTES  ((size_t)64 << 10)
 #define TILE_ROWS   1024  /* maximum rows per tile */
-#define MASK_FACTOR 16    /* maximum size of tiles of rows that are only masked, in usual tiles */
-#define MASK_TILES  16    /* minimum number of such tiles per thread */
+#define MASK_FACTOR 16    /* tiles of rows that are only masked are at most this many times larger */
+#define MASK_TILES  16    /* minimum number of these larger tiles per thread */
 #define LIST_ROWS   65536 /* rows per tile of a pass that only lists kept rows */
 #define SPINS       1000  /* polls before a waiting thread yields its core */
 
@@ -41,7 +41,7 @@ struct omp {
     struct clock *clocks;
     /* The state of the current run: */
     uint64_t shift, next_tile;
-    uint64_t last; /* the last tile of the latest pass */
+    uint64_t last; /* number of the last tile in the latest pass */
     uint64_t kept; /* without compaction: number of kept rows */
     struct ops_format format;
     struct ops_draw draw;
@@ -83,7 +83,7 @@ static const char *omp_instruction_set(void)
 
 /* ---- Set-up ---- */
 
-/* Returns whether there are no results per output row. */
+/* Returns whether no step writes results per output row. */
 static bool only_masks(const struct ops *ops)
 {
     return !ops->steps[OPS_COMPACT] && !ops->steps[OPS_PERMUTE] && !ops->steps[OPS_CONVERT] &&

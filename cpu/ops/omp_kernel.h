@@ -26,8 +26,8 @@ extern const struct ops_kernel ops_kernel_scalar;
 extern const struct ops_kernel ops_kernel_avx2, ops_kernel_avx512;
 #endif
 
-/* Makes `ops-omp` use the kernel with this name, or the best one if `name` is NULL. Returns false if this
- * processor does not support it. Tests use this function. Not thread-safe. */
+/* For tests: makes `ops-omp` use the kernel with this name, or the best one if `name` is NULL. Returns false
+ * if there is no such kernel or this machine cannot run it. Not thread-safe. */
 bool ops_omp_force_isa(const char *name);
 
 #endif

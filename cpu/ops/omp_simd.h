@@ -13,7 +13,7 @@
 enum {
     GROUP = 8,   /* vectors of sums at a time; with AVX2, 16 would leave no registers for values */
     LINE = 64,   /* bytes of a cache line */
-    AHEAD = 2048 /* bytes from a value that is read to one that is prefetched */
+    AHEAD = 2048 /* distance in bytes from a value that is read to the values that are prefetched */
 };
 
 INLINE vreal load(const void *row, enum dtype type, uint32_t i)

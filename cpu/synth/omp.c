@@ -419,7 +419,8 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 /* ---- Batches ---- */
 
 /* Orders the images of the current run by decreasing work, so that threads draw the cheapest images last.
- * Image j has class (first + j) mod class_count, where `first` is the number of the run's first image. */
+ * This balances the threads. Image j has class (first + j) mod class_count, where `first` is the number of
+ * the run's first image. */
 static void order_images(struct omp *omp)
 {
     const struct synth *synth = omp->synth;

@@ -33,8 +33,9 @@ enum { OCTANT_LEFT = 1, OCTANT_UP = 2, OCTANT_STEEP = 4, OCTANT_COUNT = 8 };
 /* Constant tables, computed once per setup(). */
 struct omp_tables {
     float gradients[NOISE_TABLE_COUNT]; /* from noise_gradients() */
-    uint32_t hashes[2][32];           /* hashes[s][c & 31] >> 4 * (c >> 5) & 15 is hash & 15 of cell c + s */
-    float hash_gradients[16];         /* indexed by hash & 15: the scaled gradient, times 2^-24 */
+    /* (hashes[s][c & 31] >> 4 * (c >> 5)) & 15 is the low four bits of the hash of cell c + s. */
+    uint32_t hashes[2][32];
+    float hash_gradients[16];         /* indexed by these four bits: the scaled gradient, times 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
     int32_t step_pixel[OCTANT_COUNT]; /* per octant: result of omp_pack_step(), in canvas pixels */
 

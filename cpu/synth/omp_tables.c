@@ -19,7 +19,7 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
 
 /* Bounds the noise by its extremes at PLACES positions per cell, plus a margin for the positions in between.
  * The slope of the noise is at most 1 + 15/8 = 2.875 times the steepest gradient. The factor 6 is about twice
- * that, and also covers rounding. */
+ * 2.875, so the margin also covers rounding. */
 static void fill_noise_bounds(struct omp_tables *tables)
 {
     enum { PLACES = 512 };

@@ -17,7 +17,7 @@
 #include "train/sample_loss.h"
 #include "variants.h"
 
-#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; they take about ten microseconds */
+#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; this many take about ten microseconds */
 
 /* ---- Kernels ---- */
 
@@ -156,7 +156,7 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
 
 /* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
  * its own sums of gradients. If a step has several micro-batches or parts, the sums of all chunks are added
- * up after the last one. */
+ * up only after the last micro-batch or part. */
 static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -245,8 +245,8 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
 }
 
-/* Computes the gradients of the samples of this rank. In a short last step, it may have none and only takes
- * part in the exchange. */
+/* Computes the gradients of the samples of this rank. In a short last step, the rank may have no samples. It
+ * then contributes zeros to the exchange. */
 static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
 {
     const struct share share = train_share(net->train, step);
@@ -352,7 +352,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
-    /* Samples are generated and augmented between two steps, by the same threads. */
+    /* The same threads generate and augment samples, which happens between two steps. A parallel region then
+     * covers one step only. */
     uint32_t at_once = feed_computes(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
         uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);

@@ -29,7 +29,7 @@ struct gemm {
     size_t c_pitch;
     size_t columns;    /* columns of b and c; a multiple of the kernel's `lanes` */
     const float *bias; /* NULL: no bias */
-    bool add;          /* add to the contents of c; `bias` is then not used */
+    bool add;          /* add to the contents of c; `bias` is ignored */
     bool relu;         /* apply ReLU to the sum */
 };
 
@@ -84,7 +84,7 @@ struct net_kernel {
     /* Transformers. softmax() replaces scores by softmax(factor * scores), in place; softmax_backward()
      * replaces gradients of these weights by those of the scores. norm() normalises a token and writes its
      * two moments for norm_backward(). norm_weights() adds to the gradients of the parameters. With `adds`,
-     * the backward functions add to in_deltas. */
+     * the backward functions add to in_deltas; otherwise they overwrite it. */
     void (*softmax)(float *scores, size_t count, float factor);
     void (*softmax_backward)(const float *weights, float *deltas, size_t count, float factor);
     void (*norm)(const float *in, const float *weight, const float *bias, float *out, size_t count,

@@ -31,7 +31,7 @@ enum block_kind {
     BLOCK_POOL,
     BLOCK_ADD,
     BLOCK_MEAN,
-    BLOCK_FLAT, /* this block and the following ones have rows */
+    BLOCK_FLAT, /* converts data to rows, one per sample; all later blocks of the network have rows */
     BLOCK_LINEAR,
     BLOCK_TOKENS,
     BLOCK_NORM,
@@ -80,8 +80,8 @@ struct block {
     size_t kept_delta;         /* CONV only: offset in a sample's part of net->kept_deltas */
     size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
 
-    /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
-     * rows in floats. */
+    /* Shapes of input and output. From FLAT on, blocks have one position, and the pitch is the distance
+     * between two rows in floats. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
     size_t positions;      /* number of output positions */
@@ -89,7 +89,7 @@ struct block {
     struct pool pooling;
     struct conv conv;
 
-    /* FLAT and LINEAR only. `rows`, `deltas`: batch * out_pitch floats each. `transposed`: LINEAR weights as
+    /* From FLAT on. `rows`, `deltas`: batch * tokens * out_pitch floats each. `transposed`: LINEAR weights as
      * [in][out_vectors]. `row_positions`: offsets of the rows of a batch, in floats. */
     float *rows, *deltas, *transposed;
     uint32_t *row_positions;
@@ -135,7 +135,8 @@ struct net {
     const struct net_kernel *kernel;
     struct gemm_kernels gemm;
     int threads;
-    uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
+    uint32_t batch; /* capacity in samples: maximum per part of a step (train_part()) or, in a pipeline,
+                       maximum kept at a time */
     uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
@@ -150,11 +151,13 @@ struct net {
     double *squares; /* sums of squares of NET_PART gradients each, to clip them; NULL: not clipped */
     struct span spans[2 * NET_BLOCKS_MAX]; /* all of an arena */
     uint32_t span_count;
-    float *common; /* room for an arena in the layout of model.h, if the exchange needs that; else NULL */
+    float *common; /* room for an arena in the layout of model.h; NULL: the exchange does not need it */
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
-    size_t held_values; /* number of gradients per sample that wait for the earlier block of an ADD */
+    /* Per sample: number of gradient values that are kept until the backward pass reaches the earlier block
+     * that an ADD uses. */
+    size_t held_values;
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;
     uint32_t *argmax;
@@ -174,15 +177,15 @@ struct net {
     struct worker *workers;
     struct barrier barrier;
     uint32_t begin;        /* index in the batch of the current micro-batch's first sample; otherwise 0 */
-    uint32_t fed;          /* index in the step of the batch's first sample */
+    uint32_t fed;          /* index in step_numbers of the batch's first sample */
     const float *inputs;   /* input of the current micro-batch in C order; NULL: gather samples */
     float *in_deltas;      /* receives the gradient of `inputs`; NULL: not needed */
     bool accumulates;      /* a step has several micro-batches or parts */
     bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
     uint32_t step_count;   /* samples in step_numbers, without their partners */
-    uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
-    struct mix mix;        /* of the current batch */
+    uint32_t total;        /* samples of the whole step, on all ranks */
+    struct mix mix;        /* of the current step */
     enum status exchanged; /* status of the latest exchange of gradients */
     double *losses;        /* loss of each sample of the batch */
     uint8_t *correct;      /* whether each sample was classified correctly */
@@ -195,7 +198,7 @@ struct net {
     uint64_t bytes;
 };
 
-/* Returns whether the network's input is the samples; this input needs no gradient. */
+/* Returns whether the input of the network (or of its stage) is the samples. Samples need no gradient. */
 static inline bool net_begins(const struct net *net)
 {
     return !net->train->stage || net->train->stage->first;
@@ -240,18 +243,20 @@ void net_free(struct net *net);
 void net_take_arena(const struct net *net, const float *from, float *into);
 void net_give_arena(const struct net *net, const float *from, float *into);
 
-/* ---- Called by all threads of a parallel region; each ends with a barrier ---- */
+/* ---- omp_parameters.c: called by all threads of a parallel region ---- */
 
-/* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. */
+/* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. Ends with
+ * a barrier. */
 void net_prepare_weights(struct net *net);
 
 /* Clears the sums of all chunks, for the first micro-batch or part of a step. Does not end with a barrier. */
 void net_clear_sums(struct net *net);
 
-/* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. */
+/* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. Ends with a barrier.
+ */
 void net_gather_sums(struct net *net, uint32_t chunks);
 
-/* Applies the update of step `number` to all parameters. */
+/* Applies the update of step `number` to all parameters. Ends with a barrier. */
 void net_update(struct net *net, uint64_t number);
 
 /* ---- omp_linear.c: called by all threads of a parallel region; each ends with a barrier ---- */

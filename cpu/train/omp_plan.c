@@ -184,8 +184,8 @@ static void lay_out_rows(const struct model *model, struct block *block)
     }
 }
 
-/* Appends a part of the arenas: the tensor that begins at `tensor_first` in the model's arena. It becomes
- * part of the last span if that is updated in the same way. */
+/* Appends a part of the arenas: the tensor that begins at `tensor_first` in the model's arena. If the last
+ * span is updated in the same way, extends that span instead. */
 static void add_span(struct net *net, size_t first, size_t end, size_t tensor_first)
 {
     const struct model_tensor *tensor = net->train->model->tensors;

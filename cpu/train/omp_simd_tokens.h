@@ -5,9 +5,9 @@
 
 #include <math.h>
 
-/* exp(x) for x <= 0, with a relative error of about 1e-7; below -87, exp(-87). x = n log(2) + r with a whole
- * n; exp(r) is its Taylor polynomial, and 2^n is put together from its bits. Adding 1.5 * 2^23 rounds to a
- * whole number, which then is in the low bits. NaN stays NaN. */
+/* Returns exp(x) for x <= 0, with a relative error of about 1e-7; below -87, returns exp(-87). Writes x as n
+ * log(2) + r with an integer n, computes exp(r) by its Taylor polynomial, and assembles the bits of 2^n.
+ * Adding 1.5 * 2^23 rounds a float to an integer and leaves that integer in its low bits. NaN stays NaN. */
 INLINE float exp_of(float x)
 {
     const float rounder = 12582912.0f;

@@ -14,7 +14,7 @@ static float *row_of(const struct block *block, float *rows, size_t row)
     return rows + row * block->out_pitch;
 }
 
-/* Writes or adds a row. */
+/* Copies a row to `to`, or, if `adds` is true, adds it. */
 static void give_row(const struct net *net, const float *from, float *to, size_t count, bool adds)
 {
     if (adds)
@@ -101,12 +101,12 @@ static void norm_backward(const struct net *net, const struct block *block)
 
 /* ---- Attention: one thread computes one head of one sample ---- */
 
-/* A head of a sample: the first rows of input and output, and the thread's scratch memory. */
+/* A head of a sample, and the scratch memory of the thread that computes it. */
 struct part {
     const struct net *net;
     const struct block *block;
     const struct head *head;
-    size_t row, column; /* of the output */
+    size_t row, column; /* of the head's first value in the output */
 };
 
 /* Copies one of q (0), k (1) and v (2) of a head to `to`. */

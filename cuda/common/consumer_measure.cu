@@ -9,11 +9,11 @@
 
 /* ---- A step alone ---- */
 
-#define UNITS_MAX     (1u << 26)
-#define WARM_S        0.3  /* minimum warm-up: clocks rise under load, then fall as the GPU heats up */
-#define ROUND_S       0.05 /* intended duration of a measurement */
-#define REPEATS_MIN   5    /* minimum number of steps per measurement */
-#define REPEATS_MAX   64   /* maximum number of steps per measurement */
+#define UNITS_MAX     (1u << 26) /* maximum number of units per step (product.cuh) */
+#define WARM_S        0.3        /* minimum warm-up: clocks rise under load, then fall as the GPU heats up */
+#define ROUND_S       0.05       /* intended duration of a measurement */
+#define REPEATS_MIN   5          /* minimum number of steps per measurement */
+#define REPEATS_MAX   64         /* maximum number of steps per measurement */
 #define ROUNDS_MAX    12
 #define ERROR_WANTED  0.003 /* calibration stops below this relative error */
 #define ERROR_SILENT  0.02  /* maximum relative error without a warning */
@@ -104,7 +104,7 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 /* One stream runs training steps while another runs pinned copies to the device. Each stream runs its work in
  * groups, without gaps. All copies together take about twice as long as all steps, so that copies run during
  * every step. A group counts only if the other stream was busy during the whole group. */
-#define BUS_BYTES  ((size_t)64 << 20) /* per copy */
+#define BUS_BYTES  ((size_t)64 << 20) /* bytes per copy */
 #define BUS_GROUPS 32
 #define BUS_TIME_S 0.15 /* minimum duration of all steps */
 #define BUS_STEPS  3    /* minimum number of steps */
@@ -112,8 +112,8 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 struct bus {
     void *pinned, *device;
     cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
-    int steps, groups;        /* steps per group; number of such groups */
-    int copies;               /* copies per group; the number of such groups is BUS_GROUPS */
+    int steps, groups;        /* steps per group; number of groups of steps */
+    int copies;               /* copies per group; there are BUS_GROUPS groups of copies */
     double copies_s, steps_s; /* duration of a group of copies and of a group of steps, each measured alone */
 };
 
@@ -255,9 +255,9 @@ static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t strea
     return STATUS_OK;
 }
 
-/* Measures with random u8 pixels, because there are no batches yet. The duration of a step hardly depends on
- * the values. If the batches have a wider type than u8, their steps take longer, because more bytes are
- * converted. */
+/* Measures steps on random u8 pixels, because no batch has been loaded yet. The pixels hardly influence the
+ * duration of a step. If the real batches have a wider type than u8, their steps take longer than measured,
+ * because more bytes are converted. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task)
 {
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;

@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "machine/nvml.h"
 
-/* Never launched. Its attributes show whether this build has code for a device. */
+/* This kernel is never launched. Its attributes show whether this build has code for a device. */
 static __global__ void probe_kernel(void)
 {
 }

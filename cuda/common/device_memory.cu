@@ -18,8 +18,8 @@ void device_restore(int device)
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
-/* Makes the device current, unless it is current already. After a failure, returns the error of
- * device_probe() if that function fails, too. */
+/* Makes the device current, unless it is current already. If this fails, returns the error of device_probe(),
+ * which says more. Returns CUDA's error if device_probe() finds no problem. */
 static enum status use(int device)
 {
     cudaError_t error = device == device_current() ? cudaSuccess : cudaSetDevice(device);
@@ -57,8 +57,10 @@ enum status device_alloc(int device, size_t bytes, void **memory)
     if (error != cudaErrorMemoryAllocation)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
-    return status_set(STATUS_FAILED, "CUDA device %d does not have %.2f GB of free memory", device,
-                      1e-9 * (double)bytes);
+    return status_set(
+        STATUS_FAILED,
+        "CUDA device %d does not have %.2f GB of free memory; free memory, or use another device", device,
+        1e-9 * (double)bytes);
 }
 
 void device_free(int device, void *memory)
@@ -148,8 +150,8 @@ enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
     return STATUS_OK;
 }
 
-/* Returns whether the device can access all host memory. If so, a pointer that is not registered with CUDA
- * may be valid. */
+/* Returns whether the device can access all host memory, even through pointers that are not registered with
+ * CUDA. */
 static bool uses_all_memory(int device)
 {
     int pageable = 0;

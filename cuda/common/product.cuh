@@ -8,8 +8,9 @@
 #include "core/status.h"
 
 /* A step multiplies square matrices A and B; C receives the sums. Tiles of C are numbered row by row, and
- * block i computes tile i mod (number of tiles). In each unit of work, a block advances by PRODUCT_DEPTH
- * columns of A and rows of B. The first block of each tile begins at column 0 of A. */
+ * block i computes tile i mod (number of tiles). Several blocks can compute the same tile, from different
+ * first columns of A: block i starts at column i / (number of tiles) * 24 * PRODUCT_DEPTH, modulo
+ * PRODUCT_SIDE. In each unit of work, a block advances by PRODUCT_DEPTH columns of A and rows of B. */
 #define PRODUCT_SIDE  2048
 #define PRODUCT_TILE  64
 #define PRODUCT_DEPTH 8

@@ -5,8 +5,8 @@
 #include "common/check.cuh"
 
 /* Creates a stream on the current device; the caller destroys it. With `background`, the stream has the
- * lowest priority. Otherwise it has the highest: its kernels then take precedence over those of a training
- * step (common/consumer.cu), because a late batch would delay the next step. */
+ * lowest priority. Otherwise it has the highest priority, so that its kernels take precedence over those of a
+ * training step (common/consumer.cu): a late batch would delay the next step. */
 static inline enum status stream_open(cudaStream_t *stream, bool background = false)
 {
     int lowest, highest;

@@ -40,14 +40,15 @@ static enum status open_library(struct cufile *library)
         handle = dlopen("libcufile.so", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
         return status_set(STATUS_UNAVAILABLE,
-                          "cuFile not found (libcufile.so.0, part of the CUDA toolkit): %s", dlerror());
+                          "cuFile not found; install libcufile.so.0, which is part of the CUDA toolkit: %s",
+                          dlerror());
     TRY(load_functions(handle, library));
     struct cufile_error opened = library->open_driver();
     if (opened.error == 0)
         return STATUS_OK;
     return status_set(STATUS_UNAVAILABLE,
-                      "cannot open cuFile's driver (error %d): GPUDirect Storage is not set up, and "
-                      "compatibility mode is disabled (cufile.json)",
+                      "cannot open cuFile's driver (error %d): set up GPUDirect Storage, or enable "
+                      "compatibility mode (allow_compat_mode in cufile.json)",
                       opened.error);
 }
 

@@ -92,11 +92,11 @@ FDSL_C_BEGIN
  * the reason. */
 enum status cufile_open(const struct cufile **library);
 
-/* Queries how cuFile reads. Sets `*direct` to true only if the Linux driver nvidia-fs is loaded and reads
- * through host memory are disabled (allow_compat_mode is false in cufile.json). In that case, cuFile refuses
- * files that it cannot read directly. If a file is opened with O_DIRECT, whole blocks are transferred
- * directly from the disk. Sets `*batches` to true if the library supports batches of reads. Returns
- * STATUS_FAILED if the library does not report its properties. */
+/* Queries how cuFile reads. Sets `*direct` to whether the Linux driver nvidia-fs is loaded and reads through
+ * host memory are disabled (allow_compat_mode is false in cufile.json). If `*direct` is true, cuFile refuses
+ * files that it cannot read directly. It then transfers whole blocks of a file opened with O_DIRECT directly
+ * from the disk. Sets `*batches` to whether the library supports batches of reads. Returns STATUS_FAILED if
+ * the library does not report its properties. */
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END

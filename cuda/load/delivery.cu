@@ -38,7 +38,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->fit.unscaled = true;
     TRY(arrays_open(load->dataset, load->decode ? &load->fit : NULL, packed, &delivery->arrays));
     delivery->convert = delivery_convert(delivery, 0);
-    delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
+    delivery->slot_bytes = delivery->arrays.value_count * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
     return STATUS_OK;
 }
@@ -85,8 +85,8 @@ static enum status open_all(struct delivery *delivery)
     return STATUS_OK;
 }
 
-/* `device_bytes` is all memory that is allocated on the device. Useful are the values and the labels of one
- * batch per worker. */
+/* Sets result.memory_bytes to `device_bytes`, all memory allocated on the device. Sets result.useful_bytes to
+ * the size of the values and labels of one batch per worker. */
 static void count_memory(struct delivery *delivery, uint64_t device_bytes)
 {
     const struct load *load = delivery->load;
@@ -211,7 +211,7 @@ enum status queue_check_failed(struct output_queue *queue)
     if (!queue->delivery->failed)
         return STATUS_OK;
     queue->stopped = true;
-    return status_set(STATUS_FAILED, "another reader failed");
+    return status_set(STATUS_FAILED, "another thread failed to read its samples");
 }
 
 /* Waits until the consumer has received the batch, so that `done` is valid. Sets `*ended` if at least
@@ -226,8 +226,8 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
-/* Waits on the host for the step that consumes a buffer. With load->control->whole, then checks the batch.
- * The check comes after the step, because the batch must stay correct as long as the step can read it. */
+/* Waits on the host for the step that consumes a buffer. With load->control->whole, checks the batch after
+ * the step, which proves that the batch was not overwritten while the step could read it. */
 static enum status await_step(struct output_queue *queue, uint32_t index)
 {
     const struct load *load = queue->delivery->load;
@@ -425,7 +425,7 @@ struct unpack queue_job(const struct output_queue *queue)
     struct unpack job = {};
     job.samples = delivery->samples;
     job.convert = delivery->convert;
-    job.values = delivery->arrays.values;
+    job.values = delivery->arrays.value_count;
     job.tensor = queue->tensor;
     job.stride = delivery->stride;
     job.labels = queue->labels;

@@ -110,14 +110,15 @@ struct delivery {
     std::atomic<bool> failed;        /* a worker has failed, so the others stop */
 };
 
-/* Examines the samples and computes slot sizes. Allocates no device memory. load/arrays.h explains `packed`,
- * and load/order.h explains `keyed`. The caller closes the delivery, also after a failure. */
+/* Examines the samples and computes slot sizes. Allocates no device memory. `packed` is passed to
+ * arrays_open() (load/arrays.h); `keyed` becomes a field of struct order_plan (load/order.h). The caller
+ * closes the delivery, also after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
 /* Creates the workers' queues with at least `slots` slots each, rounded up to whole batches. The variant will
- * allocate `more_bytes` of device memory in addition. Sets result.memory_bytes to the sum; the variant adds
- * its buffers in host memory. STATUS_USAGE if all this does not fit in device memory. */
+ * allocate `more_bytes` of device memory itself. Sets result.memory_bytes to all device memory, including
+ * `more_bytes`; the variant adds the size of its host buffers. STATUS_USAGE if less device memory is free. */
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
@@ -171,9 +172,9 @@ enum status queue_reserve(struct output_queue *queue, uint32_t slot);
  * the queue's stream before the call. */
 enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* Call this only with load->control->whole. Waits until the batch in the `count` slots from `slot` on is
- * ready. Compares the values, label and hash of each sample with the expected ones. Counts correct samples in
- * load->control->seen. */
+/* Call this only with load->control->whole. Waits until the batch in the `count` slots starting at `slot`
+ * is ready. Compares the values, label and hash of each sample with the expected ones. Counts correct samples
+ * in load->control->seen. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* Frees the buffers and zeroes the struct. */
@@ -204,8 +205,8 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
 uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
-/* queue_fill() records that the `count` samples from arrival number `arrival` on are lost or being unpacked.
- * queue_advance() delivers complete batches in order, up to the first incomplete batch. */
+/* queue_fill() records that `count` samples, starting at arrival number `arrival`, are lost or being
+ * unpacked. queue_advance() delivers complete batches in order, up to the first incomplete batch. */
 void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
 enum status queue_advance(struct output_queue *queue);
 

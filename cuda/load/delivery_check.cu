@@ -48,7 +48,7 @@ void delivery_check_free(struct delivery_check *check)
     *check = {};
 }
 
-/* Reads the image of a sample. */
+/* Reads the image file of a sample to check.read. Sets `*image` to the file's entry in the data set. */
 static enum status read_image(struct output_queue *queue, uint32_t number,
                               const struct dataset_member **image)
 {
@@ -65,9 +65,9 @@ static enum status check_array(struct output_queue *queue, uint32_t number, cons
     const struct array_sample *array = &delivery->arrays.samples[number];
     const struct dataset_member *image;
     TRY(read_image(queue, number, &image));
-    const uint8_t *values =
-        queue->check.read + (array->values - array->at[delivery->load->dataset->samples[number].image]);
-    for (uint64_t i = 0; i < delivery->arrays.values; i++)
+    const uint8_t *values = queue->check.read + (array->values_offset -
+                                                 array->at[delivery->load->dataset->samples[number].image]);
+    for (uint64_t i = 0; i < delivery->arrays.value_count; i++)
         convert_one(&delivery->convert, values, i, queue->check.wanted);
     *right = memcmp(slot, queue->check.wanted, delivery->slot_bytes) == 0;
     return STATUS_OK;

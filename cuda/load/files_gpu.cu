@@ -16,7 +16,7 @@
 
 struct files_gpu {
     struct delivery delivery;
-    uint8_t *host, *device; /* one sample, one extra byte, and the sample's struct unpack_entry */
+    uint8_t *host, *device; /* buffers for one sample, one extra byte, and the sample's struct unpack_entry */
     uint64_t table;         /* offset of the struct unpack_entry */
 };
 

@@ -11,12 +11,12 @@
 #define TILE_WIDTH    32
 #define TILE_HEIGHT   8
 #define BLOCK_THREADS (TILE_WIDTH * TILE_HEIGHT)
-/* Room for the weights of one output: an even number of 16-bit weights, half of which is odd. The threads of
- * a warp then read weights of different outputs from different banks of shared memory. */
+/* Length of an array for the 16-bit weights of one output. The array fills an odd number of 32-bit words, so
+ * that threads of a warp that read weights of different outputs access different banks of shared memory. */
 #define TAPS_MAX (2 * PICTURE_SCALE_MAX + 2)
 static_assert(TAPS_MAX / 2 % 2 == 1, "the row length of the weights must be an odd number of words");
 
-/* The inputs of one output along an axis, and their weights. */
+/* The inputs of one output along an axis: `count` pixels from pixel `first` on. */
 struct taps {
     uint32_t first, count;
 };
@@ -28,8 +28,8 @@ struct tile {
     int16_t column_weights[TILE_WIDTH][TAPS_MAX], row_weights[TILE_HEIGHT][TAPS_MAX];
 };
 
-/* Computes the weights for outputs from column `x` and row `y` on. One thread computes those of one column or
- * row. All threads of the block must call this. */
+/* Computes the weights for outputs from column `x` and row `y` on. Thread t computes the weights of one
+ * column or of one row. All threads of the block must call this. */
 static __device__ void make_weights(const struct fit_entry &entry, uint32_t res, uint32_t x, uint32_t y,
                                     struct tile *tile)
 {
@@ -117,7 +117,7 @@ static __device__ void put_pixel(const struct fit &fit, const struct fit_entry &
     if (entry.flip)
         x = res - 1 - x;
     uint64_t at = static_cast<uint64_t>(y) * res + x, plane = static_cast<uint64_t>(res) * res;
-    if (fit.channels == 1) { /* as image_fit() converts colour to gray */
+    if (fit.channels == 1) { /* the conversion to gray is the same as in image_fit() */
         int32_t gray = (19595 * pixel.of[0] + 38470 * pixel.of[1] + 7471 * pixel.of[2] + 32768) >> 16;
         put<T>(fit, entry.slot, at, 0, gray);
         return;
@@ -126,8 +126,8 @@ static __device__ void put_pixel(const struct fit &fit, const struct fit_entry &
         put<T>(fit, entry.slot, fit.interleaved ? 3 * at + c : c * plane + at, c, pixel.of[c]);
 }
 
-/* One block per tile of an image, one thread per pixel. Each thread resizes all rows that its pixel needs,
- * although a neighbour needs some of them as well: this takes far less time than decoding, and no memory. */
+/* One block per tile of an image, one thread per pixel. Each thread resizes all rows that its pixel needs.
+ * Adjacent threads therefore repeat work, but this takes far less time than decoding and needs no buffer. */
 template <enum dtype T>
 static __global__ __launch_bounds__(BLOCK_THREADS) void fit_kernel(const __grid_constant__ struct fit fit)
 {

@@ -1,6 +1,6 @@
 /* Cuts out a part of each decoded image, resizes it, turns it upright, flips it, normalises it, and writes it
- * to its slot of a tensor. The bytes before normalisation are those of resample.h, so they equal the CPU's.
- */
+ * to its slot of a tensor. Before normalisation, the bytes equal those that the CPU computes, because both
+ * use data/resample.h. */
 #ifndef FDSL_CUDA_LOAD_FIT_CUH
 #define FDSL_CUDA_LOAD_FIT_CUH
 
@@ -17,10 +17,10 @@
 struct fit_entry {
     const uint8_t *pixels;  /* device memory: the first pixel of the part; three bytes per pixel */
     uint32_t stride;        /* bytes per row */
-    uint32_t width, height; /* of the part */
+    uint32_t width, height; /* of the part, in pixels */
     uint32_t slot;
-    struct orientation turn;
-    bool flip;
+    struct orientation turn; /* turns the image upright */
+    bool flip;               /* mirror the upright image horizontally */
 };
 
 /* Arguments of the kernel. All pointers are device pointers. */

@@ -52,14 +52,14 @@ static enum status register_shard(const struct cufile *library, const struct dat
                                   bool direct, struct gds_file *file)
 {
     struct cufile_descriptor descriptor = {};
-    file->fd = dataset_file_open(dataset, shard, direct ? O_DIRECT : 0);
-    if (file->fd < 0)
+    enum status status = dataset_file_open(dataset, shard, direct ? O_DIRECT : 0, &file->fd);
+    if (status != STATUS_OK)
         return direct && errno == EINVAL
                    ? status_set(STATUS_UNAVAILABLE,
                                 "%s/%s: this file system does not support O_DIRECT, which GPUDirect Storage "
                                 "needs: keep the shards on one that does (ext4, xfs, ...), or use shards-gpu",
                                 dataset->path, dataset->files[shard].name)
-                   : STATUS_FAILED;
+                   : status;
     descriptor.type = CUFILE_OPAQUE_FD;
     descriptor.handle.fd = file->fd;
     struct cufile_error error = library->register_file(&file->file, &descriptor);

@@ -14,10 +14,10 @@
 /* Tensor bytes per launch. Launches are large, because the start and end of a launch take about 5 µs. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
 #define LAUNCHES     2 /* there are slots for this many launches */
-/* Tensor bytes per launch if samples are streamed: a batch is delivered when all samples of its launch have
- * been read. */
+/* Tensor bytes per launch if samples are streamed. These launches are smaller, because a batch is delivered
+ * only when all samples of its launch have been read. */
 #define STREAM_LAUNCH_BYTES ((uint64_t)32 << 20)
-#define MARGIN_BYTES        ((uint64_t)512 << 20) /* device memory that a set that does not fit leaves free */
+#define MARGIN_BYTES        ((uint64_t)512 << 20) /* device memory to leave free if the set does not fit */
 #define STAGE_BYTES         ((uint64_t)16 << 20)  /* pinned buffer for the upload */
 #define COPY_BYTES          ((uint64_t)1 << 30)   /* size of a copy that measures the bandwidth */
 #define KEY_THREADS         256
@@ -159,8 +159,8 @@ static uint64_t set_size(const struct arrays *arrays, uint32_t count)
 
 /* Chooses the samples that stay in device memory: as many as fit in `most` bytes, from sample 0 on. Makes
  * their offsets relative to the first byte of the set, so that a kernel needs only the sample's number.
- * Offsets of other samples stay relative to the sample. Sets resident->kept, and returns the size of these
- * samples. */
+ * Offsets of the remaining samples stay relative to the start of each sample. Sets resident->kept, and
+ * returns the size of the chosen samples in bytes. */
 static uint64_t lay_out(struct resident *resident, uint64_t most)
 {
     struct arrays *arrays = &resident->delivery.arrays;
@@ -170,7 +170,7 @@ static uint64_t lay_out(struct resident *resident, uint64_t most)
         struct array_sample *sample = &arrays->samples[i];
         for (uint32_t m = 0; m < sample->members; m++)
             sample->at[m] += set_bytes;
-        sample->values += set_bytes;
+        sample->values_offset += set_bytes;
         arrays->extents[i].begin = set_bytes;
         set_bytes += array_align(arrays->extents[i].bytes);
     }
@@ -261,9 +261,9 @@ static uint64_t launch_batches(const struct delivery *delivery, uint64_t launch_
     return batches < 1 ? 1 : batches < all ? batches : all;
 }
 
-/* Chooses the samples that stay in device memory: all of them if they fit beside `other_bytes`, otherwise as
- * many as fit beside `stream_bytes` and a margin; and at most --resident-bytes. Sets `*kept_bytes` to their
- * size. */
+/* Chooses the samples that stay in device memory. All samples stay if they and `other_bytes` fit. Otherwise,
+ * as many samples stay as fit in addition to `stream_bytes` and a margin. Their size never exceeds
+ * --resident-bytes. Sets `*kept_bytes` to the size of the chosen samples. */
 static enum status choose_resident(struct resident *resident, uint64_t other_bytes, uint64_t stream_bytes,
                                    uint64_t *kept_bytes)
 {
@@ -321,7 +321,8 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     resident->stream.moved_bytes = 0;
     TRY(delivery_run(delivery, number, resident_read));
     const struct checksum *checksum = &delivery->result.checksum;
-    /* Bytes copied over the bus; without them, bytes read plus bytes written in device memory. */
+    /* If samples are streamed, the bytes copied over the bus. Otherwise, the bytes read plus the bytes
+     * written in device memory. */
     delivery->result.moved_bytes = is_streamed(resident)
                                        ? resident->stream.moved_bytes
                                        : checksum->bytes + checksum->count * delivery->slot_bytes;

@@ -13,7 +13,7 @@
 #include "load/nvjpeg.h"
 
 struct image_decoder {
-    enum decoder kind; /* what DECODER_AUTO became; with DECODER_CPU, no batch may be decoded */
+    enum decoder kind; /* never DECODER_AUTO; if DECODER_CPU, do not call image_batch_decode() */
     const struct nvjpeg *library;
     nvjpeg_handle handle;
     /* The engines decode one batch at a time: calls from several threads make each other slower. */
@@ -37,11 +37,12 @@ struct image_batch {
 enum status image_decoder_open(struct image_decoder *decoder, enum decoder wanted);
 void image_decoder_close(struct image_decoder *decoder);
 
-/* Largest difference between a byte that the decoder computes and the byte that libjpeg-turbo computes, for
- * images that arrays_open() assigns to the device. The engines' coefficients and chroma equal libjpeg's;
- * their conversion to RGB may round differently. The hybrid decoder's luma and chroma differ by at most 1
- * (measured), so RGB = Y + 1.772 (C - 128) at most differs by 1 + 1.772 + rounding: at most 3. A resized
- * image has the same bounds, because the weights of its mean are positive and add up to 1. */
+/* Returns the largest possible difference between a byte from the decoder and the same byte from
+ * libjpeg-turbo, for images that arrays_open() assigns to the device. The engines compute the same
+ * coefficients and chroma as libjpeg; only their conversion to RGB may round differently. The hybrid
+ * decoder's luma and chroma differ by at most 1 (measured). A colour value is at most Y + 1.772 (C - 128), so
+ * it differs by at most 1 + 1.772 plus rounding, that is, 3. A resized image has the same bounds, because its
+ * pixels are weighted means with positive weights. */
 uint32_t image_decoder_tolerance(enum decoder kind);
 
 enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struct image_batch *batch);

@@ -9,7 +9,8 @@
 #include "core/status.h"
 
 /* Opens a library with `open` in the first call; later calls return the same status and message. The library
- * stays open until the process ends. Thread safe. Requires a type of its own for each library. */
+ * stays open until the process ends. Thread safe. Each library needs its own type `Library`, because the
+ * static variables exist once per type. */
 template <typename Library>
 enum status library_open_once(enum status (*open)(Library *library), const Library **library)
 {

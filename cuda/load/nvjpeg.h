@@ -11,11 +11,11 @@
 
 #define NVJPEG_OK                      0
 #define NVJPEG_INTERLEAVED_RGB         5         /* output: three bytes per pixel */
-#define NVJPEG_INTERPOLATED_UPSAMPLING (1u << 5) /* flag: chroma as libjpeg's "fancy upsampling" */
+#define NVJPEG_INTERPOLATED_UPSAMPLING (1u << 5) /* flag: same as "fancy upsampling" of libjpeg */
 
 enum nvjpeg_backend {
     NVJPEG_GPU_HYBRID =
-        2,              /* Huffman codes on the GPU in batches of more than 50 images, otherwise on the CPU */
+        2, /* decodes Huffman codes on the CPU, or on the GPU in batches of more than 50 images */
     NVJPEG_HARDWARE = 3 /* the GPU's JPEG engines */
 };
 

@@ -10,7 +10,7 @@
 #include "core/phase.h"
 
 #define STAGE_BYTES ((uint64_t)32 << 20)
-#define ENTRIES_MAX 65536 /* per buffer */
+#define ENTRIES_MAX 65536 /* maximum entries per buffer */
 
 /* ---- Reading ---- */
 
@@ -41,9 +41,7 @@ enum status resident_read_sample(const struct delivery *delivery, uint32_t numbe
             if (*fd >= 0)
                 close(*fd);
             *file = member->file;
-            *fd = dataset_file_open(dataset, member->file, 0);
-            if (*fd < 0)
-                return STATUS_FAILED;
+            TRY(dataset_file_open(dataset, member->file, 0, fd));
         }
         TRY(read_member(dataset, member, *fd, bytes + (array->at[m] - first)));
     }
@@ -98,11 +96,12 @@ struct filling {
     struct resident_stage *stage;
     struct unpack_entry *entries;
     uint32_t resident, streamed;
-    uint64_t end; /* of the samples in the buffer */
+    uint64_t end; /* offset of the first byte after the buffer's samples */
 };
 
-/* Takes samples from samples[*taken] on until the buffer is full. Entries of samples to read are stored from
- * the end of the table on, because the number of resident ones is not known yet. */
+/* Takes samples, starting at samples[*taken], until the buffer is full. Entries of samples to read are first
+ * stored backwards from the end of the table, because the number of resident samples is not known yet. They
+ * are moved to their final position when it is known. */
 static void choose(struct filling *filling, const uint32_t *samples, uint32_t count, uint32_t slot,
                    uint32_t *taken)
 {
@@ -144,8 +143,8 @@ static void read_task(void *context, uint64_t i, int thread)
     filling->stream->failed[i] = read_one(filling, i) != STATUS_OK;
 }
 
-/* Reads the samples. A sample that a thread could not read is read again here, because error messages belong
- * to a thread. Removes the entries of samples that are lost. */
+/* Reads the samples. If a worker thread could not read a sample, the calling thread reads the sample again,
+ * because each thread has its own error message. Removes the entries of samples that are lost. */
 static enum status read_all(struct filling *filling, struct output_queue *queue)
 {
     const struct resident_stream *stream = filling->stream;

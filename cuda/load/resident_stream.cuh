@@ -1,5 +1,5 @@
-/* The part of a data set that does not fit in device memory. The threads read its samples into two pinned
- * buffers in turn; while they fill one, the other is copied and unpacked. */
+/* Streams the part of a data set that does not fit in device memory. Threads read the samples of this part
+ * into two pinned buffers in turn. While the threads fill one buffer, the other is copied and unpacked. */
 #ifndef FDSL_CUDA_LOAD_RESIDENT_STREAM_CUH
 #define FDSL_CUDA_LOAD_RESIDENT_STREAM_CUH
 
@@ -25,8 +25,8 @@ struct resident_stream {
     uint64_t moved_bytes; /* bytes copied to the device in this run */
 };
 
-/* Returns the bytes of both buffers, in host memory as in device memory. Sets their sizes. The largest sample
- * must be known (arrays.bytes_max). */
+/* Sets the sizes of the buffers. Returns the size of both buffers in bytes; they take this much in pinned
+ * memory, and as much again in device memory. arrays.bytes_max must be set before the call. */
 uint64_t resident_stream_plan(struct resident_stream *stream, struct delivery *delivery, int threads);
 
 /* Allocates the buffers. Samples 0 to kept - 1 are at `bytes`. */

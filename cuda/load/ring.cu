@@ -359,7 +359,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
     if (!worker->copied || !worker->unpacked || !worker->chunks)
         return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
-    TRY(stream_open(&worker->copies)); /* nvJPEG launches kernels on it */
+    TRY(stream_open(&worker->copies)); /* has a high priority, because nvJPEG launches kernels on it */
     CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
     CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
     for (uint32_t b = 0; b < ring->buffers; b++) {
@@ -374,8 +374,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
 }
 
 /* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
- * the largest sample if that is larger. The chunk's table follows the samples. A table has room for the
- * maximum number of samples that fit in a buffer. */
+ * the largest sample if that sample is larger than a chunk. The chunk's table follows the samples. A table
+ * has one entry for each sample that could fit in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
@@ -406,7 +406,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span),
                       bytes + workers * ring->room.pixels));
-    ring->memory_bytes = ring->delivery.result.memory_bytes + bytes; /* with the pinned buffers */
+    ring->memory_bytes = ring->delivery.result.memory_bytes + bytes; /* including the pinned buffers */
     ring->delivery.result.memory_bytes = ring->memory_bytes;
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));

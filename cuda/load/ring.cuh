@@ -23,10 +23,10 @@ struct open_shard {
     char failure[1024]; /* error message, if the shard could not be opened */
 };
 
-/* Bytes of images, with --decode. */
+/* With --decode, the memory for images, in bytes. */
 struct picture_room {
-    uint64_t pixels; /* decoded on the device, as stored */
-    uint64_t fitted; /* decoded by the worker's thread, and fitted; in the chunk's buffer */
+    uint64_t pixels; /* for images that the device decodes, at their original size */
+    uint64_t fitted; /* for images that the worker's thread decodes, at output size, in the chunk's buffer */
 };
 
 /* Consecutive samples of one shard, and their bytes in a buffer. */
@@ -40,7 +40,7 @@ struct piece {
     bool broken;                  /* the shard could not be opened */
     bool read;                    /* a read is in flight (only `gds`) */
     uint64_t got;                 /* bytes read */
-    struct picture_room room;     /* of the chunk's images, from its first piece to the end of this one */
+    struct picture_room room;     /* for images in the chunk's pieces up to and including this piece */
     int error; /* if fewer bytes were read than requested: errno, or 0 at the end of the file */
 };
 
@@ -48,8 +48,8 @@ struct chunk {
     struct ring_share *share; /* share that the chunk belongs to */
     struct piece *pieces;
     uint32_t piece_count, samples;
-    uint64_t bytes;           /* up to the end of the last piece */
-    struct picture_room room; /* of its images */
+    uint64_t bytes;           /* from the start of the buffer to the end of the last piece */
+    struct picture_room room; /* for all images of the chunk */
     uint32_t epoch;
     bool launched; /* its events are recorded */
 };
@@ -94,7 +94,7 @@ struct ring_decoding {
     struct image_batch batch;
     uint8_t *pixels; /* device memory: the decoded images of a chunk */
     struct image_scratch scratch;
-    double time_s; /* spent on decoding in this run */
+    double time_s; /* time spent on decoding in this run */
 };
 
 struct ring_worker {
@@ -105,7 +105,7 @@ struct ring_worker {
     cudaEvent_t *copied, *unpacked;
     cudaEvent_t unpacked_latest;    /* the element of `unpacked` recorded last; NULL if there is none */
     struct chunk *chunks;           /* per buffer */
-    uint64_t started, completed;    /* numbers of chunks in this run */
+    uint64_t started, completed;    /* how many chunks were started and completed in this run */
     struct ring_decoding *decoding; /* NULL unless images are decoded */
     void *own;                      /* the variant's data for this worker */
 };
@@ -117,7 +117,7 @@ struct ring {
     uint32_t table_max;       /* maximum number of samples per chunk, and of entries in its table */
     uint64_t data_bytes;      /* bytes of samples per buffer; the table of struct unpack_entry follows them */
     uint64_t buffer_bytes;    /* size of a buffer, including the table and, with --decode, fitted images */
-    struct picture_room room; /* per chunk */
+    struct picture_room room; /* maximum per chunk */
     struct image_decoder decoder;
     uint64_t
         memory_bytes; /* result.memory_bytes without nvJPEG's memory, which grows during the first runs */

@@ -11,7 +11,7 @@
 #include "data/draws.h"
 #include "load/fit.cuh"
 
-#define PIXEL_ALIGNMENT 256 /* in bytes, of decoded images */
+#define PIXEL_ALIGNMENT 256 /* alignment of decoded images, in bytes */
 /* Room for decoded pixels, per byte of a chunk. Photographs of good quality have about 12 bytes of pixels per
  * byte of JPEG; a chunk that needs more room has fewer samples. */
 #define PIXELS_PER_BYTE 16
@@ -129,7 +129,8 @@ static enum status decode_here(struct decoding *job, const struct unpack_entry *
     return STATUS_OK;
 }
 
-/* Returns the failure of a file whose markers are damaged, with libjpeg's words if it fails as well. */
+/* Returns the error for a JPEG file with damaged markers. Returns libjpeg's error if libjpeg also fails to
+ * decode the file. */
 static enum status damaged(struct decoding *job, const struct unpack_entry *entry)
 {
     const struct dataset_member *member = image_of(job, entry->sample);
@@ -275,7 +276,7 @@ struct rate_test {
     struct image_batch batch;
     cudaStream_t stream;
     uint8_t *files, *pixels;
-    uint64_t sample_bytes; /* of all images of the batch, with their labels */
+    uint64_t sample_bytes; /* size of the samples with these images, including their labels */
 };
 
 /* Chooses the images. Sets `*file_bytes` and `*pixel_bytes` to the memory that they need. */

@@ -1,5 +1,5 @@
 /* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
- * device, all others in its own thread, and then fits all of them into their slots with one kernel. */
+ * device, and all other images in its own thread. Then one kernel fits all images into their slots. */
 #ifndef FDSL_CUDA_LOAD_RING_DECODE_CUH
 #define FDSL_CUDA_LOAD_RING_DECODE_CUH
 
@@ -9,6 +9,8 @@
  * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */
 enum status ring_decode_begin(struct ring *ring, const struct load *load);
 
+/* Allocates a worker's memory for decoding. The caller closes it with ring_decode_close(), also after a
+ * failure. */
 enum status ring_decode_open(struct ring_worker *worker);
 void ring_decode_close(struct ring_worker *worker);
 
@@ -16,9 +18,9 @@ void ring_decode_close(struct ring_worker *worker);
 bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_room *room);
 
 /* Decodes the images of a chunk in host buffer `index`. `entries` are the `*count` entries of the chunk's
- * table; entries of broken images are removed, and their samples recorded as lost. Writes the fit entries to
- * the buffer, from `*end` on, and then the pixels of images that this thread decoded. Sets `*end` to the end
- * of these, and `*fits` to the offset of the fit entries. */
+ * table; entries of broken images are removed, and their samples recorded as lost. Writes the fit entries
+ * (struct fit_entry) to the buffer, from `*end` on. After them, writes the pixels of images that this thread
+ * decoded. Sets `*fits` to the offset of the fit entries, and `*end` to the end of the pixels. */
 enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpack_entry *entries,
                         uint32_t *count, uint64_t *fits, uint64_t *end);
 

@@ -1,5 +1,5 @@
-/* The part of a ring that decides what a chunk holds: consecutive samples of a share, in pieces of at most
- * one shard each. */
+/* The part of a ring that decides which samples a chunk contains: consecutive samples of a share. A chunk
+ * consists of pieces, each with samples of a single shard. */
 #ifndef FDSL_CUDA_LOAD_RING_PLAN_CUH
 #define FDSL_CUDA_LOAD_RING_PLAN_CUH
 
@@ -12,8 +12,8 @@ static inline uint64_t align_to(uint64_t bytes, uint64_t alignment)
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/* Plans the next chunk of a share that the worker has claimed: the samples that follow in reading order and
- * fit, up to the end of the span. Opens the shards. */
+/* Plans the next chunk of a share that the worker has claimed. The chunk gets the next samples in reading
+ * order, until the buffer is full or the span ends. Opens the shards. */
 enum status ring_plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk);
 
 /* Drops one reference to an open shard, which may be NULL. Closes the shard if that was the last reference.

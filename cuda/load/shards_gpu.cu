@@ -45,9 +45,8 @@ static enum status shards_gpu_open(struct ring_worker *worker, struct piece *pie
     const struct load *load = worker->queue->delivery->load;
     if (load->cache == LOAD_WARM)
         return STATUS_OK; /* already mapped */
-    int fd = dataset_file_open(load->dataset, piece->shard, 0);
-    if (fd < 0)
-        return STATUS_FAILED;
+    int fd;
+    TRY(dataset_file_open(load->dataset, piece->shard, 0, &fd));
     piece->handle = handle_of(fd);
     return STATUS_OK;
 }
@@ -126,9 +125,8 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
 {
     const struct dataset *dataset = shards->ring.delivery.load->dataset;
     const struct dataset_file *file = &dataset->files[shard];
-    int fd = dataset_file_open(dataset, shard, 0);
-    if (fd < 0)
-        return STATUS_FAILED;
+    int fd;
+    TRY(dataset_file_open(dataset, shard, 0, &fd));
     void *mapping = mmap(NULL, file->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
     int failure = errno;
     close(fd);

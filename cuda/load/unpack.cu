@@ -240,7 +240,7 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
     if (which >= job.count)
         return;
     struct unpack_entry entry = entry_at(job, which);
-    const uint8_t *values = job.bytes + entry.at + job.samples[entry.sample].values;
+    const uint8_t *values = job.bytes + entry.at + job.samples[entry.sample].values_offset;
     uint8_t *slot = job.tensor + entry.slot * job.stride;
     const uint8_t *at = values + static_cast<uint64_t>(first) * FROM;
     uint8_t *to = slot + static_cast<uint64_t>(first) * GROUP_BYTES;

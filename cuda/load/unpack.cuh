@@ -1,5 +1,6 @@
-/* Unpacks samples on the device. One launch per chunk finds the samples through a table and converts each of
- * them into its slot of a tensor. It also parses their labels and checksums their original bytes. */
+/* Unpacks samples on the device. One launch per chunk finds the samples through a table and converts each
+ * sample into its slot of a tensor. The kernel also stores the samples' labels and hashes their original
+ * bytes. */
 #ifndef FDSL_CUDA_LOAD_UNPACK_CUH
 #define FDSL_CUDA_LOAD_UNPACK_CUH
 

@@ -5,10 +5,12 @@
  * consecutive rows. The warps of a block have two roles:
  *
  * - A consumer processes one row of a tile at a time in registers, while its next row is being copied to
- * shared memory. The number of kept rows of the tile is published as soon as the norms of all its rows are
- * known. A consumer that keeps its row converts the row to an output tile in shared memory.
+ * shared memory. The consumers publish the number of kept rows of the tile as soon as the norms of all its
+ * rows are known. A consumer that keeps its row converts the row and stores it in an output tile in shared
+ * memory.
  * - The writer adds up the counts of all earlier tiles (scan.cuh) and copies output tiles to device memory.
- * Only converted rows therefore wait for the counts of other blocks.
+ * Only the writer therefore waits for the counts of other blocks. A consumer waits for the writer only if its
+ * next output tile is still in use.
  *
  * If no rows are dropped, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
@@ -18,19 +20,21 @@
 #define CONSUMERS_MAX  27 /* warps; with more, a lane would have too few registers for its part of a row */
 #define TILE_ROWS_MAX  9
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
-#define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
-#define REPORTS        64 /* at least OUTPUTS_MAX + the number of groups */
+#define OUTPUTS_MIN    3  /* minimum per group, so that consumers need not wait for other blocks */
+#define REPORTS        64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
 #define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
 #define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */
-#define REPORT         (1u << 16) /* one report in the count of reports; lower bits: which rows are kept */
+/* A word of pipeline.reports counts reports in units of REPORT. Its lower bits say which rows are kept. */
+#define REPORT (1u << 16)
 
 /* The division of rows and of shared memory for a launch. Warps of a group process one tile at a time. */
 struct fused_plan {
-    bool fits;                    /* output tiles fit */
-    bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
+    bool fits;        /* the output tiles fit into shared memory */
+    bool loads_bulk;  /* rows are read with bulk copies */
+    bool stores_bulk; /* values are written with bulk copies */
     uint32_t tile_rows, groups, outputs;
     uint32_t arrivals; /* lanes of a consumer that arrive at the barrier of an output tile: all lanes if the
-                          writer reads the tile with plain loads */
+                          writer reads the tile with plain loads, otherwise one lane */
     uint32_t value_bytes, scale_bytes; /* per output row in shared memory */
     uint32_t buffers_at, shared_bytes; /* shared memory: output tiles, then a buffer per consumer */
 };
@@ -39,7 +43,8 @@ struct fused_job {
     struct gpu_job job;
     struct chunk chunk;
     struct fused_plan plan;
-    bool lists, writes; /* rows that are not kept are dropped; there are results per output row */
+    bool lists;  /* rows that are not kept are dropped */
+    bool writes; /* the kernel writes results of output rows */
     uint32_t tiles;
     uint8_t *counts; /* per tile of this launch */
 };
@@ -78,10 +83,10 @@ static __device__ __forceinline__ uint32_t tile_of_turn(uint32_t turn)
 /* The state of a consumer. */
 struct consumer {
     uint32_t row;        /* index within each tile of the row that this consumer processes */
-    struct place output; /* of the current tile */
-    uint8_t *buffer;     /* for the consumer's next row, in shared memory */
+    struct place output; /* slot of the current output tile */
+    uint8_t *buffer;     /* shared memory for the consumer's next row */
     uint64_t *loaded;
-    uint32_t parity; /* of the next phase of `loaded` */
+    uint32_t parity; /* parity of the next phase of `loaded` */
     uint32_t kept;
 };
 
@@ -112,8 +117,8 @@ static __device__ __forceinline__ uint32_t rows_of_tile(const struct fused_job &
     return left < fused.plan.tile_rows ? (uint32_t)left : fused.plan.tile_rows;
 }
 
-/* Reports whether a row is kept. The last report of a tile publishes the number of kept rows. The tile's
- * entry is free: the output of the tile that used this entry before has been written to device memory. */
+/* Reports whether a row is kept. The last report of a tile publishes the number of kept rows. The entries of
+ * `reports` and `kept` may be reused, because the writer has finished the tile that used them before. */
 static __device__ __forceinline__ void report(const struct fused_job &fused, struct pipeline &pipeline,
                                               const struct consumer &self, uint32_t turn, bool kept)
 {
@@ -128,7 +133,7 @@ static __device__ __forceinline__ void report(const struct fused_job &fused, str
     count_publish(fused.counts + tile, __popc(reports & (REPORT - 1)));
 }
 
-/* Returns whether a row is kept, and reports it if rows are listed. */
+/* Returns whether a row is kept. If fused.lists is set, also reports this. */
 template <enum dtype TYPE, enum row_kind KIND>
 static __device__ __forceinline__ bool examine_row(const struct fused_job &fused, struct pipeline &pipeline,
                                                    struct consumer &self, uint32_t turn,
@@ -474,7 +479,7 @@ static enum status fused_read(struct gpu_ops *gpu, const struct chunk *chunk)
     gpu->tiles += (fused.tiles + SCAN_LANE_TILES - 1) / SCAN_LANE_TILES * SCAN_LANE_TILES;
     choose_results(gpu, &fused);
     if (!fused.lists && !fused.writes && !gpu->arrays.row_hashes && !gpu->arrays.row_largest)
-        return gpu_read_steps(gpu, chunk); /* only a mask, for which more warps fit into a multiprocessor */
+        return gpu_read_steps(gpu, chunk); /* the mask kernel runs more warps per multiprocessor */
     return for_rows(
         gpu->job, [&]<enum dtype TYPE, enum row_kind KIND, bool FP4>() {
             return launch<TYPE, KIND, FP4>(gpu, fused);

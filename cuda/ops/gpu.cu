@@ -49,8 +49,9 @@ enum status gpu_ops_open(const struct resources *resources, const void *input, c
     gpu->summary.number = UINT64_MAX;
     if (ops->count > ROWS_MAX)
         return status_set(STATUS_USAGE,
-                          "GPU variants number the rows of a rank with 32 bits; use several ranks or a "
-                          "smaller set");
+                          "this rank has %llu rows, but GPU variants support at most %llu per rank; use more "
+                          "ranks or a smaller set",
+                          (unsigned long long)ops->count, (unsigned long long)ROWS_MAX);
     CUDA_TRY(cudaSetDevice(gpu->device));
     TRY(open_device(gpu));
     plan_passes(gpu);
@@ -220,8 +221,9 @@ enum status gpu_ops_fetch(void *state, void *result)
 
 #define COPY_MAX_BYTES ((uint64_t)1 << 30)
 
-/* Measures a copy within the device of as many rows as the run has output rows. Consecutive calls copy
- * different rows, because rows that were just copied would be in the cache. */
+/* Measures the rate of a copy within the device, which counts bytes read plus bytes written. Copies as many
+ * rows as the run has output rows, but at most about COPY_MAX_BYTES. Consecutive calls copy different rows,
+ * because rows that were just copied would be in the cache. */
 static enum status copy_resident(struct gpu_ops *gpu, double *bytes_per_s)
 {
     const struct ops *ops = gpu->ops;

@@ -91,23 +91,23 @@ struct gpu_ops {
     uint64_t chunks; /* maximum number of calls of `pass` in one gpu_input_pass() */
 
     cudaMemPool_t pool;
-    uint8_t *arena; /* the arrays below */
+    uint8_t *arena; /* one allocation that contains the arrays below */
     uint64_t arena_bytes;
-    struct gpu_job job;         /* of the latest run */
+    struct gpu_job job;         /* job of the latest run */
     struct gpu_arrays arrays;   /* same as job.arrays */
     uint64_t cleared_bytes;     /* size of words and counts at the arena's start, which a run clears */
     uint8_t *counts;            /* per tile of the fused kernel */
     uint64_t *sorted_hashes[2]; /* dedup */
     uint32_t *sorted_rows;
-    uint8_t *scratch; /* of CUB */
+    uint8_t *scratch; /* scratch memory for CUB */
     uint64_t scratch_bytes;
 
     bool lists;           /* some rows may be dropped, so kept rows have to be listed */
     bool scaled;          /* nvfp4: the largest magnitude must be known before rows are converted */
     bool reads;           /* there is a first pass */
     bool one_pass;        /* the first pass writes all results */
-    uint32_t tiles;       /* of the fused kernel in this run */
-    uint8_t *copy_target; /* of measured copies of resident rows */
+    uint32_t tiles;       /* elements of `counts` that launches of the fused kernel have used in this run */
+    uint8_t *copy_target; /* target of the copies that measure the bandwidth of device memory */
     uint64_t copies_measured;
     double step_begin_s;
     struct run_words *host_words; /* pinned */
@@ -158,9 +158,11 @@ enum status gpu_input_copy_rate(struct gpu_ops *gpu, double *bytes_per_s);
 /* Computes the size of the arena. */
 enum status gpu_results_plan(struct gpu_ops *gpu);
 
-/* STATUS_USAGE if input and results do not fit in the memory that is free or allowed. */
+/* Returns STATUS_USAGE if input and results need more device memory than is free, or more than
+ * --gpu-memory-limit allows. */
 enum status gpu_check_memory(const struct gpu_ops *gpu);
 
+/* Creates the memory pool if --pool asks for it. Call gpu_results_close() also after a failure. */
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 

@@ -12,7 +12,7 @@
 #include "ops/gpu.cuh"
 
 #define SLICE_BYTES    ((uint64_t)1 << 20)
-#define UPLOAD_BYTES   ((uint64_t)16 << 20) /* chunks of the upload of resident rows */
+#define UPLOAD_BYTES   ((uint64_t)16 << 20) /* bytes per chunk when resident rows are uploaded */
 #define UPLOAD_BUFFERS 4
 #define PADDING        16 /* bulk copies read up to this many bytes after the last row */
 
@@ -151,7 +151,7 @@ static void fill(void *context, uint64_t task, int thread)
     size_t row_bytes = stream->gpu->ops->row_bytes;
     (void)task;
     (void)thread;
-    (void)cudaSetDevice(stream->gpu->device); /* the next CUDA call would report a failure */
+    (void)cudaSetDevice(stream->gpu->device); /* an error is ignored; the next CUDA call would report it */
     for (;;) {
         std::unique_lock<std::mutex> guard(stream->lock);
         if (stream->failed || stream->next == stream->slices)
@@ -281,8 +281,8 @@ void gpu_input_close(struct gpu_ops *gpu)
     (void)cudaFree(gpu->resident);
 }
 
-/* Resident rows are two chunks: the rows from the run's first row to the end of the set, then the rows before
- * the run's first row. */
+/* Passes resident rows as two chunks. The first chunk has the rows from the run's first row to the end of the
+ * set. The second chunk has the rows before the run's first row. */
 enum status gpu_input_pass(struct gpu_ops *gpu, gpu_chunk_function *pass)
 {
     uint64_t count = gpu->ops->count, shift = gpu->job.shift;

@@ -1,5 +1,5 @@
 /* Memory for the results of a run and for intermediate results: one allocation, the arena. Every run
- * allocates it anew, from a stream-ordered pool or with cudaMalloc (--pool). */
+ * allocates the arena anew, with --pool from a stream-ordered pool, otherwise with cudaMalloc(). */
 #include "ops/gpu.cuh"
 
 #define ARRAY_ALIGNMENT 256
@@ -77,7 +77,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu)
                       "%s (%.4g GB) and results (%.4g GB) need %.4g GB of GPU memory, but %s %.4g GB; %s",
                       ops->resident ? "the resident rows" : "the ring of chunks", 1e-9 * (double)input_bytes,
                       1e-9 * (double)gpu->arena_bytes, 1e-9 * (double)bytes,
-                      limited ? "--gpu-memory-limit allows" : "free are",
+                      limited ? "--gpu-memory-limit allows" : "the GPU's free memory is",
                       1e-9 * (double)(limited ? ops->memory_limit : free_bytes),
                       ops->resident ? "drop --resident, use fewer rows, --sample or a smaller --to"
                                     : "use --sample, a smaller --to, or a smaller --chunk or --ring");

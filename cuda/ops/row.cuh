@@ -38,8 +38,8 @@ template <> struct stored_quad<DTYPE_F32> {
 };
 
 /* The part of a row that the lanes have in registers. Each lane has quads first + lane, first + lane + 32,
- * ...; quads after the end of the row are zero. If a row fits into a window, all steps together read it once.
- */
+ * ...; quads after the end of the row are zero. If a row fits into a window, it is read once for all
+ * steps. */
 template <enum dtype TYPE, int COUNT> struct window {
     typename stored_quad<TYPE>::type quads[COUNT];
     uint32_t first = UINT32_MAX;

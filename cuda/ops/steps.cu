@@ -2,7 +2,7 @@
 #include "machine/device.h"
 #include "ops/write.cuh"
 
-#define LOADS 6 /* in flight per lane */
+#define LOADS 6 /* loads in flight per lane */
 
 template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
@@ -87,7 +87,8 @@ enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk)
         });
 }
 
-/* Writes the results, and adds each copy's time to the step that the copy is made for, as in ops-naive. */
+/* Writes each result with a separate kernel. Adds the kernel's time to the step that produces the result, as
+ * `ops-naive` does. */
 static enum status steps_write(struct gpu_ops *gpu, const struct chunk *chunk)
 {
     const bool *steps = gpu->ops->steps;

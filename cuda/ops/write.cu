@@ -1,12 +1,12 @@
-/* Writes output rows. If all rows are in device memory, each warp gathers: it reads the input row of an
- * output row. Otherwise each warp scatters: it reads a row of a chunk and computes the index of its output
- * row. */
+/* Writes output rows. If all rows are in device memory, each warp gathers: it computes which input row
+ * becomes its output row, and reads that row. Otherwise each warp scatters: it reads a row of a chunk and
+ * computes the index of the output row. */
 #include "ops/barrier.cuh"
 #include "ops/write.cuh"
 
-#define GATHER_BYTES     24576 /* of rows per block, if there are that many */
-#define GATHER_MAX_BYTES 49024 /* per row; with the barrier, less than the 48 KiB that a block always has */
-#define LOADS            6     /* in flight per lane */
+#define GATHER_BYTES     24576 /* bytes of rows per block of gather_rows(), for 1 to 32 rows */
+#define GATHER_MAX_BYTES 49024 /* maximum bytes per row; a row and the barrier fit in 48 KiB */
+#define LOADS            6     /* loads in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
 static __device__ __forceinline__ bool find_row(const struct gpu_job &job, uint64_t i, uint64_t *at)
@@ -72,8 +72,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
 }
 
 /* Gathers rows that are only copied; one warp per block. Lane l finds row l of the block's output rows and
- * begins to copy it to shared memory. When all rows have arrived, one copy writes them to the output. Few
- * instructions and registers are needed, so a multiprocessor has many copies in flight almost at once. */
+ * begins to copy it to shared memory. When all rows have arrived, one copy writes them to the output. The
+ * kernel needs few instructions and registers, so a multiprocessor soon has many copies in flight. */
 static __global__ void __launch_bounds__(WARP_LANES)
     gather_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk, uint32_t block_rows)
 {

@@ -5,10 +5,10 @@
 
 #include "synth/batch.cuh"
 
-/* Enqueues the conversion of `count` canvases. The canvases begin at input->pixels and are the first images
- * of run number `run`, or of the list `numbers` in device memory if that is not NULL. Writes consecutive
- * images in the format `output` to `images`, and their class numbers to `labels`. Both are in device memory;
- * `images` is aligned for its type. STATUS_FAILED if the launch fails. */
+/* Enqueues the conversion of `count` canvases. The canvases begin at input->pixels. They are the first images
+ * of the list `numbers`, which is in device memory, or of run number `run` if `numbers` is NULL. Writes
+ * consecutive images in the format `output` to `images`, and their class numbers to `labels`. Both are in
+ * device memory; `images` is aligned for its type. STATUS_FAILED if the launch fails. */
 enum status convert_enqueue(const struct device_input *input, const struct synth_output *output,
                             const uint64_t *numbers, uint64_t run, uint32_t count, void *images,
                             int64_t *labels, cudaStream_t stream);

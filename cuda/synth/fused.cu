@@ -57,7 +57,7 @@ struct fused_plan {
 /* Returns whether coordinates may be too large for packed words, that is, not within FUSED_NEAR of every
  * tile. A vertex is at most class_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
  * surplus orbits, which move the vertex farther. For positions below 2^14, rounding adds at most 2^-11 per
- * orbit. The factor 1 + 2^-10 covers this, because class_reach() grows by at least 1 per orbit. */
+ * orbit. The factor 1 + 2^-10 covers the rounding, because class_reach() grows by at least 1 per orbit. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
@@ -123,8 +123,8 @@ static uint32_t side_within(size_t bytes)
     return side;
 }
 
-/* Sets the maximum side of a canvas. Two painting blocks then fit on a multiprocessor, or only one if the
- * tiles would otherwise be too small. */
+/* Sets the maximum side of a canvas, such that two painting blocks fit on a multiprocessor. If the side would
+ * be below TILE_WORTH, sets it such that one block fits. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;
@@ -377,12 +377,13 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     }
     if (plan->split) {
         vertices_kernel_of(plan)<<<(unsigned)groups, SPLIT_BLOCK, SPLIT_BYTES, stream>>>(*job);
+        CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
     } else {
         const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
         vertices_kernel_of(plan)<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(
             *job);
+        CUDA_TRY_LAUNCH("fused_vertices_kernel");
     }
-    CUDA_TRY_LAUNCH("fused_vertices_kernel");
     return STATUS_OK;
 }
 

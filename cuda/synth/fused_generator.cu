@@ -15,7 +15,7 @@ struct fused_generator {
     struct fused_plan *plan;
     struct fused_graph *graph;
     int priority;    /* priority of the stream on which the graph was recorded */
-    int64_t *labels; /* destination of labels that the caller does not want */
+    int64_t *labels; /* destination of the labels if the caller passes NULL */
 };
 
 /* Sets `*fits` to whether the graph can generate `count` images on `stream`. `stream` must have the priority
@@ -75,8 +75,8 @@ static enum status open_graph(struct fused_generator *self, bool background)
     TRY(stream_open(&stream, background));
     enum status status = fused_graph_open(self->plan, self->synth.batch, stream, &self->graph);
     if (status == STATUS_OK)
-        status = cuda_status(cudaStreamGetPriority(stream, &self->priority), "a stream's priority", __FILE__,
-                             __LINE__);
+        status = cuda_status(cudaStreamGetPriority(stream, &self->priority), "cudaStreamGetPriority",
+                             __FILE__, __LINE__);
     cudaError_t error = cudaStreamDestroy(stream);
     return status != STATUS_OK ? status : cuda_status(error, "cudaStreamDestroy", __FILE__, __LINE__);
 }

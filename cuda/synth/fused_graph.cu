@@ -1,5 +1,6 @@
-/* `fused` as a CUDA graph. Its first kernel copies the call from a kernel parameter to device memory, where
- * the other kernels read it. Only this parameter changes between launches. */
+/* `fused` as a CUDA graph. Its first kernel copies the arguments of the run (struct fused_call) from a
+ * kernel parameter to device memory, where the other kernels read them. Only this parameter changes between
+ * launches. */
 #include <stdlib.h>
 
 #include "common/check.cuh"

@@ -9,11 +9,11 @@
 /* Returns the same value as noise_of_draw() with fewer instructions; only the sign of a zero may differ.
  * `make check-gpu` compares all 2^32 draws.
  *
- * The cell and t are bits 8 to 39 of draw * 10000 = 16 * (625 draw). These are the low word of floor(625 draw
- * / 16) = 39 draw + floor(draw / 16). The upper 8 bits of this word are the cell, the lower 24 are t * 2^24.
- * The code keeps t scaled by 2^24. The constants of the polynomial contain the inverse powers of two, and the
- * gradients contain 2^-24. Powers of two change no bit of the result, because no value comes near the limits
- * of float's range. */
+ * noise_of_draw() returns the noise at position cell + t, with t in [0, 1). The cell and t are bits 8 to 39
+ * of draw * 10000 = 16 * (625 draw). These are the low word of floor(625 draw / 16) = 39 draw + floor(draw /
+ * 16). The upper 8 bits of this word are the cell, the lower 24 are t * 2^24. The code keeps t scaled by
+ * 2^24. The constants of the polynomial contain the inverse powers of two, and the gradients contain 2^-24.
+ * Scaling by powers of two is exact here, because no value comes near the limits of float's range. */
 static __device__ __forceinline__ float fused_noise(const float2 *gradients, uint32_t draw)
 {
     uint32_t place = 39 * draw + (draw >> 4);

@@ -301,12 +301,13 @@ template <class self> struct staged {
 };
 
 /* A variant as a generator (core/generator.h): draws canvases on the caller's stream and converts them there.
- * The host passes image numbers to the kernels of `gbase`, so it must know them. */
+ * The caller must also pass image numbers in host memory, because in variants like `gbase` the host reads
+ * them. */
 template <class self> struct staged_generator {
     struct generator generator; /* must be first */
     struct synth synth;         /* synth.batch is the number of images of the current call */
     void *state;
-    int64_t *labels; /* destination of labels that the caller does not want */
+    int64_t *labels; /* destination of the labels if the caller passes NULL */
 
     static enum status draw(const self *drawing, uint32_t count, void *samples, int64_t *labels)
     {
@@ -319,15 +320,17 @@ template <class self> struct staged_generator {
                                samples, labels, batch->clock.stream);
     }
 
-    /* If a launch on the device fails, the next call reports this failure. */
+    /* Draws `count` images on `stream`. If a kernel fails to launch another kernel, the next call of make()
+     * reports this failure. */
     static enum status make(struct generator *generator, const struct generator_numbers *numbers,
                             uint32_t count, void *samples, int64_t *labels, void *stream)
     {
         staged_generator *made = reinterpret_cast<staged_generator *>(generator);
         self *drawing = static_cast<self *>(made->state);
         if ((numbers->list && !numbers->host_list) || numbers->counter)
-            return status_set(STATUS_UNAVAILABLE, "the host computes this generator's image numbers, so they "
-                                                  "cannot come from device memory alone; use fused");
+            return status_set(STATUS_UNAVAILABLE,
+                              "this generator needs the image numbers in host memory, but "
+                              "they are only in device memory; use fused");
         TRY(drawing->finish());
         const cudaStream_t own = drawing->batch.clock.stream;
         drawing->batch.clock.stream = static_cast<cudaStream_t>(stream);
@@ -356,8 +359,9 @@ template <class self> struct staged_generator {
         free(made);
     }
 
-    /* Draws the images of one launch, because CUDA loads kernels at their first launch, and must not do so
-     * while a call is captured. The converted image overwrites the first canvas. */
+    /* Draws the images of one launch, so that CUDA loads the kernels. CUDA would otherwise load them in the
+     * first call, and it must not do so while this call is captured. The converted image overwrites the first
+     * canvas. */
     enum status load_kernels()
     {
         self *drawing = static_cast<self *>(state);

@@ -1,5 +1,5 @@
-/* All-reduce in device memory: replaces each value of an array by its sum over all ranks. Each method is one
- * file: allreduce_nccl.cu and allreduce_peer.cu. docs/distributed.md describes the methods.
+/* All-reduce in device memory: replaces each value of an array by its sum over all ranks. allreduce_nccl.cu
+ * and allreduce_peer.cu implement the methods. docs/distributed.md describes them.
  *
  * All ranks must open the same method with the same request, and must enqueue the same calls in the same
  * order. All ranks get the same bits, and repeated calls get the same bits. Calls of one state must not run
@@ -50,10 +50,11 @@ struct allreduce_method {
     /* Collective, also after a failure of open(). All enqueued work must be complete. */
     void (*close)(void *state);
 
-    uint64_t (*memory_bytes)(const void *state); /* device memory */
+    uint64_t (*memory_bytes)(const void *state); /* device memory of the state; 0 if it is not known */
 };
 
-/* `peer` sums over NVLink or PCIe peer memory: small arrays as peer-one-shot, large ones as peer-two-shot. */
+/* `peer` sums over NVLink or PCIe peer memory. It sums small arrays like peer-one-shot, and large arrays like
+ * peer-two-shot. */
 extern "C" const struct allreduce_method allreduce_nccl, allreduce_peer, allreduce_peer_one_shot,
     allreduce_peer_two_shot;
 

@@ -15,7 +15,7 @@
 #include "core/portable.h"
 #include "machine/heartbeat.h"
 
-#define STOPPED_S    10 /* a rank may be stopped this long, unless --rank-timeout is given */
+#define STOPPED_S    10 /* a rank's process may be suspended this long, unless --rank-timeout is given */
 #define NCCL_LIBRARY "libnccl.so.2"
 #define FUNCTIONS(DO)  \
     DO(GetVersion)     \
@@ -62,7 +62,7 @@ static enum status nccl_load(void)
 
 struct library_call {
     struct allreduce_request request;
-    ncclComm_t communicator; /* NULL: not joined */
+    ncclComm_t communicator; /* NULL until this rank has joined the others */
     bool failed;
     struct heartbeat *heartbeat; /* NCCL's kernels wait for the other ranks without a limit */
 };
@@ -142,7 +142,7 @@ static enum status nccl_check(void *state)
     ncclResult_t result = ncclSuccess;
     TRY(nccl_status(nccl.CommGetAsyncError(self->communicator, &result), "ncclCommGetAsyncError"));
     self->failed |= result != ncclSuccess;
-    return nccl_status(result, "an exchange of NCCL");
+    return nccl_status(result, "NCCL reports an asynchronous error");
 }
 
 static void nccl_close(void *state)

@@ -29,7 +29,7 @@
 #define EAGER_THREADS       256
 #define EAGER_BYTES         ((size_t)8 << 20) /* one shot is eager for arrays of at most this size */
 #define EAGER_BLOCK_VECTORS 512 /* vectors per block, until the number of blocks is at its limit */
-#define SENT_FOR_EMPTY      UINT32_C(0x7fffffff)
+#define SENT_FOR_EMPTY      UINT32_C(0x7fffffff) /* NaNs that are sent in place of PEER_EMPTY */
 
 struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64_C(1000000000)};
 
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(PEER_THREADS)
         uint32_t count = end - at < PEER_ROOM ? (uint32_t)(end - at) : PEER_ROOM;
         answered = exchange_piece<WIRE, VALUE, RANKS, TWO_SHOTS>(peers, array, at, count, ++piece);
     }
-    __syncthreads(); /* until all threads have read the room's members */
+    __syncthreads(); /* waits until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->pieces = piece;
         room->failed = !answered;
@@ -118,9 +118,9 @@ static __global__ void __launch_bounds__(PEER_THREADS)
  *      from every rank.
  *   2. A rank sends values of piece i - 1 after its kernel of piece i - 2 has ended. That kernel read and
  *      cleared the slot that piece i uses again.
- * The end of a kernel orders its accesses before those of the next one, on this GPU and, through the values
- * that arrive, on the others. Therefore the kernels of one state must not overlap, not even by programmatic
- * dependent launch. */
+ * The end of a kernel orders its accesses before those of the next kernel. This also orders them on the other
+ * GPUs, through the values that arrive there. Therefore the kernels of one state must not overlap, not even
+ * by programmatic dependent launch. */
 
 static __device__ __forceinline__ uint32_t not_empty(uint32_t word)
 {
@@ -261,7 +261,7 @@ static __global__ void __launch_bounds__(EAGER_THREADS, 2)
     uint32_t piece = room->eager_pieces + 1;
     bool answered =
         !room->failed && exchange_eagerly<WIRE, VALUE, RANKS>(peers, array, at, (uint32_t)(end - at), piece);
-    answered = __syncthreads_and(answered); /* until all threads have read the room's members */
+    answered = __syncthreads_and(answered); /* also waits until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->eager_pieces = piece;
         room->failed = !answered;
@@ -309,9 +309,12 @@ static enum status launch(struct peer *self, void *values, size_t count, bool tw
     };
     size_t vectors = (count + WIRE::width - 1) / WIRE::width;
     int blocks = peer_blocks(self, vectors), eager = two_shots ? 0 : eager_blocks(self, vectors);
-    if (eager)
+    if (eager) {
         eager_kernel<WIRE, VALUE, RANKS><<<eager, EAGER_THREADS, 0, stream>>>(self->peers, array);
-    else if (two_shots)
+        CUDA_TRY_LAUNCH("eager_kernel");
+        return STATUS_OK;
+    }
+    if (two_shots)
         allreduce_kernel<WIRE, VALUE, RANKS, true><<<blocks, PEER_THREADS, 0, stream>>>(self->peers, array);
     else
         allreduce_kernel<WIRE, VALUE, RANKS, false><<<blocks, PEER_THREADS, 0, stream>>>(self->peers, array);

@@ -1,5 +1,5 @@
-/* The exchange with update in allreduce_peer.cu, and settings of its all-reduces for tests and measurements.
- */
+/* The exchange that also updates parameters (allreduce_peer_update.cu), and settings of the all-reduces in
+ * allreduce_peer.cu for tests and measurements. */
 #ifndef FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
 #define FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
 
@@ -21,11 +21,12 @@ struct allreduce_peer_tuning {
 };
 extern struct allreduce_peer_tuning allreduce_peer_tuning;
 
-/* Enqueues the update of parameters `first` to first + count - 1, for a state of a peer method with
- * ALLREDUCE_F32: adds up the gradients of all ranks in rank order, each rank its chunks (exchange_shares.h),
- * runs optimizer_step() on them, and writes the new parameters to all ranks. The gradients do not change. All
- * ranks must enqueue the same calls in the same order. `first` is a multiple of 4. A CUDA graph may capture
- * the call; each replay reads *arrays->update again. With one rank, updates all parameters. */
+/* Enqueues the update of parameters `first` to first + count - 1. `state` belongs to a peer method that was
+ * opened with ALLREDUCE_F32. `first` is a multiple of 4. Each rank updates its own chunks of the parameters
+ * (exchange_shares.h): it adds up the chunks' gradients over all ranks in rank order, runs optimizer_step(),
+ * and writes the new parameters to all ranks. A single rank updates all parameters. The gradients do not
+ * change. All ranks must enqueue the same calls in the same order. A CUDA graph may capture the call; each
+ * replay reads *arrays->update again. STATUS_FAILED if the launch fails. */
 enum status allreduce_peer_update(void *state, const struct exchange_update *arrays, size_t first,
                                   size_t count, cudaStream_t stream);
 

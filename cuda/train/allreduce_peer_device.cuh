@@ -8,7 +8,7 @@
 #include "train/allreduce_peer_parts.cuh"
 
 #define UNROLL 4    /* vectors that a thread loads before it uses the first */
-#define POLLS  1024 /* between two reads of the clock */
+#define POLLS  1024 /* polls between two reads of the clock */
 
 /* ---- Formats: 16 bytes of wire data, called a vector, hold `width` values ---- */
 

@@ -18,8 +18,10 @@ enum status peer_probe(int device)
 {
     int supported;
     CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrUnifiedAddressing, device));
-    return supported ? STATUS_OK
-                     : status_set(STATUS_UNAVAILABLE, "device %d cannot share its memory", device);
+    return supported
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE,
+                            "device %d has no unified addressing, so it cannot share its memory", device);
 }
 
 static enum status open_memory(struct peer *self, struct card *card)
@@ -34,8 +36,9 @@ static enum status open_memory(struct peer *self, struct card *card)
     void *memory;
     size_t bytes = self->blocks_max * sizeof(struct room);
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-        (void)cudaGetLastError(); /* so that the next check does not see it */
-        return status_set(STATUS_UNAVAILABLE, "it needs %zu MB of GPU memory for the exchange",
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+        return status_set(STATUS_UNAVAILABLE,
+                          "it needs %zu MB of free GPU memory for the exchange; free memory on this GPU",
                           bytes / 1000000);
     }
     self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
@@ -57,7 +60,7 @@ static enum status map_peer(struct peer *self, int rank, const struct card *card
 {
     cudaError_t error =
         cudaIpcOpenMemHandle(&self->mapped[rank], card->memory, cudaIpcMemLazyEnablePeerAccess);
-    (void)cudaGetLastError(); /* so that the next check does not see it */
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
     self->peers.rooms[rank] = static_cast<struct room *>(self->mapped[rank]);
     return error == cudaSuccess
                ? STATUS_OK

@@ -9,7 +9,7 @@
 #define PEER_THREADS 512
 #define PEER_ROOM    4096 /* vectors per slot: 64 KiB */
 #define PEER_SLOTS   2
-#define PEER_EMPTY   UINT32_MAX /* in room.arrivals: a NaN in fp32, two NaNs in bf16 */
+#define PEER_EMPTY   UINT32_MAX /* marks an empty word of room.arrivals: a NaN in fp32, two NaNs in bf16 */
 
 /* ---- The memory of a rank, which all ranks map ---- */
 
@@ -36,9 +36,9 @@ struct peers {
 struct peer {
     struct allreduce_request request;
     struct peers peers;
-    int blocks_max, processors;
-    bool shared;             /* other ranks may map this rank's memory */
-    void *mapped[PEERS_MAX]; /* memory of other ranks */
+    int blocks_max, processors; /* processors: multiprocessors of the smallest GPU of all ranks */
+    bool shared;                /* other ranks may map this rank's memory */
+    void *mapped[PEERS_MAX];    /* memory of other ranks */
 };
 
 /* Returns the number of blocks for an array, so that each thread has at least one vector. Large arrays use

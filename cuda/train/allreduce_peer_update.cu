@@ -1,20 +1,20 @@
-/* Two shots with the update of the parameters: like two shots in allreduce_peer.cu, but the part of a piece
- * that a rank adds up is its chunks (exchange_shares.h). The rank updates their parameters, and sends the new
- * parameters in place of the sums. */
+/* The two-shot algorithm of allreduce_peer.cu, combined with the update of the parameters. Of each piece, a
+ * rank adds up its own chunks (exchange_shares.h). It updates the parameters of these chunks, and sends the
+ * new parameters instead of the sums. */
 #include "common/check.cuh"
 #include "train/allreduce_peer_device.cuh"
 
 /* One update of a part of the arena. */
 struct part_update {
     struct exchange_update arrays;
-    size_t first, vectors; /* in vectors: begin of the part, and its size */
+    size_t first, vectors; /* start and size of the part, in vectors */
     struct array<wire_f32, float> gradients,
-        parameters; /* from the begin of the arena to the end of the part */
+        parameters; /* both from the start of the arena to the end of the part */
 };
 
 /* The chunks of one rank in a piece. */
 template <int RANKS> struct chunks {
-    size_t at, first; /* vectors before the piece: of the arena, and of this rank's chunks */
+    size_t at, first; /* number of vectors before the piece, in the arena and in the rank's chunks */
     uint32_t count, rank;
 
     __device__ __forceinline__ chunks(size_t at, uint32_t piece_count, uint32_t rank) : at(at), rank(rank)
@@ -45,8 +45,8 @@ template <int RANKS> struct owned {
     uint4 parameters, m, v;
 };
 
-/* Updates one vector of this rank's chunks, and returns the new parameters. `own` is its index in the
- * moments. */
+/* Updates one vector of this rank's chunks, and returns the new parameters. `vector` is its index in the
+ * arena, `own` its index in the moments. */
 template <int RANKS>
 static __device__ __forceinline__ uint4 step_vector(const struct part_update &part, const struct update &all,
                                                     size_t vector, size_t own, const struct owned<RANKS> &old)
@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(PEER_THREADS, 2)
         const uint32_t count = end - at < PEER_ROOM ? (uint32_t)(end - at) : PEER_ROOM;
         answered = update_piece<RANKS>(peers, part, all, at, count, ++piece);
     }
-    __syncthreads(); /* until all threads have read the room's members */
+    __syncthreads(); /* waits until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->pieces = piece;
         room->failed = !answered;

@@ -18,21 +18,22 @@
 /* How a variant exchanges its arrays. */
 struct way {
     const struct allreduce_method *method;
-    bool updates, fused; /* whether each call updates parameters, and whether the exchange does that */
+    bool updates; /* each call also updates parameters */
+    bool fused;   /* the kernel of the exchange updates them; otherwise a separate kernel does */
 };
 
 struct allreduce_run {
     const struct allreduce_job *job;
     const struct way *way;
-    void *state; /* of the method */
+    void *state; /* state of the method */
     void *values;
-    struct exchange_update arrays; /* if it updates; arrays.update has an entry per call */
-    size_t moments;                /* values of arrays.m and of arrays.v */
+    struct exchange_update arrays; /* used if way->updates is set; arrays.update has one entry per call */
+    size_t moments;                /* number of values in arrays.m and in arrays.v */
     cudaStream_t stream;
     cudaEvent_t begin, end;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    uint64_t number; /* of the latest run */
+    uint64_t number; /* number of the latest run */
 };
 
 static __global__ void fill_gradients_kernel(const struct allreduce_job job, uint64_t number, float *values)
@@ -191,9 +192,11 @@ static enum status ready(void *state, uint64_t number)
         TRY(clear_update(self));
         fill_gradients_kernel<<<blocks, THREADS, 0, self->stream>>>(*self->job, number,
                                                                     self->arrays.gradients);
-    } else
+        CUDA_TRY_LAUNCH("fill_gradients_kernel");
+    } else {
         fill_kernel<<<blocks, THREADS, 0, self->stream>>>(*self->job, number, self->values);
-    CUDA_TRY_LAUNCH("fill_kernel");
+        CUDA_TRY_LAUNCH("fill_kernel");
+    }
     CUDA_TRY(cudaStreamSynchronize(self->stream));
     self->number = number;
     return STATUS_OK;

@@ -1,6 +1,6 @@
-/* Crops, resizes and flips the stored samples of a batch, then applies the operations of RandAugment. Three
- * kernels per batch: the first computes the weights of each resize, the second resizes, and the third has one
- * block per image, which applies all operations of the image. */
+/* Crops, resizes and flips the stored samples of a batch, then applies the operations of RandAugment. There
+ * are three kernels per batch. The first computes the weights of each resize, and the second resizes. The
+ * third has one block per image, which applies all operations of the image. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
 

@@ -22,24 +22,25 @@ struct device_augment {
     uint8_t *images, *other;             /* images of a batch; NULL: nothing is computed */
     struct augment_part *parts;          /* per sample */
     struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
-    int16_t *weights;                    /* per entry of `inputs`, `taps` weights */
+    int16_t *weights;                    /* `taps` weights for each entry of `inputs` */
     uint32_t taps;
     bool partners;       /* a batch also has the partners of its samples (train_part_augmented()) */
     uint32_t band, rows; /* a block resizes `band` rows of the image, from up to `rows` rows of the canvas */
 };
 
-/* Allocates memory for the parts of steps (train_part_max(), train_part_augmented()), if augment_computes().
- */
+/* Allocates memory for the images of the largest part of a step (train_part_max()) and for their partners.
+ * Only zeroes `augment` if there is nothing to compute (augment_computes()), or for inference. */
 enum status device_augment_open(const struct train *train, struct allocations *allocations,
                                 struct device_augment *augment);
 
-/* Computes the images of the `count` samples of a batch and, with augment->partners, of their partners, from
- * set->values. The numbers of these samples are in device memory. Then sets `set` to these images. Does
- * nothing if augment->images is NULL. */
+/* Computes the images of the `count` samples of a batch and, with augment->partners, of their partners. Reads
+ * the stored samples from set->values. `numbers`, in device memory, has the numbers of all these samples.
+ * Sets `set` to the computed images. Does nothing if augment->images is NULL. */
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
                                uint32_t count, struct device_set *set, cudaStream_t stream);
 
-/* Applies one operation to `count` images, for tests. The plan's other members do not matter. */
+/* For tests: applies one operation to `count` images. `from` and `to` are different arrays in device memory.
+ */
 enum status device_augment_apply(const struct shape *shape, enum augment_operation operation,
                                  const struct augment_numbers *numbers, uint32_t count, const uint8_t *from,
                                  uint8_t *to, cudaStream_t stream);

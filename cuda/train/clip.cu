@@ -2,7 +2,7 @@
 
 #include "common/check.cuh"
 
-/* Returns the sum of the values of all threads of a block in thread 0. */
+/* Adds up one value per thread of a block. Only the result of thread 0 is valid. */
 static __device__ double block_sum(double own)
 {
     __shared__ double sums[BLOCK];

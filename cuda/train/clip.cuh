@@ -9,15 +9,16 @@
 
 /* In device memory. */
 struct device_clip {
-    float factor;             /* of the gradients of the current step */
+    float factor;             /* multiplies the gradients of the current step */
     double parts[CLIP_PARTS]; /* sums of squares */
 };
 
 /* Allocates `*clip` if the optimizer clips gradients; else sets it to NULL. */
 enum status clip_open(const struct train *train, struct allocations *allocations, struct device_clip **clip);
 
-/* Computes the norm of `values` gradients, a multiple of 4, and clip->factor. Adds the norm to the totals,
- * unless the step is skipped. Does nothing if `clip` is NULL. `scale` may be NULL. */
+/* Computes the norm of the gradients, and from it clip->factor. `values` is the number of gradients, a
+ * multiple of 4. Adds the norm to the totals, unless loss scaling skips the step. Does nothing if `clip` is
+ * NULL. `scale` may be NULL. */
 enum status clip_find(const struct optimizer *optimizer, size_t values, const float *gradients,
                       const struct device_scale *scale, struct device_clip *clip, struct train_totals *totals,
                       cudaStream_t stream);

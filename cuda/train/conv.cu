@@ -96,8 +96,9 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
         if (conv->spec.kernel[i] > AXIS_BITS)
             return status_set(
                 STATUS_FAILED,
-                "%s: the CUDA engine supports convolution kernels of up to %d elements per axis", conv->name,
-                AXIS_BITS);
+                "%s: the CUDA engine supports convolution kernels of up to %d elements per axis, not %u; use "
+                "a variant on the CPU",
+                conv->name, AXIS_BITS, conv->spec.kernel[i]);
     struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
     for (int i = 0; i < MODEL_AXES; i++) {
         forward.kernel[i] = conv->spec.kernel[i];

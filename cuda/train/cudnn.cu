@@ -1,6 +1,6 @@
 /* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
  * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used. A
- * layer chooses its algorithms once for each batch size, by cuDNN's expectation or by measurement.
+ * layer chooses its algorithms once for each batch size, by cuDNN's estimate or by measurement.
  *
  * cudnn_probe() loads the library, so other variants run without it. The types come from cuDNN's header. The
  * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
@@ -20,7 +20,7 @@
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
 #define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* limit in bytes for the workspace of an algorithm */
-#define MEASURED_RUNS     3                   /* per algorithm, after a run in which cuDNN may load kernels */
+#define MEASURED_RUNS     3                   /* timed runs per algorithm, after one run to load kernels */
 #define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: sample, channel, and the kernel's axes */
 
 /* ---- The library ---- */
@@ -100,12 +100,13 @@ struct convolution {
     cudnnFilterDescriptor_t weight;
     cudnnConvolutionDescriptor_t plan;
     cudaStream_t stream;
-    struct algorithms *all, *now;     /* all: for all batch sizes so far; now: for the descriptors */
+    struct algorithms *all, *now;     /* all: list of all batch sizes so far; now: the current batch size */
     struct allocations *allocations;  /* the engine's allocations, which own the workspace */
     void *scratch;                    /* the workspace */
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
 
-    /* Only if layer->measures: weights for measured runs, which also receive their gradient, and events. */
+    /* Only if layer->measures: an array that replaces the weights and their gradients in measured runs, and
+     * events that time these runs. */
     float *stand_in;
     cudaEvent_t begin, end;
 };
@@ -197,10 +198,10 @@ static enum status create(struct convolution *self)
 
 static const float one = 1, zero = 0;
 
-/* Memory of a call that is not in struct device_layer. */
+/* The memory that a cuDNN call uses in addition to the arrays of struct device_layer. */
 struct call_memory {
     const float *weight;
-    float *gradient; /* of the weights */
+    float *gradient; /* gradient of the weights */
     void *scratch;
     size_t scratch_bytes;
 };
@@ -235,7 +236,8 @@ static cudnnStatus_t compute(const struct device_layer *layer, const struct call
 
 /* ---- Algorithms ---- */
 
-/* Implements measure(). */
+/* Runs an algorithm several times and sets `*least_ms` to the shortest time. Ignores the first run. If cuDNN
+ * cannot run the algorithm, sets INFINITY. */
 template <class Algorithm>
 static enum status time_runs(const struct device_layer *layer, const struct call_memory *memory,
                              Algorithm algorithm, float *least_ms)
@@ -256,8 +258,8 @@ static enum status time_runs(const struct device_layer *layer, const struct call
     return STATUS_OK;
 }
 
-/* Measures an algorithm. Sets `*least_ms` to its shortest time, or to INFINITY if cuDNN cannot run it. The
- * runs write only tensors that the pass of this layer overwrites next. */
+/* Allocates a workspace for an algorithm, and measures the algorithm with it (time_runs()). The runs write
+ * only tensors that the pass of this layer overwrites next. */
 template <class Found>
 static enum status measure(const struct device_layer *layer, const Found *found, float *least_ms)
 {
@@ -277,9 +279,9 @@ template <class Found> static bool is_eligible(const Found *found)
            found->memory <= CUDNN_SCRATCH_MAX;
 }
 
-/* Chooses an algorithm that is deterministic and within the workspace limit: the fastest one of a measurement
- * if layer->measures, otherwise the first one, because cuDNN sorts algorithms by expected speed. Raises
- * self->scratch_bytes to the algorithm's workspace if that is larger. */
+/* Chooses an algorithm that is deterministic and within the workspace limit. If layer->measures, measures all
+ * such algorithms and chooses the fastest one. Otherwise chooses the first one, because cuDNN sorts
+ * algorithms by expected speed. Raises self->scratch_bytes to the algorithm's workspace if that is larger. */
 template <class Found, class Algorithm>
 static enum status choose(const struct device_layer *layer, const Found *found, int count,
                           Algorithm *algorithm)
@@ -299,10 +301,10 @@ static enum status choose(const struct device_layer *layer, const Found *found, 
         }
     }
     if (!best)
-        return status_set(
-            STATUS_FAILED,
-            "%s: cuDNN has no deterministic algorithm within the workspace limit for this convolution",
-            layer->layer->name);
+        return status_set(STATUS_FAILED,
+                          "%s: cuDNN has no deterministic algorithm with at most %zu MiB of workspace for "
+                          "this convolution; use train-cuda",
+                          layer->layer->name, CUDNN_SCRATCH_MAX >> 20);
     *algorithm = best->algo;
     self->scratch_bytes = best->memory > self->scratch_bytes ? best->memory : self->scratch_bytes;
     return STATUS_OK;

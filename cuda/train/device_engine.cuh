@@ -82,24 +82,28 @@ template <class ENGINE> static inline ENGINE *device_engine_as(void *state)
 
 /* Makes the device current, and creates the stream and the events. */
 enum status device_engine_open(struct device_engine *engine);
-/* Opens the samples. */
+/* Opens the samples: the data sets in device memory, the augmentation, and the feed of live samples. */
 enum status device_engine_open_data(struct device_engine *engine);
 /* Opens the arrays for training, the progress and the totals. The parameters must be allocated. The engine
  * may have set shared.rounded, shared.groups and losses.scale. */
 enum status device_engine_open_learning(struct device_engine *engine);
 
-/* Makes the device current and waits for it. The engine then releases its own resources, and calls
- * device_engine_close(), which does not free the state. Both functions ignore errors, because nothing depends
- * on them. */
+/* device_engine_stop() makes the device current and waits for the engine's stream. The engine then releases
+ * its own resources, and calls device_engine_close(), which does not free the state. Both functions ignore
+ * errors, because nothing depends on them. */
 void device_engine_stop(struct device_engine *engine);
 void device_engine_close(struct device_engine *engine);
 
 /* ---- Steps ---- */
 
-/* Call when the gradients of layers `first` to `end_layer` - 1 are final. Passes them to the exchange in
- * parts. Gradients that are too few for a part wait for a later call; layer 0 completes the last part. The
- * arena stores the layers in order, and the backward pass begins with the last layer. `*end` is the offset of
- * the gradients that were passed before. */
+/* Call device_engine_exchange() when the gradients of layers `first` to `end_layer` - 1 are final. It passes
+ * them to the exchange in parts. Gradients that are too few for a part wait for a later call; layer 0
+ * completes the last part. The arena stores the layers in order, and the backward pass begins with the last
+ * layer. Before the first call of a step, the caller sets `*end` to the number of values in the arena. Each
+ * call lowers `*end` to the offset of the gradients passed so far.
+ *
+ * device_engine_exchange_end() makes the engine's stream wait for all sums of the step. Both functions do
+ * nothing without an exchange. */
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
                                    size_t *end);
 enum status device_engine_exchange_end(struct device_engine *engine);

@@ -31,7 +31,7 @@ static bool in_place(const struct layer *layer)
     return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
 }
 
-static bool has_products(const struct layer *layer)
+static bool has_gemm(const struct layer *layer)
 {
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
@@ -42,10 +42,10 @@ static void share_relu(struct device_layer *before, struct device_layer *relu, s
 {
     if (relu->layer->spec.kind != LAYER_RELU)
         return;
-    before->relu = relu->forward_done = has_products(before->layer) || before->layer->spec.kind == LAYER_ADD;
+    before->relu = relu->forward_done = has_gemm(before->layer) || before->layer->spec.kind == LAYER_ADD;
     if (after && !relu->layer->is_added)
         after->relu_before = relu->backward_done =
-            has_products(after->layer) || after->layer->spec.kind == LAYER_POOL;
+            has_gemm(after->layer) || after->layer->spec.kind == LAYER_POOL;
 }
 
 /* Opens layer i; the layers before it must be open. */

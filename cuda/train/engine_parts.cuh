@@ -18,7 +18,8 @@ struct slot {
 struct network : device_engine {
     enum precision precision;
     float *workspace;
-    /* If a step has several micro-batches or parts: the gradients of one, before they are added. Else NULL.
+    /* Gradients of one micro-batch or part, before they are added to `gradients`. NULL if a step has only
+     * one.
      */
     float *added;
     struct slot *slots;
@@ -34,8 +35,8 @@ static inline struct network *network_of(void *state)
     return device_engine_as<struct network>(state);
 }
 
-/* Opens a zeroed state, in which device_engine_new() and the caller have set some members: the caller sets
- * `precision` and `passes`. */
+/* Opens a state that device_engine_new() has created. The caller has set `precision` and `passes`. The caller
+ * calls network_close(), also after a failure. */
 enum status network_open(struct network *network);
 void network_close(void *state);
 

@@ -18,7 +18,7 @@
 
 /* ---- How long training waits ---- */
 
-#define WAITS 64 /* maximum number of timed steps: the latest steps before settle() */
+#define WAITS 64 /* maximum number of timed steps; the latest steps before settle() are timed */
 
 /* Events on the training stream around the wait of each step. */
 struct waits {
@@ -251,7 +251,7 @@ struct staged {
     struct piece *pieces;
     struct exchange_pieces sums;
     size_t piece_max, piece_count; /* piece_count: pieces of the current step */
-    size_t used;                   /* number of values in these pieces */
+    size_t used;                   /* number of values in the pieces of the current step */
     cudaStream_t out, in;          /* copies to the host, and back */
     cudaEvent_t ready, done;
     struct waits waits;
@@ -267,7 +267,7 @@ static enum status staged_probe(const struct engine *engine)
 
 static enum status open_staged(struct staged *self, int device, size_t count)
 {
-    /* A part begins a new piece, so there may be one more piece per layer than the size requires. */
+    /* Each part of the gradients begins a new piece, so there may be one additional piece per layer. */
     self->piece_max = count / EXCHANGE_PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
     self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
     if (!self->pieces)

@@ -62,8 +62,8 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
         TRY(open_buffer(&buffer, train, allocations));
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    /* This stream has the highest priority. With the lowest priority, training steps would take equally long,
-     * but generating a batch would take most of a step, and generate_s would measure that time. */
+    /* This stream has the highest priority. With the lowest priority, training steps would take just as long.
+     * However, generating a batch would take most of a step, and generate_s would contain that time. */
     TRY(stream_open(&feed->stream));
     return open_generator(feed, resources);
 }

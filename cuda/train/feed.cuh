@@ -7,8 +7,8 @@
  *
  * Batch i + 1 uses the buffer of batch i - 1, so its generation waits until batch i - 1 has been gathered.
  * The generation can overlap the rest of step i - 1 and all of step i. A batch is a pure function of its step
- * number. If a buffer contains the batch of the requested step, this batch is therefore always valid.
- * Training can repeat steps or continue at any step. */
+ * number and of this rank's share of the step. A buffer with the batch of the requested step and share is
+ * therefore always valid, so training can repeat steps or continue at any step. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
@@ -37,10 +37,11 @@ struct feed_timing {
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
-    uint64_t *host_numbers;      /* of a batch; NULL if the generator needs no numbers on the host */
-    uint8_t *staging;            /* pinned memory for a batch that the host draws; NULL: the device draws */
-    enum status drawn;           /* by the host; written by a thread of CUDA */
-    char reason[256];            /* why drawing failed; valid if `drawn` is not STATUS_OK */
+    uint64_t
+        *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
+    uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
+    enum status drawn; /* first failure of draw_on_host(), or STATUS_OK; written by a thread of CUDA */
+    char reason[256];  /* its error message; valid if `drawn` is not STATUS_OK */
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* index of the buffer taken last */

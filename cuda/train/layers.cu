@@ -103,7 +103,7 @@ enum status relu_backward(const struct device_layer *layer, const struct pass *p
 /* ---- Max-pooling: the first of equal maxima is selected; NaN takes precedence over any value ---- */
 
 struct pool_plan {
-    struct divider width, height, depth, channels; /* of the output */
+    struct divider width, height, depth, channels; /* lengths of the output */
     uint32_t in_depth, in_height, in_width;
     uint32_t kernel[MODEL_AXES];
     uint32_t in_values; /* per sample */

@@ -41,8 +41,8 @@ struct loss_plan {
     float smoothing, share;         /* see struct target for `share` */
 };
 
-/* The lane's part of the softmax cross-entropy of a sample, and the gradients of its logits. Subtracting
- * the largest logit prevents overflow of exp(). */
+/* Returns this lane's part of the softmax cross-entropy of a sample. Writes the gradients of the sample's
+ * logits to `deltas`. Subtracting `most`, the largest logit, prevents overflow of exp(). */
 static __device__ __forceinline__ float cross_entropy(const struct loss_plan &plan, const float *own,
                                                       float most, const struct target &target, float factor,
                                                       float *deltas)
@@ -60,7 +60,8 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
     return loss;
 }
 
-/* The lane's part of the binary cross-entropy of a sample, and the gradients of its logits. */
+/* Returns this lane's part of the binary cross-entropy of a sample. Writes the gradients of the sample's
+ * logits to `deltas`. */
 static __device__ __forceinline__ float binary_cross_entropy(const struct loss_plan &plan, const float *own,
                                                              const struct target &target, float factor,
                                                              float *deltas)

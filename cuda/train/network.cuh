@@ -25,13 +25,14 @@ struct device_layer {
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
-     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine_open.cu). */
-    bool relu;                        /* forward, this layer also applies the ReLU after it */
-    bool relu_before;                 /* backward, this layer also applies the mask of the ReLU before it */
+     * ReLU's mask if that layer has a GEMM or is a pooling. share_relu() in engine_open.cu has an exception.
+     */
+    bool relu;        /* the forward pass of this layer also applies the ReLU after it */
+    bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */
     uint32_t *largest;                /* pooling only: per output, the index of the maximum in its sample */
-    struct {                          /* convolutions of packed_conv.cu; otherwise NULL */
+    struct {                          /* only convolutions that packed_conv.cu computes; otherwise NULL */
         uint16_t *in, *deltas;        /* 16-bit copies, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
@@ -44,7 +45,7 @@ struct device_layer {
 struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples of this rank */
-    uint32_t total; /* samples of all ranks; gradients are of the mean loss over these samples */
+    uint32_t total; /* samples of the step on all ranks; the gradients are those of their mean loss */
     bool training;
     enum precision precision;
     uint64_t seed;
@@ -168,11 +169,12 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 struct device_set {
     const void *values;
     const uint32_t *labels;
-    struct train_held held; /* of `values` */
+    struct train_held held; /* which samples are in `values` */
 };
 
-/* Copies the sets that the engine needs to device memory: not the training set for inference, no live
- * samples, and no samples for a stage of a pipeline that is not the first. Enqueues the copies. */
+/* Enqueues copies of the data sets to device memory. For inference, copies only the test set. Always copies
+ * the labels of a set. Copies its values too, except for live training samples, and except in the later
+ * stages of a pipeline. */
 enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
                              struct allocations *allocations, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
 /* Copies the data sets to device memory. Gathers a batch from a set: chooses its samples and their moves
- * (shift and flip), then copies their values. */
+ * (shift, flip, erasing), then computes their values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
@@ -114,7 +114,8 @@ struct gather_plan {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
-/* The moved, normalised and erased value at row y and column x of a plane of entry `j` of the batch. */
+/* Returns the moved, normalised and erased value at row y and column x of a plane of entry `j` of the batch.
+ */
 static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *stored,
                                                  const struct device_batch &batch, uint32_t j, uint32_t plane,
                                                  uint32_t y, uint32_t x)

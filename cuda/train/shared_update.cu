@@ -77,7 +77,7 @@ static enum status get_share(const struct train *train, enum status status, cons
     return status;
 }
 
-/* Enqueues the copies and waits for them, except for moments that are divided among ranks. */
+/* Copies the state, without moments that are divided among ranks, and waits for the copies. */
 static enum status copy_and_wait(const struct train *train, const struct train_state *to,
                                  const struct train_state *from, cudaStream_t stream)
 {

@@ -1,4 +1,4 @@
-/* The parts of an engine that support an exchange which updates the parameters (exchange_method.updates). */
+/* Helpers for engines whose exchange may also update the parameters (exchange_method.updates). */
 #ifndef FDSL_CUDA_TRAIN_SHARED_UPDATE_CUH
 #define FDSL_CUDA_TRAIN_SHARED_UPDATE_CUH
 
@@ -8,12 +8,13 @@
 #include "train/exchange_shares.h"
 #include "train/network.cuh"
 
-/* Allocates the moments: arenas, or those of this rank's share. Enqueues zeroing them. */
+/* Allocates the optimizer's moments and enqueues zeroing them. If the exchange updates the parameters, the
+ * moments cover only this rank's chunks of the arena (exchange_shares.h), otherwise the whole arena. */
 enum status moments_open(const struct train *train, struct train_state *state,
                          struct allocations *allocations, cudaStream_t stream);
 
-/* Completes `arrays`, whose other members are set, and passes it to the exchange if the exchange updates the
- * parameters. `arrays` must outlive the exchange's steps. */
+/* If the exchange updates the parameters, allocates arrays->update and passes `arrays` to the exchange; the
+ * caller has set the other members. `arrays` must outlive the exchange's steps. Otherwise does nothing. */
 enum status shared_update_open(const struct train *train, struct allocations *allocations,
                                struct exchange_update *arrays);
 

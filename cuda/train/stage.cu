@@ -1,5 +1,5 @@
 /* The engine as a stage of a pipeline (struct stage_functions). Every function waits for its kernels, because
- * its caller sends the results, and measures how long the stage works. */
+ * the caller then sends the results to another rank, and measures how long the stage works. */
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "train/engine_parts.cuh"

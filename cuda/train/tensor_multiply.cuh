@@ -6,7 +6,7 @@
  * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda. Any matrix size
  * works.
  *
- * The speed is limited by the gather, not by the arithmetic: values are read one by one, at the addresses
+ * Reading the operands limits the speed, not the arithmetic: values are read one by one, at the addresses
  * that an operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is not
  * contiguous. Adjacent threads then read adjacent memory, and each thread writes its unit with one store. A
  * tile is therefore stored by lines if memory is contiguous across lines, and by depth if memory is

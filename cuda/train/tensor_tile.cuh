@@ -6,7 +6,7 @@
 #include "train/multiply.cuh"
 #include "train/tensor_formats.cuh"
 
-#define TENSOR_WARPS   4 /* per block */
+#define TENSOR_WARPS   4 /* warps per block */
 #define TENSOR_THREADS (32 * TENSOR_WARPS)
 #define TENSOR_UNITS   4 /* depth of a tile in units: 64 bytes */
 

@@ -102,7 +102,7 @@ _DELETER = ctypes.cast(ctypes.CDLL(None).time, c_void_p).value
 
 
 class _Export:
-    """Keeps alive the memory that a capsule uses, or a tensor that was created from the capsule."""
+    """Keeps memory alive for a capsule, or for a tensor that was created from the capsule."""
 
     __slots__ = ("managed", "extents", "mark", "before", "capsule", "memory")
 
@@ -133,7 +133,7 @@ class _Export:
         return references(self.capsule) <= 2 and bool(is_valid(self.capsule, self.managed.capsule))
 
 
-# Tensors and capsules may outlive this module: the structs that they point to are never freed at exit.
+# Tensors and capsules may outlive this module, so the structs that they point to are never freed at exit.
 _exports: deque[_Export] = deque()
 _KEPT_AT_EXIT = ctypes.py_object((_exports, _Legacy.capsule, _Versioned.capsule))
 ctypes.pythonapi.Py_IncRef(_KEPT_AT_EXIT)
@@ -266,10 +266,10 @@ class Array:
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy
         default stream; 2: the per-thread default stream; -1: no synchronisation. On the CPU, None or -1.
         max_version: the highest DLPack version of the consumer; (1, 0) or higher returns a "dltensor_versioned".
-        dl_device: the device of the result, the array's device or the CPU. copy: True always copies, False never.
+        dl_device: the device of the result: the CPU or the array's device (None). copy: True always copies, False never.
 
-        A capsule can be consumed once; each call returns a new one. BufferError if the request cannot be met;
-        ValueError for a stream that DLPack does not allow; TypeError for an argument of the wrong type.
+        A capsule can be consumed once; each call returns a new one. Raises BufferError if the request cannot be met,
+        ValueError for a stream that DLPack does not allow, and TypeError for an argument of the wrong type.
         """
         for name, pair in ("dl_device", dl_device), ("max_version", max_version):
             if pair is not None and not (

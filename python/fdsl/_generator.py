@@ -26,8 +26,8 @@ _NUMBERS = ("int64", "uint64")
 class Class(NamedTuple):
     """The parameters of a class of images. docs/visualatom.md of fdsl-bench gives the formulas.
 
-    id is the label of its images, noise a coefficient, radius the start radius in pixels, and line_width a constant
-    in pixels that every orbit adds to the radius.
+    id: the label of its images. noise: the coefficient of the noise. radius: the start radius in pixels. line_width: a
+    constant in pixels that every orbit adds to the radius.
     """
 
     id: int
@@ -46,8 +46,8 @@ class Generator:
     """Generates VisualAtom images by number, on the CPU or a CUDA GPU.
 
     With N classes, image g is instance g // N of the class at index g % N. With the generators "naive", "omp" and
-    "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the canvas and the
-    output format: not on the device, the batch or the number of threads.
+    "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the drawn image and
+    the output format. They do not depend on the device, the batch or the number of threads.
 
     classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000, or all
                   classes of class_file or class_list
@@ -57,10 +57,10 @@ class Generator:
     class_file    path of a CSV file with the classes, instead of a preset
     class_list    sequence of Class, instead of a preset
     formula       "uji" (as in the paper's code) or "visualatom" (as in the data set)
-    seed          of all images, 0 to 2^64 - 1
-    res           side of the canvas in pixels, 1 to 16384
-    out_res       side of an image in pixels; None: res
-    fit           "resize" (mean over the covered area) or "crop" (at a random position)
+    seed          seed of all images, 0 to 2^64 - 1
+    res           side of the drawn image in pixels, 1 to 16384
+    out_res       side of the image that is returned, in pixels; None: res
+    fit           how res becomes out_res: "resize" (mean over the covered area) or "crop" (at a random position)
     dtype         "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch
                   or NumPy
     channels      1, or 3 with the same gray
@@ -73,8 +73,8 @@ class Generator:
     batch         maximum number of images per call, 1 to 2^24
 
     Opening allocates all memory that the generator needs; close(), a `with` block or garbage collection frees it.
-    ValueError and TypeError name the argument; Unavailable if the build or the machine lacks the device; Error if
-    a CUDA call or an allocation failed.
+    Raises ValueError or TypeError, whose message names the argument; Unavailable if the build or the machine lacks
+    the device; Error if a CUDA call or an allocation failed.
 
     Thread-safe: calls on one generator from several threads are serialised; several generators run at the same time.
     A generator belongs to the process that opened it. Pickling stores its configuration, and unpickling opens it
@@ -135,7 +135,7 @@ class Generator:
         }  # fmt: skip
 
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
-        """Opens the generator and returns its number of classes. ValueError if `classes` is another number."""
+        """Opens the generator and returns its number of classes. Raises ValueError if `classes` is another number."""
         handle = ctypes.c_void_p()
         check(lib.fdsl_open(c, handle))
         number = int(lib.fdsl_classes(handle, None, 0))
@@ -313,10 +313,11 @@ class Generator:
         On the CPU, the images are complete when fill() returns. On CUDA, fill() only enqueues work on the stream, and
         keeps no reference to the memory. The stream first waits for the generator's previous call on another stream,
         because calls share scratch memory. Replays of a CUDA graph are not ordered: the caller must order them. Keep
-        the generator open as long as a graph that captured its calls: a replay after close() or garbage collection
-        uses freed memory.
+        the generator open as long as a graph that captured its calls exists: a replay after close() or garbage
+        collection uses freed memory.
 
-        ValueError or TypeError name the argument; Error if CUDA failed. Thread-safe; releases the GIL.
+        Raises ValueError or TypeError, whose message names the argument, or Error if CUDA failed. Thread-safe; releases
+        the GIL.
         """
         kind = kind_of("images", images)
         address, shape, dtype, device = kind.describe("images", images, True)

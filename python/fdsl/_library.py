@@ -114,7 +114,7 @@ def cuda_devices() -> int:
 
 
 def fail(status: int) -> NoReturn:
-    """Raises the calling thread's latest error of the library, which returned `status`."""
+    """Raises the library's latest error in the calling thread. `status`: the return value of the call that failed."""
     kind = {2: ValueError, 4: Unavailable}.get(status, Error)
     raise kind(lib.fdsl_error().decode(errors="replace").replace("FDSL_CPU", 'device="cpu"'))
 
@@ -126,7 +126,7 @@ def check(status: int) -> None:
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:
-    """Returns `value` as an int. TypeError or ValueError name the argument."""
+    """Returns `value` as an int. Raises TypeError or ValueError, whose message names the argument."""
     try:
         if isinstance(value, bool):
             raise TypeError

@@ -28,7 +28,8 @@ _kinds: dict[type, Kind] = {}
 
 
 def kind_of(name: str, array: object) -> Kind:
-    """Returns the functions that describe `array`, the argument `name`. TypeError if its type is not supported."""
+    """Returns the functions that describe `array`, the argument `name`. Raises TypeError if its type is not
+    supported."""
     kind = _kinds.get(type(array))
     if kind is None:
         kind = _kinds[type(array)] = _find_kind(name, array)
@@ -170,7 +171,7 @@ def _describe_buffer(name: str, buffer: Any, write: bool) -> Description:
 
 def stream_pointer(stream: object, device: int) -> int:
     """Returns the address of a CUDA stream: an int, a torch.cuda.Stream, a CuPy stream, or an object with
-    __cuda_stream__(). ValueError if it belongs to another device, TypeError for anything else."""
+    __cuda_stream__(). Raises ValueError if it belongs to another device, and TypeError for any other object."""
     number: Optional[int] = None
     for attribute in ("device_index", "device_id"):  # PyTorch, CuPy
         number = getattr(stream, attribute, number)

@@ -45,10 +45,10 @@ class Loader:
     Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
     labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
     (e + 1) * E - 1. With shuffle, a permutation that depends only on (seed, epoch) and PyTorch's randperm() defines
-    their order. Each rank computes this permutation on the host when the epoch starts. It takes 8 bytes of memory per
-    image of the epoch (of all ranks). No batch is generated ahead across epochs. Global batch s is the s-th group of
-    world_size * count consecutive numbers, and rank r generates its r-th part. All ranks together therefore
-    generate the same images as one rank with world_size times the count.
+    their order. Each rank computes this permutation on the host when the epoch starts. The permutation takes 8 bytes of
+    memory per image that all ranks together receive in the epoch. No batch is generated ahead across epochs.
+    Global batch s is the s-th group of world_size * count consecutive numbers, and rank r generates its r-th part.
+    All ranks together therefore generate the same images as one rank with world_size times the count.
 
     Each iteration is one epoch. The next iteration is the next epoch, unless set_epoch() was called. If the caller
     leaves an epoch early, the next iteration repeats this epoch from its start.
@@ -59,8 +59,8 @@ class Loader:
     ends, fails or is left, and at exit.
 
     Not thread-safe. A Loader replaces torch.utils.data.DataLoader, and cannot be passed to it as a data set.
-    RuntimeError in a forked process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
-    Also ValueError if the order of an epoch does not fit into the memory of the machine.
+    Raises RuntimeError in a forked process, such as a worker of a DataLoader; ValueError or TypeError, whose message
+    names the argument; and ValueError if the order of an epoch does not fit into the memory of the machine.
 
     >>> import fdsl, fdsl.torch
     >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
@@ -105,7 +105,7 @@ class Loader:
         self._images = _fingerprint(generator)
 
     def _check_memory(self) -> None:
-        """ValueError if the order of an epoch exceeds the memory of the machine."""
+        """Raises ValueError if the order of an epoch exceeds the memory of the machine."""
         needed = 8 * self.batches_per_epoch * self.world_size * self.count
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > memory:
@@ -122,7 +122,7 @@ class Loader:
         return f"fdsl.torch.Loader({self.generator!r}, rank={self.rank}, prefetch={self.prefetch}, {self._identity()})"
 
     def __getitem__(self, index: object) -> NoReturn:
-        """TypeError: a Loader has no batches by index."""
+        """Raises TypeError, because a Loader has no batches by index."""
         raise TypeError(f"fdsl.torch.Loader: it is not a data set; {_ADVICE}")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Loader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `epoch` the next epoch. If it is the epoch of load_state_dict(), the loaded step is kept."""
+        """Makes `epoch` the next epoch. Keeps the step of load_state_dict() if that call has set the same epoch."""
         epoch = integer("epoch", epoch, 0, 1 << 40)
         if not (self._resumed and epoch == self._epoch):
             self._epoch, self._step, self._resumed = epoch, 0, False
@@ -148,7 +148,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration begin with the first batch that the caller of state_dict() had not received.
 
-        ValueError if the images of the generator, or a parameter that determines the batches, differ from the state's.
+        Raises ValueError if the images of the generator, or a parameter that determines the batches, differ from those
+        of the state.
         """
         if not isinstance(state, dict):
             raise TypeError(f"state_dict: it must be a dict, not {type(state).__name__}")

@@ -131,7 +131,7 @@ class Request:
         return self.array.__dlpack_device__()
 
 
-def test_interfaces_belong_to_devices() -> None:
+def test_each_device_has_its_array_interface() -> None:
     images, _ = images_of()
     assert images.__array_interface__["data"] == (images.ptr, False)
     assert not hasattr(images, "__cuda_array_interface__")
@@ -294,7 +294,7 @@ def test_memory_stays_flat() -> None:
     assert grows(reopen, 300) < 2 << 20
 
 
-def test_arrays_make_no_cycles() -> None:
+def test_arrays_are_in_no_reference_cycles() -> None:
     gc.collect()
     gc.disable()
     try:

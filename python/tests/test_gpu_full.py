@@ -16,7 +16,7 @@ import fdsl
 # of other priorities, and streams that are being captured, it launches single kernels.
 
 FULL_BATCHES = 5
-FORMATS: dict[str, dict[str, Any]] = {  # the cases of cuda/synth/fused.cu
+FORMATS: dict[str, dict[str, Any]] = {  # lane: scratch memory and a stream for one slice of a batch (cuda/synth/fused.cu)
     "one lane": {"batch": 16},
     "two lanes": {
         "batch": 96, "out_res": 48, "dtype": "float16", "channels": 3, "layout": "nhwc", "mean": 0.485, "std": 0.25,

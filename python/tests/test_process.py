@@ -31,7 +31,7 @@ def work(generator: fdsl.Generator, pipe: Any) -> None:
     pipe.send((images_of(generator), generator.config))
 
 
-def test_spawned_workers_open_their_own() -> None:
+def test_spawned_workers_open_their_own_generator() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with small(out_res=40, seed=5, dtype="f16", mean=0.5) as g:
@@ -53,7 +53,7 @@ def test_pickles_and_copies_are_equal() -> None:
         assert images_of(g) == expected
 
 
-def test_a_forked_child_needs_its_own() -> None:
+def test_a_forked_child_needs_its_own_generator() -> None:
     g = small(out_res=40)
     expected = images_of(g)
     child = os.fork()

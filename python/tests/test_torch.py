@@ -459,7 +459,7 @@ def spawned(loader: Any, pipe: Any) -> None:
     pipe.send(labels_of(loader))
 
 
-def test_a_loader_is_pickled() -> None:
+def test_a_loader_can_be_pickled() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     loader = Loader(numbered(), 5, seed=4)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Verifies training over several ranks on a machine with GPUs, for every method of --sync. Compares steps with the
-# reference. Tests odd batches, short last steps in which a rank has no samples, shares that differ or change (--balance),
-# repeated runs, live samples, and ranks that are killed or stopped. With peer-fused, the results must have the bits of
-# peer, and runs must resume on another number of ranks. Verifies the variants of the workload exchange. With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
+# reference. Tests odd batches, short last steps in which a rank has no samples, repeated runs, live samples, and ranks that
+# are killed or stopped. Tests shares of the batch that differ between ranks or change (--balance). With peer-fused, the
+# results must be bit-identical to those with peer, and runs must resume on another number of ranks. Verifies the variants
+# of the workload exchange. With fewer GPUs than ranks, ranks share GPUs, and nccl is skipped.
 #
 #   scripts/check/distributed_gpu.sh [RANKS]     (default: 2)
 #
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/../.."
 
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
 ranks=${1:-2}
-[[ $ranks =~ ^[1-9][0-9]?$ ]] || { echo "check/distributed_gpu.sh: '$ranks': give a number of ranks" >&2 && exit 2; }
+[[ $ranks =~ ^[1-9][0-9]?$ ]] || { echo "check/distributed_gpu.sh: '$ranks': give a number of ranks from 1 to 99" >&2 && exit 2; }
 list=$("$bench" --list)
 if ! grep -q 'train-cuda  *available' <<<"$list"; then
     echo "check/distributed_gpu.sh: train-cuda does not run here:$(grep ' train-cuda ' <<<"$list")" >&2
@@ -102,7 +103,7 @@ lost_rank() { # signal, seconds, variant, method
     ((status != 0 && SECONDS - begin <= limit)) && grep -qi "rank $((ranks - 1))" "$log"
 }
 
-# With peer-fused, the parameters must have the bits of peer, because both add up in rank order.
+# With peer-fused, the parameters must be bit-identical to those with peer, because both add up in rank order.
 same_as_peer() { # variant, options ...
     local name method variant=$1
     name=$(mktemp -d "$work/fused-XXXXXX")/parameters # checks with the same variant run at the same time
@@ -114,7 +115,7 @@ same_as_peer() { # variant, options ...
     cmp "$name-peer" "$name-peer-fused"
 }
 
-# A run that resumes on the same number of ranks must have the bits of a run without a break. A run with peer-fused
+# A run that resumes on the same number of ranks must be bit-identical to a run without a break. A run with peer-fused
 # must resume on one rank, and a run on one rank must resume with peer-fused.
 resumes() { # variant, options ...
     local name=$work/resumes-$1 variant=$1 step=$((16 * ranks))
@@ -129,7 +130,7 @@ resumes() { # variant, options ...
         on_ranks "$ranks" "${training[@]}" "$name-one" --sync peer-fused --epochs 3 --resume "$@"
 }
 
-# The optimizer's state of a rank takes 1 / ranks of the memory. The difference must be that of the moments.
+# With peer-fused, a rank keeps only its part, 1 / ranks, of Adam's two moments. The memory saved must be that of the other parts.
 less_memory() {
     local name=$work/memory method
     for method in peer peer-fused; do
@@ -169,14 +170,14 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
-    # The partner of a sample may belong to another rank or to another part of the step, which augments it as well.
+    # A sample may be mixed with a partner of another rank or of another part of the step. Each of the two augments the partner.
     for feed in live stored; do
         check "$method: augmented and mixed samples, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" \
             --verify --feed $feed --model lenet --batch 8 "${augmented[@]}"
         check "$method: augmented and mixed samples in parts, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" \
             --sync "$method" --verify --feed $feed --model lenet --batch 8 --accumulate 3 "${augmented[@]}"
     done
-    # With measured shares, live samples are generated before it is known how many samples a rank needs.
+    # With measured shares, a rank generates live samples before it knows how many it needs.
     check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \
         --data synth --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --balance measured
     for variant in ${variants//,/ }; do
@@ -193,16 +194,16 @@ for method in $methods; do
         --variant train-vit --model vit-micro --sync "$method" --verify --batch 8 --optimizer adamw "${augmented[@]}"
 done
 for variant in train-cuda train-bf16; do
-    check "peer-fused: $variant has the bits of peer" same_as_peer "$variant"
+    check "peer-fused: $variant is bit-identical to peer" same_as_peer "$variant"
     check "peer-fused: $variant resumes" resumes "$variant"
 done
-check 'peer-fused: SGD has the bits of peer' same_as_peer train-tf32 --optimizer sgd --lr 0.01
-[[ ! $vit ]] || check 'peer-fused: train-vit has the bits of peer' same_as_peer train-vit --model vit-micro --optimizer adamw
-[[ ! $vit ]] || check 'peer-fused: train-vit with --layer-decay has the bits of peer' same_as_peer train-vit --model vit-micro \
+check 'peer-fused: SGD is bit-identical to peer' same_as_peer train-tf32 --optimizer sgd --lr 0.01
+[[ ! $vit ]] || check 'peer-fused: train-vit is bit-identical to peer' same_as_peer train-vit --model vit-micro --optimizer adamw
+[[ ! $vit ]] || check 'peer-fused: train-vit with --layer-decay is bit-identical to peer' same_as_peer train-vit --model vit-micro \
     --optimizer adamw --layer-decay 0.75
-[[ ! $vit ]] || check 'peer-fused: train-vit with --accumulate has the bits of peer' same_as_peer train-vit --model vit-micro \
+[[ ! $vit ]] || check 'peer-fused: train-vit with --accumulate is bit-identical to peer' same_as_peer train-vit --model vit-micro \
     --optimizer adamw --accumulate 2
-check 'peer-fused: train-tf32 with --accumulate has the bits of peer' same_as_peer train-tf32 --accumulate 2
+check 'peer-fused: train-tf32 with --accumulate is bit-identical to peer' same_as_peer train-tf32 --accumulate 2
 [[ ! $vit ]] || check 'peer-fused: train-vit resumes' resumes train-vit --model vit-micro --optimizer adamw
 check 'peer-fused: moments take less memory' less_memory
 check 'train-amp refuses peer-fused' fails_with 4 'scales the loss, so it needs all sums before the update; use --sync peer' \

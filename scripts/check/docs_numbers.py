@@ -24,8 +24,8 @@ other files; the filters of the `rows` line do not apply to them. A FUNCTION is 
 item), rate (items per second), images (images per second while a training step runs). If several rows match, a prefix selects
 one value: min.us, max.us, median.us, first.us or last.us; count.us is the number of values. Values are rounded to three
 significant digits. After a value, ~2 means two digits, ~.1 means one decimal, and ~% means one decimal below ten and none above.
-crossing(FILTER …) is the training step's time in ms from which generating with fused is at most 2 % faster than reading with the
-variant in the filter (scripts/compare/break_even.sh).
+crossing(FILTER …) is a time of the training step in ms. From this time on, generating with fused is at most 2 % faster than
+reading with the variant in the filter (scripts/compare/break_even.sh).
 
 Exit status: 0 all numbers agree, 1 some numbers differ or have no row, 2 usage or an invalid file.
 """
@@ -212,7 +212,7 @@ class Page:
         names = [name for name in match.groupdict() if name.startswith("n")]
         self.spans[i] += [match.span(name) for name in match.groupdict()]
         if len(names) != len(binding.values):
-            self.faults.append(f"{binding.where}: {len(names)} numbers, {len(binding.values)} values")
+            self.faults.append(f"{binding.where}: the line has {len(names)} {{}}, but {len(binding.values)} values follow")
             return
         for name, expression in zip(names, binding.values):
             try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies every synth variant over a grid of sizes on a machine with a GPU. With --sanitize, runs the CUDA variants
-# at a few small sizes under compute-sanitizer. Without --sanitize, each variant runs with each value of each parameter, but
-# not with every combination of the largest values, because the reference runs on one CPU thread.
+# at a few small sizes under compute-sanitizer. Without --sanitize, each variant runs with each value of each parameter. The
+# grid omits most combinations of the largest values, because the reference runs on one CPU thread.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -100,7 +100,7 @@ outputs='--dtype f16 --channels 3
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs without other checks, because it times training steps
+alone() { # command: runs it while no other check runs, because it times training steps
     wait
     "$@"
     wait
@@ -134,7 +134,8 @@ if ((sanitize)); then
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
     done
 else
-    by_three() { # names: prints three per line. At large sizes, the CPU needs a minute or two per variant.
+    # Prints three names per line. A check gets one line, because at large sizes the CPU needs a minute or two per variant.
+    by_three() { # names
         tr , '\n' <<<"$1" | paste -sd ',,\n'
     }
     # These checks start first, because they take longest.

@@ -24,7 +24,9 @@ share_processors() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
 }
 
-kill_tree() { # pid: kills a process, then its descendants. Separate process groups would outlive an interrupted script
+# Kills a process, then its descendants. Checks have no process groups of their own, because those would outlive an
+# interrupted script.
+kill_tree() { # pid
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
@@ -48,7 +50,8 @@ check() { # name, command ...
     [[ $1 =~ ${ONLY:-} ]] || return 0
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
-        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: processes left by a command might keep it open
+        # The output goes to a file, because a process that a command leaves behind could keep a pipe open.
+        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp)
         shift
         limited "$@" >"$said" 2>&1 || verdict=FAILED
         [[ $verdict == ok ]] || output=$(<"$said")

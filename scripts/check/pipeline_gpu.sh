@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies training on a pipeline of ranks on a machine with GPUs. Compares steps with the reference, and the results of
-# all schedules with each other. Tests runs that resume with and without a pipeline, bubbles, refusals, and a rank that is
-# killed. With fewer GPUs than ranks, ranks share GPUs, and bubbles are not checked.
+# all schedules with each other. Tests runs that resume with and without a pipeline, bubbles (the shares of a step in which
+# stages wait), refusals, and a rank that is killed. With fewer GPUs than ranks, ranks share GPUs, and bubbles are not checked.
 #
 #   scripts/check/pipeline_gpu.sh [RANKS]     (default: 2; at most 8)
 #
@@ -53,8 +53,8 @@ resumes() { # variant
         piped --variant "$1" --model cnn-deep --train-size 200 --batch 40 --epochs 3 --schedule zb-h1 --checkpoint "$work/k-$1" --resume
 }
 
-# With stages of equal cost, the bubble is at most 5 percentage points above the formula, and zb-h1 waits less than
-# 1f1b. With other stages, the simulated bubble replaces the formula.
+# The measured bubble must be at most 5 percentage points above the larger of two values: the formula, which assumes stages
+# of equal cost, and the bubble simulated with the measured cost of each stage. zb-h1 must wait less than 1f1b.
 bubbles() { # variant
     local schedule rows=${OUT:-$work/bubbles-$1.csv}
     for schedule in gpipe 1f1b zb-h1; do

@@ -21,7 +21,7 @@ options=(--from synth --classes 100 --samples "$samples" --shards "$shards" --re
 # Allows root, and more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 command -v mpirun >/dev/null || { echo "check/prepare.sh: mpirun is not installed (Debian: openmpi-bin)" >&2 && exit 4; }
-((shards > 2 * several + 1)) || { echo "check/prepare.sh: SHARDS=$shards: give more than twice RANKS" >&2 && exit 2; }
+((shards > 2 * several + 1)) || { echo "check/prepare.sh: SHARDS=$shards: give at least $((2 * several + 2)), which is 2 x RANKS + 2" >&2 && exit 2; }
 mkdir -p "$dir"
 [[ -z $(ls -A "$dir") ]] || { echo "check/prepare.sh: $dir is not empty" >&2 && exit 2; }
 failed=0

@@ -25,7 +25,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs without other checks, because it is timed
+alone() { # command: runs it while no other check runs, because it is timed
     wait
     "$@"
     wait

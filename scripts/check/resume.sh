@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Checks that a training which is killed and resumed ends with the same bits as an uninterrupted training.
+# Checks that a training run which is killed and resumed ends with the same bits as an uninterrupted run.
 #
 #   scripts/check/resume.sh DIR OPTIONS...
 #   scripts/check/resume.sh /tmp/resume --variant train-vit --model vit-tiny --recipe paper --train-size 153600 \
 #       --epochs 1 --lr-warmup 0.2
 #
-# OPTIONS are those of fdsl-bench for one training, without --checkpoint, --checkpoint-steps, --resume, --log and --export.
+# OPTIONS are those of fdsl-bench for one training run, without --checkpoint, --checkpoint-steps, --resume, --log, --log-steps
+# and --export.
 # DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
 # resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
 # learning rates, all of them finite.
@@ -14,11 +15,11 @@
 #   KILLS (2)      number of kills
 #   EVERY (100)    steps between two checkpoints
 #   ROWS           steps between two rows of --log, a divisor of EVERY (default: EVERY)
-#   DEVICES        two GPUs, such as "0 1": run both trainings at the same time, the first on the first GPU. By default, the
-#                  second training follows the first, on the GPU that OPTIONS name
+#   DEVICES        two GPUs, such as "0 1": train both runs at the same time, the first on the first GPU. By default, the
+#                  second training run follows the first, on the GPU that OPTIONS name
 #   FDSL_BENCH     the program (default: ./fdsl-bench of this project)
 #
-# Exit status: 0 if the results are the same, 1 if they differ or a training fails, 2 for wrong usage.
+# Exit status: 0 if the results are the same, 1 if they differ or a training run fails, 2 for wrong usage.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 (($# > 1)) || { echo 'usage: scripts/check/resume.sh DIR OPTIONS...' >&2 && exit 2; }
@@ -26,11 +27,19 @@ folder=$1 every=${EVERY:-100} kills=${KILLS:-2}
 rows=${ROWS:-$every}
 ((rows > 0 && every % rows == 0)) || { echo "check/resume.sh: ROWS=$rows is not a divisor of EVERY=$every" >&2 && exit 2; }
 shift
+for option in "$@"; do
+    case $option in
+    --checkpoint | --checkpoint=* | --checkpoint-steps* | --resume | --log | --log=* | --log-steps* | --export | --export=*)
+        echo "check/resume.sh: this script sets ${option%%=*} itself; leave it out (see --help)" >&2 && exit 2
+        ;;
+    esac
+done
+[[ ! -e $folder ]] || { echo "check/resume.sh: $folder exists; name a new folder, or remove this one" >&2 && exit 2; }
 mkdir "$folder" || exit 2
 bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
 
-whole_pid='' parts_pid='' # of the trainings in the background
+whole_pid='' parts_pid='' # of the training runs in the background
 stop_trainings() {
     local pid
     for pid in $whole_pid $parts_pid; do
@@ -47,7 +56,7 @@ fail() {
     exit 1
 }
 
-whole() { # never returns; call it in a subshell, whose process becomes the training
+whole() { # never returns; call it in a subshell, whose process becomes the training run
     exec "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
 }
 
@@ -61,10 +70,10 @@ parts() { # arguments: further options
         --resume "$@" >>"$folder/parts.txt" 2>&1
 }
 
-killed() { # starts the second training, and kills it after a new checkpoint within an epoch
+killed() { # starts the second training run, and kills it after a new checkpoint within an epoch
     local before status=0
     before=$(latest)
-    # exec, so that the process which is killed is the training itself
+    # exec, so that the process which is killed is the training run itself
     (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
         --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
     parts_pid=$!
@@ -73,7 +82,7 @@ killed() { # starts the second training, and kills it after a new checkpoint wit
     kill -KILL "$parts_pid" 2>/dev/null || true
     wait "$parts_pid" || status=$?
     parts_pid=''
-    ((status == 137)) || fail "the training ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
+    ((status == 137)) || fail "the training run ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
     echo "killed after $(basename "$(latest)")"
 }
 
@@ -86,11 +95,11 @@ if [[ $second ]]; then
     whole &
     whole_pid=$!
 else
-    (whole) || fail "the uninterrupted training failed; see $folder/whole.txt"
+    (whole) || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
 fi
 while ((kills-- > 0)); do killed; done
-parts --export "$folder/parts.safetensors" || fail "the resumed training failed; see $folder/parts.txt"
-[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed; see $folder/whole.txt"
+parts --export "$folder/parts.safetensors" || fail "the resumed training failed: $(tail -n 1 "$folder/parts.txt") (see $folder/parts.txt)"
+[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
 cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
 diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
 ! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'

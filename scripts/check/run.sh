@@ -33,6 +33,10 @@ export OMPI_MCA_odls_base_sigkill_timeout=0
 longest_first=(test_train_cli test_mpi_pipeline test_train_net test_train_omp test_memory test_sweep test_prepare
     test_figures test_mpi_train test_train_data test_mpi test_variants)
 
+# Suites run in parallel, so there are more threads than processors. Threads that spin at barriers of OpenMP would take
+# processor time from other suites.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of 50 steps
-# with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
-# stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel
-# under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. With the
-# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples and augmentation, cuDNN
+# with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during
+# training (live) equal stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs
+# every CUDA kernel under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. For
+# tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The kernels for live samples and augmentation, cuDNN
 # and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
@@ -42,7 +42,8 @@ if ! grep -q "train-$engine  *available" <<<"$list"; then
     exit 4
 fi
 
-# Networks that the engine trains: a small one, the one that most checks use, and all; and the variant that infers.
+# small: a small network; model: the network of most checks; infer: the variant for inference. nets: the layers and
+# networks to compare with the reference; sanitized: those to run under compute-sanitizer.
 small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
@@ -184,9 +185,9 @@ cudnn() {
         check "cuDNN: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
             --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
-    # --verify repeats each epoch, which has a short batch, and requires the same bits. They are the same because a layer
-    # measures only once per batch size. The fastest algorithm may round more than others, and Adam amplifies rounding, so
-    # the optimizer is SGD.
+    # --verify repeats each epoch, which ends with a short batch, and requires the same bits. The bits are the same because
+    # a layer measures its algorithms only once per batch size. The optimizer is SGD, because the fastest algorithm may round
+    # more than others, and Adam amplifies rounding.
     while read -r net data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN, measured: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
@@ -311,7 +312,7 @@ same_generators() { # compares images drawn on the host with images drawn on the
         cmp "$work/fused" "$work/omp" && cmp "$work/drawn-weights" "$work/auto"
 }
 check '--generator omp and fused give the same weights' same_generators
-other_generators() { # bat and gbase train, and their checkpoints are their own
+other_generators() { # trains with bat and gbase; runs with other generators must refuse their checkpoints
     for generator in bat gbase; do
         "${synth[@]}" 1 --generator $generator --checkpoint "$work/$generator" &&
             "${synth[@]}" 2 --generator $generator --checkpoint "$work/$generator" --resume &&
@@ -322,7 +323,7 @@ check '--generator bat and gbase' other_generators
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
-same_test() { # with the batch of the training, the loss of the test set has the same bits as in the training's last row
+same_test() { # with the batch of the training run, the loss of the test set has the same bits as in the training run's last row
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
         --checkpoint "$work/tested" --out "$work/tested.csv" &&
         "$bench" --variant "$infer" --data digits --test-size 300 --batch 64 --checkpoint "$work/tested" --min-samples 1 \
@@ -369,7 +370,7 @@ fi
 graph_cases() { # runs the cases in parallel, because the reference is slow
     seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
 }
-check 'train-graph compared with the reference, and planted faults' graph_cases
+check 'train-graph compared with the reference; planted faults are found' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
 for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
     # shellcheck disable=SC2086  # two words on purpose

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Measures how --balance affects the speed of uneven ranks: compares each rank alone with all ranks together.
+"""Measures how --balance affects the speed of uneven ranks: the speed of all ranks together, and of each rank alone.
 
     scripts/compare/balance.py [--threads 12,4] [--cores 0-11:12-15] [--devices cuda:0,cpu] [--variant train-cuda]
                                [--balance equal,measured] [--bench PROGRAM] [--out FILE] [--must SHARE] [-- OPTION...]
 
 Trains first on each rank alone, with its threads and cores, then on all ranks together, once per value of --balance. Ranks
 on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
-by default those of DEFAULTS below; --batch is per rank. With --cores, each rank uses its cores, alone and together. If
---cores is not given, fdsl-bench divides the cores among the ranks. Epochs before the third are not counted, because
-`measured` begins with equal shares. A speed is the median over the counted epochs.
+by default: --data digits --train-size 20000 --test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With
+--cores, each rank uses its cores, alone and together. If --cores is not given, fdsl-bench divides the cores among the ranks.
+Epochs before the third are not counted, because `measured` begins with equal shares. A speed is the median over the counted
+epochs.
 
-Prints one line per training: its speed in samples/s, its share of the sum of the ranks' speeds when each trains alone, and the
-samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a training fails, or if `measured`
+Prints one line per run: its speed in samples/s, this speed / the sum of the ranks' speeds when each trains alone, and the
+samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a run fails, or if `measured`
 reaches less than --must (0.9) of the sum; 4 without mpirun.
 """
 import argparse
@@ -41,7 +42,7 @@ def options_of_script():
     parser.add_argument("--balance", default="equal,measured", help="values of --balance (default equal,measured)")
     parser.add_argument("--bench", default="./fdsl-bench", help="the program (default ./fdsl-bench)")
     parser.add_argument("--out", help="append the rows to this file")
-    parser.add_argument("--must", type=float, default=0.9, help="minimum share of the sum for `measured` (default 0.9)")
+    parser.add_argument("--must", type=float, default=0.9, help="minimum of (speed with `measured`) / (sum of the speeds alone), default 0.9")
     parser.add_argument("options", nargs="*", metavar="OPTION", help="options of fdsl-bench, after --")
     options = parser.parse_args()
     options.threads = options.threads.split(",")

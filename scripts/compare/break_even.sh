@@ -69,7 +69,7 @@ table=${3:-$root/configs/sweep_break_even.tsv}
 
 # ---- The table ----
 
-keep() { # word, words: succeeds if `word` is one of `words`
+is_one_of() { # word, words: succeeds if `word` is one of `words`
     local word
     for word in "${@:2}"; do [[ $word != "$1" ]] || return 0; done
     return 1
@@ -124,7 +124,7 @@ mapfile -t readers < <(choose "${names[@]}" | awk '!seen[$0]++')
 ((${#readers[@]})) || die 4 'no reader is available: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
     note "no training step is available, so only rates without a step are compared: ${lacks#fdsl-bench: }"
-    keep - "${steps[@]}" || die 4 "$table has no line without a step (- in the column compute)"
+    is_one_of - "${steps[@]}" || die 4 "$table has no line without a step (- in the column compute)"
     steps=(-)
 fi
 
@@ -147,13 +147,13 @@ prepare shards --store shards --shards $shards --encode npy
 # PNG and JPEG images are compressed once and decoded in every epoch. This needs libpng and libjpeg-turbo.
 coded=()
 for format in png jpeg; do
-    keep $format "${wanted[@]}" || continue
+    is_one_of $format "${wanted[@]}" || continue
     if prepare $format --store shards --shards $shards --encode $format; then coded+=("$format"); else note "${format^^} is skipped"; fi
 done
 
 caches=()
-! keep warm "${wanted_caches[@]}" || caches+=(warm)
-if ! keep cold "${wanted_caches[@]}"; then
+! is_one_of warm "${wanted_caches[@]}" || caches+=(warm)
+if ! is_one_of cold "${wanted_caches[@]}"; then
     :
 elif ((EUID != 0)); then
     note 'cold reads are skipped: only root can drop cached directory entries'
@@ -174,8 +174,8 @@ generating_table() {
         IFS=$'\t' read -ra fields <<<"$line"
         kept=yes
         for i in "${!at[@]}"; do
-            [[ ${at[i]} != variant ]] || keep "${fields[i]}" "${generators[@]}" || kept=''
-            [[ ${at[i]} != compute ]] || keep "${fields[i]}" "${steps[@]}" || kept=''
+            [[ ${at[i]} != variant ]] || is_one_of "${fields[i]}" "${generators[@]}" || kept=''
+            [[ ${at[i]} != compute ]] || is_one_of "${fields[i]}" "${steps[@]}" || kept=''
         done
         ((${#at[@]})) || at=("${fields[@]}")
         [[ ! $kept ]] || printf '%s\n' "$line"
@@ -199,7 +199,7 @@ reading_table() {
     printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\tdtype\tdecode\tout-res\tchannels\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
-            keep "$variant" "${wanted[@]}" || continue # shards-omp and shards-gpu may be needed for PNG and JPEG only
+            is_one_of "$variant" "${wanted[@]}" || continue # shards-omp and shards-gpu may be needed for PNG and JPEG only
             case $variant:$cache in
             gpu-resident:cold) ;; # gpu-resident reads the files only once, before the timing
             files*) reading_lines "$variant" files "$cache" - ;;
@@ -216,7 +216,7 @@ reading_table() {
 sweep() { # name of the table, destination of its rows
     local status=0
     FDSL_BENCH=$bench "$root/scripts/sweep/run.sh" "$dir/sweep_$1.tsv" --out "$dir/rows" >&2 || status=$?
-    ((status == 0)) || die 1 "a run failed; finished rows are in $dir/rows, and the same command continues"
+    ((status == 0)) || die 1 "a run failed; finished rows are in $dir/rows. Run the same command again to continue"
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 
@@ -224,7 +224,7 @@ sweep() { # name of the table, destination of its rows
 # because they are not part of the comparison.
 watch() {
     local variant
-    keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0
+    is_one_of files-gpu "${readers[@]}" && is_one_of shards-gpu "${readers[@]}" || return 0
     rm -f "${out}_monitor.csv" "${out}_loaders.csv"
     for variant in files-gpu shards-gpu; do
         "$bench" --variant $variant --data "$dir/${variant%-gpu}" --batch "$batch" --threads "$threads" \

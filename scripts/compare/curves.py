@@ -12,6 +12,8 @@ programs differ only in rounding. docs/pretrain.md has more.
 Each program ends after --seconds of training, or after --steps. Steps that only one program has reached do not count. The
 script prints the mean loss of the last tenth of the common steps, and compares the two means with --bound.
 
+Run `make all lib` first: pretrain.py needs build/lib/libfdsl.so. It also needs PyTorch and timm.
+
 DIR is created. It gets init.safetensors; ours.csv and pytorch.csv with rows of the schema steps/1, which the figure learning_steps
 draws; and the output of the programs, ours.txt and pytorch.txt. With --cpu, or on one GPU, PyTorch trains first.
 Arguments after -- are passed on to fdsl-bench.
@@ -22,6 +24,7 @@ interrupted.
 
 import argparse
 import csv
+import importlib.util
 import math
 import os
 import pathlib
@@ -36,7 +39,7 @@ FIRST = 20  # rows that --first-bound compares
 # Networks that --cpu and the GPU train by default, with options for images of a suitable size
 SMALL = {"variant": "train-omp", "model": "vit-micro", "batch": 32, "classes": 10, "preset": "uji", "res": 56, "out_res": 28}
 LARGE = {"variant": "train-vit", "model": "vit-tiny", "batch": 256, "classes": 1000, "preset": "paper-1000", "res": 512, "out_res": 224}
-# The recipe of pretrain.py, except for the options that both programs call the same
+# Options of each program for the values of --augment. SAME lists the options that have the same name in both programs.
 MIX = "--mixup 0.8 --cutmix 1".split()
 OURS = {"none": [], "mix": MIX, "recipe": [*MIX, *"--rand-augment 28 --rand-augment-ops 2 --erasing 0.25".split()]}
 PYTORCH = {"none": ["--augment", "none"], "mix": ["--no-randaugment", "--no-erasing"], "recipe": []}
@@ -123,12 +126,34 @@ def ours_command(options):
 # ---- Runs ----
 
 
+def library():
+    """Returns the path of libfdsl, with which pretrain.py draws images."""
+    return os.environ.get("FDSL_LIBRARY") or str(ROOT / "build/lib/libfdsl.so")
+
+
+def create_folder(options):
+    """Creates DIR, after a check of what both programs need."""
+    if os.path.exists(options.folder):
+        raise Failed(f"{options.folder}: File exists; name a new folder, or remove this one", 2)
+    if not os.path.exists(options.bench):
+        raise Failed(f"{options.bench} is missing; run `make`, or name the program with --bench", 2)
+    if not os.path.exists(library()):
+        raise Failed(f"{library()} is missing, which pretrain.py needs; run `make lib`, or set FDSL_LIBRARY", 4)
+    for package in ("torch", "timm"):
+        if not importlib.util.find_spec(package):
+            raise Failed(f"pretrain.py needs the Python package {package}; run `pip install {package}`", 4)
+    try:
+        os.makedirs(options.folder)
+    except OSError as error:
+        raise Failed(f"{options.folder}: {error.strerror}; name a new folder", 2) from None
+
+
 def start(options, name, words):
     """Starts a program. Its output goes to a file."""
     environment = dict(os.environ)
     if name == "pytorch":
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), *filter(None, [environment.get("PYTHONPATH")])])
-        environment.setdefault("FDSL_LIBRARY", str(ROOT / "build/lib/libfdsl.so"))
+        environment["FDSL_LIBRARY"] = library()
         if not options.cpu:
             shown = environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if environment.get("CUDA_VISIBLE_DEVICES") else []
             environment["CUDA_VISIBLE_DEVICES"] = shown[options.pytorch_gpu] if shown else str(options.pytorch_gpu)
@@ -236,10 +261,7 @@ def main(arguments):
     try:
         if options.steps < 2 or options.lr_warmup >= options.steps:
             raise Failed(f"--steps {options.steps}: give at least 2, and more than --lr-warmup", 2)
-        try:
-            os.makedirs(options.folder)
-        except OSError as error:
-            raise Failed(f"{options.folder}: {error.strerror}; name a new folder", 2) from None
+        create_folder(options)
         run(options)
         logs = (read(f"{options.folder}/{name}.csv") for name in ("ours", "pytorch"))
         return 0 if compare(*logs, options.bound, options.first_bound) else 1

@@ -15,7 +15,7 @@
 #   BLOCK (1024)    KiB per read
 #   IODEPTH (32)    reads in flight
 #   CPU (0)         the core for both programs
-#   SHARE (0.90)    minimum bandwidth of fdsl-bench as a share of fio's
+#   SHARE (0.90)    minimum of (bandwidth of fdsl-bench) / (bandwidth of fio)
 #
 # In every measurement, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.
@@ -37,7 +37,7 @@ shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
 ((${#shards[@]})) || fail 2 "$dir contains no shards; fdsl-bench --prepare $dir --store shards writes some"
 [[ $dir != *:* ]] || fail 2 "$dir: fio splits names at colons; give a path without a colon"
-command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
+command -v fio >/dev/null || fail 4 'fio is not installed (Debian: apt install fio)'
 ((EUID == 0)) || fail 4 'only root can drop the page cache; run this script as root'
 
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}

@@ -291,7 +291,7 @@ def hash_epoch(loader):
 
 
 def check_end(path, offset):
-    """Checks that tarfile stopped at a block of zeros, because it also stops silently at a broken header or at the end of a
+    """Checks that tarfile stopped at a block of zeros. It also stops, without an error, at a broken header and at the end of a
     truncated shard."""
     with open(path, "rb") as stream:
         stream.seek(offset)

@@ -4,14 +4,15 @@
   scripts/compare/log_to_boards.py FILE [--tensorboard DIR] [--wandb PROJECT] [--follow] [--poll S]
 
   FILE               a CSV file of --log; it may have rows of several runs
-  --tensorboard DIR  write event files, one subfolder per run; needs tensorboardX, or torch and tensorboard
+  --tensorboard DIR  write event files, one subfolder per run, which must be new or empty; needs tensorboardX, or torch and
+                     tensorboard
   --wandb PROJECT    write runs of this project; needs the package wandb. WANDB_MODE=offline writes them to a local folder
   --follow           wait for further rows until interrupted, for a run that is still training
   --poll S           with --follow: look for new rows every S seconds (default: 5)
 
 Each run is a model, variant, device, number of ranks and seed. The values of a row are at the number of its step. Rows that a
-resumed run repeats are left out and counted. Such a row has the same loss as the first row of its step. A row with another loss is
-of a second run and an error. fdsl-bench itself needs neither package.
+resumed run repeats are left out and counted. Such a row has the same loss as the first row of its step. A row with another
+loss belongs to a second run, and is an error. fdsl-bench itself needs neither package.
 
 Exit status: 0 done, 1 the file is invalid, 2 usage, 4 a package is not installed.
 """
@@ -53,7 +54,10 @@ class TensorBoard:
 
     def add(self, run, step, values):
         if run not in self.runs:
-            self.runs[run] = self.writer(str(self.folder / "-".join(run).replace("/", "_").replace(" ", "_")))
+            folder = self.folder / "-".join(run).replace("/", "_").replace(" ", "_")
+            if folder.exists() and any(folder.iterdir()):  # TensorBoard would show every point twice
+                raise Failed(f"--tensorboard: {folder} has files of an earlier call; remove it, or name another folder", 2)
+            self.runs[run] = self.writer(str(folder))
         for name, value in values.items():
             self.runs[run].add_scalar(name, value, step)
 

@@ -38,8 +38,7 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
              "shards": {"webdataset": "pip install webdataset", "PIL": "pip install pillow"}}
 
 
-# Options that rows record in the column `settings`. These are the options without a column of their own, except those that only
-# set the length of the run, its evaluation, its files, or its number of threads.
+# Options that change the result of training and have no column of their own. Rows record them in the column `settings`.
 SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
             "weight_decay", "decay_of")
 
@@ -80,7 +79,7 @@ def read_arguments(arguments):
     add("--batch", type=integer(1), default=256, help="images per rank and step (default 256)")
     add("--steps", type=integer(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
     add("--seconds", type=number(0), help="end the timed steps after this many seconds, evaluations not included")
-    add("--time-limit", type=number(0), help="end the training after this many seconds, warm-up steps and evaluations included")
+    add("--time-limit", type=number(0), help="end the training run after this many seconds, warm-up steps and evaluations included")
     add("--warmup-steps", type=integer(0), default=20, help="first steps, which are not timed (default 20)")
     add("--compile", action="store_true", help="compile the network with torch.compile")
     add("--channels-last", action="store_true", help="store inputs and weights in the format channels_last")
@@ -179,7 +178,7 @@ def refuse(options):
         (f"--images {images}: --order train needs fewer than 2^31", options.order == "train" and images >= 1 << 31),
         ("--order same needs --data DIR or --images N", options.images is None),
         (fault, fault),
-        (f"--images {images}: fewer than the {options.batch * ranks} images of one step of all ranks",
+        (f"--images {images}: fewer than the {options.batch * ranks} images of one step (the global batch)",
             options.source in ("live", "omp", "constant") and images < options.batch * ranks),
         ("--curve needs --evaluate", options.curve and not options.evaluate),
         (f"--data is for --source folder and shards, and for --order same, not for {options.source}",

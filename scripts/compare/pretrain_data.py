@@ -112,7 +112,8 @@ def images_of(folder):
 
 
 def same_fault(folder, options):
-    """Returns why --order same cannot generate the images in the class folders. Reads the size of the first image only."""
+    """Returns why --order same cannot generate the images in the class folders, else an empty string. Reads the size of the first
+    image only."""
     images = images_of(options.data)
     numbers = sorted(int(path.stem) if path.stem.isdecimal() else -1 for path in images)
     head = b""

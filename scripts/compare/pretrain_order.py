@@ -29,7 +29,7 @@ def mix(word):
 
 
 class Order:
-    """The order of the samples 0 to count - 1 in an epoch, which is counted from 0."""
+    """The order of the samples 0 to count - 1 in an epoch. Epochs are numbered from 0."""
 
     def __init__(self, seed, epoch, count):
         self.count, self.bits = count, 1
@@ -101,8 +101,9 @@ def cut_box(height, width, share, middle):
 
 
 def mix_of(seed, epoch, step, height, width, mixup, cutmix):
-    """Returns how the samples of a step of an epoch are mixed: the share of a sample in its mixed sample; and for CutMix, top,
-    bottom, left and right of the rectangle, otherwise None. `mixup` and `cutmix`: parameters of the distributions, or 0."""
+    """Returns (share, box), which define how the samples of a step of an epoch are mixed. share: the weight of a sample in its
+    mixed sample. box: top, bottom, left and right of CutMix's rectangle; None for MixUp. `mixup` and `cutmix`: parameters of the
+    distributions, or 0."""
     def draw(first):
         return philox((seed & MASK, seed >> 32), (first, step, epoch, DRAW_MIX))
     words = draw(0)

@@ -191,8 +191,8 @@ class Recipe:
 
     @staticmethod
     def draw_mix(draw, height, width, mixup, cutmix):
-        """Draws how the samples of a step are mixed. Returns the share of a sample in its mixed sample; and for CutMix, top, bottom,
-        left and right of the rectangle, otherwise None."""
+        """Draws how the samples of a step are mixed. Returns (share, box). share: the weight of a sample in its mixed sample. box:
+        top, bottom, left and right of CutMix's rectangle; None for MixUp."""
         if draw.choice([way for way, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]) == "mixup":
             return draw.betavariate(mixup, mixup), None
         return cut_box(height, width, draw.betavariate(cutmix, cutmix), draw.randrange)

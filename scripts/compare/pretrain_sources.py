@@ -131,7 +131,7 @@ def area_weights(size, out):
 
 def resized(image, options):
     """Resizes a decoded image. With --order same, pixels differ from those of fdsl by at most one gray level. Otherwise uses
-    PIL's BOX, which is faster, but counts a pixel at the border of an area entirely or not at all."""
+    PIL's filter BOX, which takes less time, but counts a pixel at the border of an area entirely or not at all."""
     import numpy
     from PIL import Image
     side = options.out_res

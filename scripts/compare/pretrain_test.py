@@ -113,7 +113,7 @@ def damaged(folder, data, wrong):
     ("shards", b"8", ".tar, sample y: its label is 8, but --classes 8 has labels from 0 to 7; give the number of classes"),
     ("shards", b"-1", ".tar, sample y: its label is -1, but --classes 8 has labels from 0 to 7; give the number of classes"),
     ("shards", b" ", ".tar, sample y: it needs a file .png and a file .cls; write the data set again")))
-def test_damaged_samples_are_one_line(source, label, words, workers, data, tmp_path):
+def test_errors_about_damaged_samples_are_one_line(source, label, words, workers, data, tmp_path):
     folder = damaged(tmp_path / "damaged", data, label)
     done = run("--source", source, "--data", folder, "--workers", workers, "--steps", 99, status=1)
     assert done.stderr.startswith("compare/pretrain.py: ") and done.stderr.count("\n") == 1 and words in done.stderr
@@ -125,7 +125,7 @@ def test_other_ranks_end_with_one_line(data, tmp_path):
     assert "00000011.png cannot be read" in done.stderr and "RuntimeError" not in done.stderr
 
 
-def test_a_truncated_shard_is_one_line(data, tmp_path):
+def test_the_error_about_a_truncated_shard_is_one_line(data, tmp_path):
     shard, = (data / "shards").glob("*.tar")
     with tarfile.open(shard) as file:
         end = file.getmember("000040.png").offset_data + 9
@@ -249,7 +249,7 @@ def test_operations_are_those_of_torchvision(index):
     assert difference <= (2 if name == "Color" else 1)  # torchvision truncates twice: the gray image and the blended image
 
 
-def test_images_are_augmented_in_groups_as_alone():
+def test_augmenting_in_groups_equals_augmenting_each_image():
     options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
                                  order="source")
     recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
@@ -288,7 +288,7 @@ def test_learning_rate():
 
 
 @pytest.mark.parametrize("augment", ("none", "mix"))
-def test_training_is_that_of_fdsl_bench(augment, tmp_path):
+def test_training_equals_that_of_fdsl_bench(augment, tmp_path):
     """From the same weights, both programs have the same losses in each step, except for rounding."""
     command = [sys.executable, str(HERE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
                "--log-steps", "1", "--augment", augment, "--drop-path", "0", "--bound", "0.001"]

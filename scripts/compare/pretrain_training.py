@@ -9,7 +9,7 @@ import os
 import time
 
 import torch
-import torch.distributed.nn.functional  # before a process group exists: its default arguments would keep the group alive
+import torch.distributed.nn.functional  # before a process group exists, because its default arguments would keep the group alive
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
 from pretrain_rows import CURVE_COLUMNS, STEP_COLUMNS, Refused, append, curve_row, identity, progress, step_row
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
@@ -209,7 +209,7 @@ class Training:
         self.step_s, self.stalled_s = [], 0.0  # of the timed steps
         self.loss_sum = torch.zeros((), device=device)  # of the loss_steps steps since the last evaluation
         self.loss_steps, self.timed_loss = 0, torch.zeros((), device=device)
-        self.evaluated_s = self.evaluations_s = 0.0  # since the first timed step, and in all
+        self.evaluated_s = self.evaluations_s = 0.0  # seconds of evaluations since the first timed step, and in total
         self.evaluated_at, self.top1 = None, None  # images of the last evaluation, and its accuracy
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.identity = identity(options, name, ranks.count)

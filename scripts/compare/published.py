@@ -119,7 +119,8 @@ def import_datagen(clone):
         import datagen
     except ImportError as error:
         missing = PACKAGES.get((error.name or "").split(".")[0], error.name)
-        note(f"the published Python code is skipped: {error}; install {missing} (it needs {', '.join(PACKAGES.values())})")
+        note(f"the published Python code is skipped: {error}; install {missing} (the published code needs "
+             f"{', '.join(PACKAGES.values())})")
         return None
     return datagen
 

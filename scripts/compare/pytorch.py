@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer, seed and epochs.
+"""Repeats a training run of fdsl-bench in PyTorch, with the same network, initial weights, data, batch, optimizer, seed and epochs.
 
   scripts/compare/pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
   scripts/compare/pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
@@ -15,8 +15,8 @@ Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples
 everything except the epochs: program start, reading the samples, and tests.
 
 With --ranks, each variant and each mode trains on each of these numbers of ranks, on this machine. --batch is the number of
-samples per rank and step (--scaling strong: per step of all ranks). On several ranks, mpirun starts fdsl-bench, and torchrun
-starts PyTorch, in which DistributedDataParallel adds up the gradients. The table has one line per training. `efficiency` is samples/s on N ranks /
+samples per rank and step (--scaling strong: the global batch). On several ranks, mpirun starts fdsl-bench, and torchrun
+starts PyTorch, in which DistributedDataParallel adds up the gradients. The table has one line per run. `efficiency` is samples/s on N ranks /
 (N x samples/s on one rank). On several ranks, PyTorch has only rows with rank = all.
 
 The last form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
@@ -132,8 +132,8 @@ def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
              ("cnn3d", ["--data", "clips"]),
-             # A small batch of small images. Among millions of values before a ReLU, rounding would change the sign of
-             # some, and hence their gradient.
+             # The batch and its images are small. Among millions of values before a ReLU, rounding would change the
+             # signs of some, and hence their gradients.
              ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
@@ -195,7 +195,7 @@ def append(path, rows):
 
 
 def print_table(results):
-    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
+    """Prints one line per run. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
     to the fastest PyTorch mode."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
@@ -235,7 +235,7 @@ def export_data(path, variant, arguments):
     if given["model"] not in MODELS:
         fail(f"--model {given['model']}: PyTorch trains only {', '.join(MODELS)} here; vit_timm.py compares steps of vit-*", 2)
     if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
-        fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift, --flip and --drop-last", 2)
+        fail("PyTorch is compared only at a constant learning rate; drop --lr-schedule, --lr-warmup, --shift, --flip and --drop-last", 2)
     if given["loss"] != "cross-entropy" or any(float(given[name]) for name in ("mixup", "cutmix")):
         fail("PyTorch trains here only with cross-entropy, on samples that are not mixed; vit_timm.py compares mixed steps", 2)
 
@@ -311,7 +311,7 @@ def measure_on(ranks, options, arguments, job, results):
             results.append(run_ours_on(ranks, ["--variant", variant] + sync + out + arguments))
     rows = results[first][1]
     print(f"compare/pytorch.py: PyTorch ({', '.join(options.modes)}) on {on_ranks(ranks)} ...", file=sys.stderr)
-    # last_lr has the factor of --lr-scale.
+    # Unlike lr, last_lr includes the factor of --lr-scale.
     job = {**job, "row": {**rows[0], "lr": rows[0]["last_lr"]}, "epochs": len(rows)}
     trainings, failure = torch_ranks.train(job, ranks)
     for mode, training in trainings.items():
@@ -323,7 +323,7 @@ def measure_on(ranks, options, arguments, job, results):
 
 
 def print_ranks(results):
-    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs)."""
+    """Prints one line per run. `results` has pairs (set-up in seconds, rows of the epochs)."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     alone = {rows[0]["variant"]: speed for speed, (_, rows) in zip(speeds, results) if rows[0]["ranks"] == "1"}
     print(f"{'ranks':>5} {'variant':15} {'exchange':8} {'batch':>6} {'set-up s':>8} {'samples/s':>12} {'efficiency':>10} "
@@ -335,7 +335,7 @@ def print_ranks(results):
         print(f"{last['ranks']:>5} {last['variant']:15} {last['exchange']:8} {last['batch']:>6} {setup_s:8.2f} {speed:12.1f} "
               f"{efficiency:>10} {float(last['train_loss'] or 'nan'):8.4f} {last['to_99_s'][:8]:>8} {float(last['test_acc']):7.4f}")
     scaling = results[-1][1][0]["scaling"]
-    print("batch: samples per step of all ranks" + (f"; {scaling} scaling" if scaling else ""))
+    print("batch: samples per step, summed over all ranks" + (f"; {scaling} scaling" if scaling else ""))
 
 
 def compare_ranks(options, arguments):
@@ -354,7 +354,7 @@ def compare_ranks(options, arguments):
             words, status = str(error), error.status
         except torch_ranks.RankFailure as error:
             words, status = str(error), 1
-    if results:  # also after a failure: the trainings before it
+    if results:  # also after a failure: the training runs before it
         print_ranks(results)
     if words:
         sys.stdout.flush()

@@ -19,7 +19,7 @@ make -s -j"${JOBS:-$(nproc)}" NVTX=0 BUILD=build/no-ranges PROGRAM=$without $wit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-options_of() { # variant: prints options of a job with small parts, so that ranges are frequent
+options_of() { # variant: prints the options of a run with short stages, so that ranges are frequent
     case $1 in
     train-graph) echo --model cnn --data digits --epochs 3 ;;
     train-*) echo --model lenet --data digits --train-size 12800 --test-size 100 --batch 64 --epochs 3 ;;

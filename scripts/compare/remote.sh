@@ -30,7 +30,7 @@ dir=$(realpath "$dir")
 shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
 ((${#shards[@]})) || fail 2 "$dir contains no shards; fdsl-bench --prepare $dir --store shards writes some"
-for tool in nginx curl; do command -v $tool >/dev/null || fail 4 "no $tool (apt install $tool)"; done
+for tool in nginx curl; do command -v $tool >/dev/null || fail 4 "$tool is not installed (Debian: apt install $tool)"; done
 bytes=$(cat "${shards[@]}" | wc -c) # also reads them into the page cache
 
 work=$(mktemp -d)

@@ -144,7 +144,7 @@ def train_modes(job, notice):
         result = trained(training, job["epochs"])
         if rank == 0:
             write(folder / f"{mode}.json", result)
-        # A CUDA graph must end before the communicator that it uses.
+        # Destroy a CUDA graph before the communicator that it uses.
         if getattr(training, "graph", None):
             training.graph.reset()
         del training

@@ -115,7 +115,7 @@ def test_failed_rank(tmp_path, fault, words):
     assert no_processes(str(tmp_path))
 
 
-def test_fault_of_ours():
+def test_a_failure_of_fdsl_bench_is_reported():
     done = run("--ranks", "1,2", "--batch", 32, "--train-size", 64, "--epochs", 1, "--sync", "nccl", status=4)
     assert "--sync nccl" in done.stderr and "mpirun" not in done.stderr
     assert done.stderr.endswith("compare/pytorch.py: fdsl-bench failed on 2 ranks, see above; try another --sync or variant, or "

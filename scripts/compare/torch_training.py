@@ -11,7 +11,7 @@ Training modes, by the names in MODES:
 
 The first two use PyTorch's defaults. On a CPU, best and autotuned compile, but use no graph and no bf16.
 
-On several ranks, DistributedDataParallel (DDP) adds up the gradients. The batch is the number of samples per step of all ranks.
+On several ranks, DistributedDataParallel (DDP) adds up the gradients. The batch is the global batch (samples per step).
 Each step's samples are divided among the ranks without overlap. The order of the samples does not depend on the number of ranks.
 """
 
@@ -80,8 +80,8 @@ class Net(torch.nn.Module):
         self.channels_last = channels_last and bool(convs)
         if self.channels_last:
             weight, channels = parameters["fc1.weight"], len(convs[-1])
-            turned = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
-            parameters = {**parameters, "fc1.weight": turned}
+            permuted = weight.reshape(len(weight), channels, -1).transpose(1, 2).reshape(weight.shape)
+            parameters = {**parameters, "fc1.weight": permuted}
         self.tensors = torch.nn.ParameterDict(
             {name.replace(".", "_"): torch.nn.Parameter(tensor.clone()) for name, tensor in parameters.items()})
 
@@ -163,7 +163,7 @@ class Ranks:
         ddp._set_ddp_runtime_logging_sample_rate(2**30)
         return ddp
 
-    def meet(self):
+    def barrier(self):
         if self.count > 1:
             torch.distributed.barrier()
 
@@ -193,7 +193,7 @@ class Training:
         self.row, self.device, self.precision, self.ranks = row, device, precision, ranks
         self.smoothing = float(row["label_smoothing"])
         self.data, self.count = data, len(data["train.labels"])
-        # Per step: begin and end of this rank's part in the order of the epoch, and the number of samples of all ranks.
+        # Per step: begin and end of this rank's part in the order of the epoch, and the number of samples of the step on all ranks.
         batch = int(row["batch"])
         wholes = [(first, min(batch, self.count - first)) for first in range(0, self.count, batch)]
         self.steps = [(*ranks.part(first, whole), whole) for first, whole in wholes]
@@ -230,7 +230,7 @@ class Training:
     def epoch(self):
         """Runs one epoch; returns its seconds on the slowest rank, and the mean loss and training accuracy of all ranks."""
         self.net.train()
-        self.ranks.meet()
+        self.ranks.barrier()
         synchronise(self.device)
         begin = time.perf_counter()
         loss_sum, right = self.epoch_sums()
@@ -380,7 +380,7 @@ class Replayed(Training):
         if self.ranks.count > 1:  # kernels are compiled and tuned while no exchange waits on the GPU
             with self.run.no_sync():
                 self.step(*self.steps[0])
-            self.ranks.meet()
+            self.ranks.barrier()
         for step in [self.steps[0]] * (3 if self.ranks.count == 1 else DDP_WARMUPS) + [self.steps[-1]]:
             self.step(*step)
 
@@ -394,7 +394,7 @@ class Replayed(Training):
         graph = torch.cuda.CUDAGraph()
         # With DDP, the stream must be that of the warm-up, and NCCL's thread may use CUDA during the capture.
         more = {} if self.ranks.count == 1 else {"stream": side, "capture_error_mode": "thread_local"}
-        self.ranks.meet()
+        self.ranks.barrier()
         synchronise(self.device)
         with torch.cuda.graph(graph, **more):
             self.sums = self.all_steps()
@@ -419,7 +419,7 @@ class Replayed(Training):
 
 
 def training_of(mode, row, data, device, precision, workers, ranks=Ranks()):
-    """Returns a training that is ready for its first epoch. If `precision` is None, uses PyTorch's default precision, or bf16
+    """Returns a training run that is ready for its first epoch. If `precision` is None, uses PyTorch's default precision, or bf16
     with a CUDA graph. `workers` applies only to mode loader."""
     before = part(data, "initial.")
     synchronise(device)

@@ -4,16 +4,17 @@
   scripts/compare/vit_timm.py                                     # vit-micro and vit-tiny, train-omp
   scripts/compare/vit_timm.py --variant train-naive --models vit-micro
 
-For each model, optimizer and loss: the network of timm (VisionTransformer, as in deit_*_patch16_224), with random parameters, is written
-as safetensors; fdsl-bench starts from this file (--init) and writes its first step (--export-step). The parameters must arrive
-unchanged, under timm's names. PyTorch then computes the same step, with the samples, the targets and the factors of stochastic
-depth that fdsl-bench used. In the steps "mixed" and "bce", samples are mixed. Without timm, the network is the one below, which has the same names.
+For each model, optimizer and loss, the script writes the network of timm (VisionTransformer, as in deit_*_patch16_224) with random
+parameters as safetensors. fdsl-bench starts from this file (--init) and writes its first step (--export-step). The parameters
+must arrive unchanged, under timm's names. PyTorch then computes the same step, with the samples, the targets and the
+factors of stochastic depth that fdsl-bench used. In the steps "mixed" and "bce", samples are mixed. Without timm, the script
+uses its own network, whose parameters have the same names.
 
 Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its norm, and the update of each parameter
 tensor within 1e-3 of the update's norm. adamw's weight decay applies to the tensors that timm's param_groups_weight_decay()
 chooses: neither to vectors nor to pos_embed and cls_token. "recipe" is adamw with --clip-norm, --layer-decay and --drop-path;
-PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. Adam moves the biases of keys by rounding errors alone, so these are
-left out of the last bound. A NaN counts as a difference.
+PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. The biases
+of keys have zero gradients except for rounding, so the bound on updates excludes them. A NaN counts as a difference.
 
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
 """

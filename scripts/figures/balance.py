@@ -1,5 +1,5 @@
-"""The figure of uneven ranks: the speed of all ranks together as a share of the sum of the ranks' speeds when each trains alone, by
---balance, from rows of the workload train. scripts/figures/draw.py documents the return value."""
+"""The figure of uneven ranks, from rows of the workload train. For each value of --balance, it shows the speed of all ranks
+together, divided by the sum of the speeds at which each rank trains alone. scripts/figures/draw.py documents the return value."""
 
 import collections
 import statistics
@@ -18,9 +18,9 @@ ROW_PX, INSIDE = 22, 55  # height of a bar; from this percentage on, the text is
 
 
 def job_of(row):
-    """Returns the values that all trainings of one comparison share. The batch is per rank."""
+    """Returns the values that all training runs of one comparison share. The batch is per rank."""
     return (sweep_of(row), row["host"], row["batch"] / row["ranks"], row["train_samples"], row["test_samples"],
-            *(row[column] for column in JOB if column != "batch"))
+            *(row.settings[column] for column in JOB if column != "batch"))
 
 
 def speed(rows):
@@ -30,9 +30,9 @@ def speed(rows):
 
 
 def comparisons(rows):
-    """Returns [(rows of the ranks alone, {balance: rows of all ranks together})]. Trainings of single ranks belong to a training of
-    all ranks if they have the same job and variant (on CPUs train-omp), and if their number and the sum of their threads equal
-    its number of ranks and of threads."""
+    """Returns [(rows of the ranks alone, {balance: rows of all ranks together})]. A run of all ranks is compared with runs
+    on single ranks that have the same job and the same variant (on CPUs: train-omp). There must be one such run per rank, and
+    the sum of their threads must equal the threads of the run of all ranks."""
     alone, together = (collections.defaultdict(lambda: collections.defaultdict(list)) for _ in range(2))
     for row in rows:
         if row["ranks"] == 1:

@@ -55,7 +55,7 @@ def job_of(row):
 def kept_fixed(row):
     """Returns the values that the rows of one line share: file, revision, all parameters except the step, and the size of the
     data."""
-    return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
+    return sweep_of(row) + tuple(value for column, value in row.settings.items() if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
 
@@ -213,7 +213,7 @@ def indexed(folder):
 
 def is_the_set(folder, row, images):
     """Returns whether a folder still has the data set that a row read. On another host, or after a new --prepare, the folder may
-    have another one."""
+    have a different data set."""
     if row["host"] != socket.gethostname():
         return False
     try:

@@ -21,7 +21,8 @@ def decoder_of(row):
 
 
 def of_one_job(rows):
-    """Returns the rows of one output size and fit. Prefers the user's rows, then the job with most rows, then the newest."""
+    """Returns the rows of one job, that is, of one output size and fit. Prefers the user's rows, then the job with most rows, then
+    the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
         jobs[row["out_res"], row["fit"]].append(row)
@@ -65,8 +66,8 @@ def figure(measured):
                       "kind_slot": [slot for slot, _ in kinds]}
     first = shown[0]
     plot.caption = [f"Images of {first['sample_bytes'] / 1e3:.3g} kB, resized to {first['out_res']} × {first['out_res']} pixels (--fit "
-                    f"{first['fit']}). Each loader uses its fastest number of threads. Loaders with a GPU deliver on the GPU; the "
-                    "threads of PyTorch's DataLoader are processes."]
+                    f"{first['fit']}). Each loader uses its fastest number of threads. Loaders on a GPU deliver batches in GPU "
+                    "memory. For PyTorch's DataLoader, the number of threads is the number of worker processes."]
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.loads, newest(decoded), shown, ("data", "threads", "batch", "chunk", "out_res", "fit"), COMMAND)
     return plot

@@ -6,8 +6,8 @@ from plot import HEIGHT, short_device, wrap
 
 # Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures,
 # so they may share slots. A loader that uses all threads looks like its single-threaded variant. Third-party
-# loaders are gray or have slot 4. In training figures, variants on GPUs also use slots of variants on CPUs (1, 2
-# and 5), and slot 0, which looks like slot 2 with an open point. Eager PyTorch has one slot for all sources of
+# loaders are gray or have slot 4. In training figures, variants on GPUs also use slots 1, 2 and
+# 5 of variants on CPUs. Slot 0 looks like slot 2 with an open point. Eager PyTorch has one slot for all sources of
 # images (--feed). Autotuned PyTorch and train-cudnn-tf32 share a slot.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
@@ -20,7 +20,7 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "torch-shards": 8, "webdataset": 4,
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
 PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # measured by scripts/compare/published.py
-PUBLISHED_GROUP_HERE = 8  # open points and thin lines
+PUBLISHED_GROUP_HERE = 8  # group of line styles for PUBLISHED: open points and thin lines
 DEVICES_MAX = 4  # maximum number of GPUs, and of CPUs, in one figure: plots/common.gp has this many dash patterns
 NO_SLOT = 8  # gray: variants that are not in the table
 
@@ -48,15 +48,20 @@ def counted(rows):
 COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not drawn
 
 
+def setting(row, column):
+    """Returns the text of a column. An empty parameter has its default, or "none"."""
+    return row.settings.get(column, row.texts.get(column, "")) or "none"
+
+
 def differences(rows, drawn):
     """Returns the parameter values in `rows` that no row of `drawn` has, such as 'res 224; batch 8, 16'."""
     values = collections.defaultdict(list)
-    for column in ("variant", "ranks") + rows[0].parameters:
-        known = {row.texts.get(column, "") for row in drawn}
-        values[column] = [row.texts.get(column, "") for row in rows if row.texts.get(column, "") not in known]
+    for column in ("variant", "ranks", *rows[0].settings):
+        known = {setting(row, column) for row in drawn}
+        values[column] = [setting(row, column) for row in rows if setting(row, column) not in known]
     named = sorted((column for column in values if values[column]), key=lambda column: -len(values[column]))
     def words(column):
-        found = sorted(dict.fromkeys(text or "none" for text in values[column]), key=lambda text: (len(text), text))
+        found = sorted(dict.fromkeys(values[column]), key=lambda text: (len(text), text))
         return f"{column} {', '.join(found[:VALUES_NAMED])}{' …' if found[VALUES_NAMED:] else ''}"
     return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the same remaining parameters"
 
@@ -77,8 +82,8 @@ def about_yours(known, candidates, drawn, columns, command):
     texts = []
     for variant in dict.fromkeys(row["variant"] for row in left):
         mine = [row for row in left if row["variant"] == variant]
-        beside = [row for row in shown if row["variant"] == variant]
-        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside} - {""}
+        drawn_too = [row for row in shown if row["variant"] == variant] or shown
+        others = {column: {setting(row, column) for row in mine} - {setting(row, column) for row in drawn_too}
                   for column in columns}
         texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
                                        for column, values in others.items() if values))

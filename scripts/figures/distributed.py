@@ -15,14 +15,14 @@ COMMAND = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model l
 
 
 def job_over_ranks(row, kind):
-    """Returns the values that all points of the figure share. The batch is per rank for weak scaling, and of all ranks for strong
-    scaling."""
+    """Returns the values that all points of the figure share. The batch is that of one rank for weak scaling, and the global batch
+    for strong scaling."""
     batch = row["batch"] / (row["ranks"] if kind == "weak" else 1)
-    return kind, batch, row["train_samples"], row["test_samples"], *(row[column] for column in JOB if column != "batch")
+    return kind, batch, row["train_samples"], row["test_samples"], *(row.settings[column] for column in JOB if column != "batch")
 
 
 def point_of(rows):
-    """Returns a copy of the last row whose rate is the median of the epochs; rate_low and rate_high are their extremes."""
+    """Returns a copy of the last row. Its rate is the median over the epochs; rate_low and rate_high are the extremes."""
     rates = sorted(row["items_per_s"] for row in rows)
     point = Row(rows[-1], items_per_s=statistics.median(rates), rate_low=rates[0], rate_high=rates[-1], efficiency=None)
     point.texts, point.source, point.file = rows[-1].texts, rows[-1].source, rows[-1].file
@@ -81,8 +81,8 @@ def figure(measured):
         raise Missing(COMMAND, measured.trains)
     devices = Devices([row for points in lines for row in points], item="first steps")
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (places.index(device_of(points[0])), devices.order(points[0])))
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (shown_devices.index(device_of(points[0])), devices.order(points[0])))
     plot = Plot("Training throughput vs. ranks")
     add_legend(plot, devices, lines)
     plot.blocks = [[(row["ranks"], row["items_per_s"], row["rate_low"], row["rate_high"]) for row in points] for points in lines]

@@ -4,7 +4,7 @@ the return value."""
 import collections
 
 from devices import Devices, Missing, about_yours, device_of
-from plot import Plot, log_range, log_ticks, micros_tick, x_axis
+from plot import Plot, log_range, log_ticks, micros_tick, ranks_words, x_axis
 from rows import newest, sweep_of
 
 COMMAND = "mpirun -n 2 ./fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x --verify --out results/exchange.csv"
@@ -19,8 +19,8 @@ def size_words(size):
 
 
 def of_one_job(rows):
-    """Returns the rows of one number of ranks and one element type. Prefers the user's rows, then the job with most rows, then the
-    newest. A single rank exchanges nothing, so its rows are not drawn."""
+    """Returns the rows of one job, that is, of one number of ranks and one element type. Prefers the user's rows, then the job with
+    most rows, then the newest. A single rank exchanges nothing, so its rows are not drawn."""
     jobs = collections.defaultdict(list)
     for row in rows:
         if row["ranks"] > 1:
@@ -71,7 +71,7 @@ def figure(measured):
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
                       **size_axis([row["array_bytes"] for row in shown])}
-    plot.caption = [f"{shown[0]['ranks']:.0f} ranks, {shown[0]['dtype']}. Median time of the slowest rank's runs, divided by the "
+    plot.caption = [f"{ranks_words(shown[0]['ranks'])}, {shown[0]['dtype']}. Median time of the slowest rank's runs, divided by the "
                     "number of all-reduces per run; whiskers: minimum to 95th percentile."] + devices.caption()
     plot.notes += about_yours(measured.exchanges, newest(measured.exchanges), shown, ("ranks", "dtype", "array_bytes"),
                               COMMAND)

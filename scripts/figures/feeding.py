@@ -7,13 +7,13 @@ import os
 from devices import Missing, about_yours, device_of
 from generating import PAPER
 from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
-from rows import TRAIN_PARAMETERS
+from rows import DEFAULTS
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
 # OF_DATA: columns that may differ between the lines of the figure.
-OF_DATA = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels", "feed", "fresh",
-           "epochs")
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
+OF_DATA = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels",
+           "feed", "generator", "fresh", "epochs")
+JOB = tuple(column for column in DEFAULTS["train"] if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated in advance"
 STYLES = {CONSTANT: 18, LIVE: 17, STORED: 15, "loaded from shards": 12, "loaded from files": 13}
@@ -28,7 +28,7 @@ def fed_with(row):
 
 
 def job_of(row):
-    return device_of(row) + (row["variant"], row["threads"]) + tuple(row[column] for column in JOB) + (
+    return device_of(row) + (row["variant"], row["threads"]) + tuple(row.settings[column] for column in JOB) + (
         row["train_samples"], row["test_samples"])
 
 
@@ -108,7 +108,7 @@ def training_time(measured):
 
 
 def training(measured):
-    """Draws published points only. Our rows train other networks, so a common figure would compare networks."""
+    """Draws published points only. The figures in pretraining.py show them together with measured rows."""
     plot = Plot("Published training throughput vs. GPUs")
     styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = measured.published_series("training")
@@ -121,5 +121,5 @@ def training(measured):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = ["Images per second during training of DeiT-Base and DeiT-Tiny: LOAD reads images, BAT generates them. Published "
-                    "points only: our rows train smaller networks and are not comparable; see figure training_time."]
+                    "points only: the figures pretraining_tiny and pretraining_base show them with measured rows."]
     return plot

@@ -5,7 +5,7 @@ import collections
 import statistics
 
 from devices import Devices, Missing, about_yours, device_of
-from learning import JOB, error_percent
+from learning import JOB, data_name, error_percent
 from plot import Plot, log_range, log_ticks, number_words, ticks_125, x_axis
 
 COMMAND = "scripts/compare/fine_tuning.sh DIR results/fine_tuning.csv"
@@ -17,7 +17,8 @@ FREE = ("train_size", "seed")
 
 
 def job_of(row):
-    return (device_of(row), row["variant"], row["test_samples"]) + tuple(row[column] for column in JOB if column not in FREE)
+    return (device_of(row), row["variant"], data_name(row), row["test_samples"]) + tuple(
+        row.settings[column] for column in JOB if column not in FREE)
 
 
 def lines_of(rows):
@@ -71,11 +72,11 @@ def figure(measured):
                       **x_axis(x_low, x_high, ticks_125(x_low, x_high)),
                       **log_ticks(low, min(high, 100), number_words)}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})
-    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + (" seed" if counts[-1] == 1 else " seeds")
+    seeds = "One seed" if counts[-1] == 1 else f"Median, minimum and maximum of {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds"
     inits = {row["init"] for row in shown if row["init"]}
-    plot.caption = [f"{row['model']}, {row['data'].rstrip('/').split('/')[-1]}, {row['variant']}: "
+    plot.caption = [f"{row['model']}, {data_name(row)}, {row['variant']}: "
                     f"{number_words(row['test_samples'])} test samples; batch {row['batch']:.0f}, {row['optimizer']} "
-                    f"at {row['lr']}. Pre-trained: initial parameters from {', '.join(sorted(inits))}. Median, minimum and maximum of {seeds} per line."] + devices.caption()
+                    f"at {row['lr']}. Pre-trained: initial parameters from {', '.join(sorted(inits))}. {seeds} per line."] + devices.caption()
     alone = [row for row in measured.trains if row.source == "yours" and row["model"] == shown[0]["model"]]
     if alone and not any(row.source == "yours" for row in shown):
         plot.notes.append(f"your {len(alone)} row{'s do' if alone[1:] else ' does'} not include pre-trained and from-scratch runs of "

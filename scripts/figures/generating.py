@@ -27,7 +27,7 @@ def is_paper_job(row):
     """Returns whether a row has the paper's class and unscaled gray images. The figures of this module show such rows."""
     return row.texts["out_res"] == row.texts["res"] and all(
         row.texts[column] == default or (column in APPLIES_NOT and not row.texts[column])
-        for column, default in DEFAULTS.items() if column not in VARIED)
+        for column, default in DEFAULTS["synth"].items() if column not in VARIED)
 
 
 def paper_rows(measured, variants, rows=None, **fixed):

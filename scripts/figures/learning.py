@@ -3,23 +3,30 @@
 import collections
 
 from devices import NO_SLOT, SLOTS, Devices, Missing, about_yours, device_of
-from plot import Plot, linear_ticks, linear_y_axis, log_range, log_ticks, number_words, short_device, ticks_125, x_axis
-from rows import TRAIN_PARAMETERS
+from plot import Plot, linear_ticks, linear_y_axis, log_range, log_ticks, number_words, ranks_words, short_device, ticks_125, x_axis
+from rows import DEFAULTS, NAMED, PARAMETERS, newest, option_words
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
 LOG_COMMAND = "./fdsl-bench --workload train --variant train-omp --model lenet --log results/steps.csv"
 RUNS_MAX, DASHES = 10, 4  # runs in the figure learning_steps; dash patterns of plots/common.gp
+LOSSES = {"bce": "binary cross-entropy"}  # names for the axis
 LINEAR_BELOW = 4  # if the losses in learning_steps differ by a smaller factor, their axis is linear
-# The path of the data may differ. The last two columns are empty with one rank.
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
+OF_RANKS = ("sync", "lr_scale", "balance")  # parameters that may differ between lines, because they do not apply to one rank
+# Parameters that are equal in all lines of a figure. `data` may differ, because it may be a path.
+JOB = tuple(column for column in DEFAULTS["train"] if column not in ("epochs", "data", *OF_RANKS))
+
+
+def data_name(row):
+    """Returns the last part of the path of the data set: the same data set may be in other folders on other machines."""
+    return row["data"].rstrip("/").split("/")[-1]
 
 
 def job_of(row):
-    return tuple(row[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+    return (data_name(row),) + tuple(row.settings[column] for column in JOB) + (row["train_samples"], row["test_samples"])
 
 
 def line_of(row):
-    return device_of(row), row["variant"], row["threads"], row["ranks"], row["sync"], row["lr_scale"]
+    return device_of(row), row["variant"], row["threads"], row["ranks"], *(row.settings[column] for column in OF_RANKS)
 
 
 def curves(rows):
@@ -39,15 +46,18 @@ def curves(rows):
     return [[line[epoch] for epoch in sorted(line)] for line in best.values()]
 
 
-def about_job(row):
-    decay = f", weight decay {row['weight_decay']}" if row["weight_decay"] != "0" else ""
-    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
+def about_job(row, without=()):
+    """Describes a job, with all its options that differ from their defaults, except those of the columns `without`."""
+    apart = NAMED + tuple(PARAMETERS["train"][column].option for column in ("epochs", *OF_RANKS, *without))
+    options = ", ".join([f"{row['optimizer']} at {row['lr']}"] + option_words(row.given(), apart))
+    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {data_name(row)}: "
             f"{number_words(row['train_samples'])} training samples, {number_words(row['test_samples'])} test samples; batch "
-            f"{row['batch']:.0f}, {row['optimizer']} at {row['lr']}{decay}.")
+            f"{row['batch']:.0f}, {options}.")
 
 
 def curves_plot(measured, title, y_name, value, x, about):
-    """Plots value(row) vs. x(row), one line per device, variant, number of threads and number of ranks."""
+    """Plots value(row) vs. x(row), one line per device, variant, number of threads and number of ranks. In `y_name`, {loss} is
+    replaced by the loss of the job."""
     plot = Plot(title)
     lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
     devices = Devices([row for line in lines for row in line], item="first steps")
@@ -57,15 +67,16 @@ def curves_plot(measured, title, y_name, value, x, about):
     for device, name, whose in devices.names():
         plot.legend += [(0, text) for text in name] + [(0.5, whose)]
         for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
-            ranks = f", {line[0]['ranks']:.0f} ranks" if line[0]["ranks"] > 1 else ""
+            ranks = f", {ranks_words(line[0]['ranks'])}" if line[0]["ranks"] > 1 else ""
             plot.add_series(devices.style(line[0]), line[0]["variant"] + ranks,
                             [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name,
-                      **log_ticks(low, high, number_words)}
     shown = [row for line in lines for row in line]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)),
+                      **log_ticks(low, high, number_words)}
     plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
-    plot.notes += about_yours(measured.trains, measured.trains, shown, JOB, COMMAND)
+    candidates = newest(measured.trains, lambda row: (row.source, job_of(row), line_of(row), row["epoch"], row["init"]))
+    plot.notes += about_yours(measured.trains, candidates, shown, JOB, COMMAND)
     return plot
 
 
@@ -82,8 +93,8 @@ def error_percent(row):
 
 
 def loss(measured):
-    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["train_loss"] or None,
-                                   lambda row: row["epoch"], "Loss of the training samples, before each step's update."))
+    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss ({loss}, mean over the epoch)",
+                                   lambda row: row["train_loss"] or None, lambda row: row["epoch"], "Loss of the training samples, before each step's update."))
 
 
 def accuracy(measured):
@@ -101,15 +112,28 @@ def to_accuracy(measured):
 
 def logged_runs(measured):
     """Returns the runs in files of train --log: pairs of a key and rows in order of steps. If the user has such files, leaves out
-    those of the reference. If a resumed run repeated steps, their later rows count."""
+    those of the reference. The key is (variant, model, device, ranks, seed, file, number of the run in the file). Where the step
+    falls back, the run continues if it repeats the losses of earlier steps, as a resumed run does. Otherwise a new run begins."""
     yours = [log for log in measured.logs if log["source"] == "yours"]
-    runs = collections.defaultdict(dict)
+    parts = collections.defaultdict(list)  # rows in which the step rises
     for log in yours or measured.logs:
         for row in log["rows"]:
             if row["loss"] is not None and row["loss"] > 0:
-                key = (row["variant"], row["model"], row["device"], row["ranks"], row["seed"], log["file"].stem)
-                runs[key][row["step"]] = row
-    return [(key, [rows[step] for step in sorted(rows)]) for key, rows in runs.items()]
+                of_key = parts[row["variant"], row["model"], row["device"], row["ranks"], row["seed"], log["file"].stem]
+                if not of_key or row["step"] <= max(of_key[-1]):
+                    of_key.append({})
+                of_key[-1][row["step"]] = row
+    runs = []
+    for key, (first, *later) in parts.items():
+        of_key = [first]
+        for part in later:
+            repeated = [part[step]["loss"] == of_key[-1][step]["loss"] for step in part if step in of_key[-1]]
+            if repeated and all(repeated):
+                of_key[-1].update(part)
+            else:
+                of_key.append(part)
+        runs += [((*key, number), [rows[step] for step in sorted(rows)]) for number, rows in enumerate(of_key, 1)]
+    return runs
 
 
 def steps(measured):
@@ -120,12 +144,12 @@ def steps(measured):
     runs.sort(key=lambda run: run[1][-1]["time_utc"], reverse=True)
     plot, shown, used = Plot("Training loss vs. samples seen"), runs[:RUNS_MAX], collections.Counter()
     free = {}  # slots of variants that are not in SLOTS
-    words = {1: "{}", 2: "{}", 3: "{:.0f} ranks", 4: "seed {}", 5: "{}"}
+    words = {1: "{}".format, 2: short_device, 3: ranks_words, 4: "seed {}".format, 5: "{}".format, 6: "run {}".format}
     def label_of(key):
         """Returns the variant, and what differs between its runs."""
         runs_of = [other for other, _ in shown if other[0] == key[0]]
         differs = [i for i in words if len({other[i] for other in runs_of}) > 1]
-        return ", ".join([key[0]] + [words[i].format(short_device(key[i]) if i == 2 else key[i]) for i in differs])
+        return ", ".join([key[0]] + [words[i](key[i]) for i in differs])
     for key, rows in sorted(shown, key=lambda run: run[0]):
         slot = SLOTS.get(key[0]) or free.setdefault(key[0], 1 + (4 + len(free)) % (NO_SLOT - 1))
         style = 10 * (1 + used[slot] % DASHES) + slot

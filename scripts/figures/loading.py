@@ -6,7 +6,7 @@ import statistics
 
 from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
 from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
-from rows import LOAD_DEFAULTS, newest, sweep_of
+from rows import newest, sweep_of
 
 COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
 ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
@@ -18,7 +18,7 @@ IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # the line style of memcpy on a device is this number plus the device's group
 NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
 DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
-# Columns that are constant along a line. Options that do not apply to a loader have their default.
+# Columns that are constant along a line. In rows of a loader, options that do not apply to it have their defaults.
 FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
@@ -48,7 +48,7 @@ def kept_fixed(row):
 
 def preferred(row):
     """Key for max(): the row with most default options, then the newest."""
-    return sum(row.texts[column] in ("", default) for column, default in LOAD_DEFAULTS.items()), row["time_utc"]
+    return -len(row.given()), row["time_utc"]
 
 
 def series_over(rows, x):
@@ -105,15 +105,15 @@ def about_sets(rows):
     total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
                         lambda mb: f"{mb:.3g}")
     shards = [row["shards"] for row in rows if row["shards"]]
-    windows = [float(row["shuffle"]) for row in rows if row["store"] == "shards" and order_of(row) == SHUFFLED]
+    buffers = [float(row["shuffle"]) for row in rows if row["store"] == "shards" and order_of(row) == SHUFFLED]
     return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
             + f"; batch size {range_words([row['batch'] for row in rows])}. Files are shuffled globally"
-            + (f", shards with a buffer of {range_words(windows)} samples." if windows else "."))
+            + (f", shards with a buffer of {range_words(buffers)} samples." if buffers else "."))
 
 
 def about_others(rows):
     names = [name for name in OTHERS if any(row["variant"] == name for row in rows)]
-    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its threads are processes."
+    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its number of threads is the number of worker processes."
             if names else "")
 
 
@@ -283,9 +283,9 @@ def dot(x, row, files):
 
 def by_variant(devices, chosen):
     """Returns the keys (device, variant, order) of rows in the order in which they are drawn: by device, files first."""
-    places = list(devices.groups)
-    return sorted((key for key in chosen if key[0] in places),
-                  key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))
+    shown_devices = list(devices.groups)
+    return sorted((key for key in chosen if key[0] in shown_devices),
+                  key=lambda key: (shown_devices.index(key[0]), list(SLOTS).index(key[1]), key[2]))
 
 
 def best_rows(rows):

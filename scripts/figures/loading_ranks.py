@@ -6,7 +6,7 @@ import collections
 from devices import Devices, Missing, about_yours, device_of
 from loading import size_words
 from plot import Plot
-from rows import LOAD_DEFAULTS, newest, sweep_of
+from rows import newest, sweep_of
 from scaling import ideal, panel_variables, point_of, same_threads
 
 COMMAND = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant shards --data DIR --verify "
@@ -16,7 +16,7 @@ COMMAND = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant 
 def line_key(row):
     """Returns the values that the points of one line share: data, options and sweep. The batch is per rank; ranks divide the
     samples."""
-    options = (row.texts[column] for column in LOAD_DEFAULTS if column != "batch")
+    options = (value for column, value in row.settings.items() if column != "batch")
     return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
 
 
@@ -41,8 +41,8 @@ def figure(measured):
         raise Missing(COMMAND, measured.loads)
     devices = Devices([row for points in lines for row in points], item="samples")
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (places.index(device_of(points[0])), devices.order(points[0])))
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (shown_devices.index(device_of(points[0])), devices.order(points[0])))
     plot = Plot("Loading throughput vs. ranks")
     for device, name, whose in devices.names():
         plot.legend += [(0, line) for line in name] + [(0.5, whose)]

@@ -5,7 +5,7 @@ import collections
 
 from devices import Devices, Missing, about_yours, device_of
 from plot import HEIGHT, Plot, count_words, short_device, shortened, text_px
-from rows import OPS_DEFAULTS, newest
+from rows import DEFAULTS, newest
 
 COMMAND = "scripts/sweep/run.sh configs/sweep_ops.tsv"
 JOB = ("data", "tensor", "columns", "bad", "duplicates", "norm_min", "norm_max")  # equal in all bars
@@ -21,7 +21,7 @@ def compared_with(row):
 
 def steps_of(row):
     """Returns the sort key of a group of bars: the positions of its steps in STEPS, the type of the rows, and the options of the steps."""
-    return ([(*STEPS, step).index(step) for step in row["steps"].split(",")], row["steps"], row["dtype"] != OPS_DEFAULTS["dtype"],
+    return ([(*STEPS, step).index(step) for step in row["steps"].split(",")], row["steps"], row["dtype"] != DEFAULTS["ops"]["dtype"],
             row["dtype"], row["to"], row["fp8"], row["dedup"], row["sample"])
 
 
@@ -29,15 +29,15 @@ def heading(row):
     words = [f"convert to {row['to']}" if step == "convert" else step for step in row["steps"].split(",")]
     words += [f"--fp8 {row['fp8']}"] * (row["fp8"] == "nan") + ["--dedup"] * (row["dedup"] == "1")
     words += [f"--sample {row['sample']}"] * bool(row["sample"])
-    return ", ".join(words) + (f"; {row['dtype']} rows" if row["dtype"] != OPS_DEFAULTS["dtype"] else "")
+    return ", ".join(words) + (f"; {row['dtype']} rows" if row["dtype"] != DEFAULTS["ops"]["dtype"] else "")
 
 
 def of_one_job(rows):
-    """Returns the rows whose sets differ only in size and type. Prefers the user's rows, then the job with most rows, then the
-    newest."""
+    """Returns the rows of one job: they are equal in the columns JOB. Prefers the user's rows, then the job with most rows, then
+    the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
-        jobs[tuple(row[column] or OPS_DEFAULTS[column] for column in JOB)].append(row)  # no bounds without mask
+        jobs[tuple(row.settings[column] for column in JOB)].append(row)  # norm_min and norm_max are empty without mask
     def worth(job):
         return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
     return max(jobs.values(), key=worth, default=[])
@@ -88,7 +88,7 @@ def figure(measured):
                       "kind_slot": [slot for slot, _ in kinds]}
     first = shown[0]
     plot.caption = [f"{'Rows of files' if first['data'] else 'Generated rows'} of {first['columns']} values, "
-                    f"{OPS_DEFAULTS['dtype']} unless stated. Bytes that any program must move (with copies to the GPU: bytes of "
+                    f"{DEFAULTS['ops']['dtype']} unless stated. Bytes that any program must move (with copies to the GPU: bytes of "
                     "the rows) per second, as a share of the bandwidth that the same run measured (docs/ops.md)."]
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.embeddings, newest(measured.embeddings), shown,

@@ -1,4 +1,5 @@
-"""The figure of pipelines: measured bubble and its formula vs. micro-batches per step, from rows of the workload train.
+"""The figure of pipelines, from rows of the workload train: the bubble (the share of a step in which a stage waits) vs.
+micro-batches per step, as measured and by formula.
 scripts/figures/draw.py documents the return value."""
 
 import collections
@@ -7,12 +8,13 @@ import statistics
 from devices import Missing, about_yours, device_of
 from learning import about_job
 from plot import Plot, nice_above, short_device, x_axis
-from rows import TRAIN_PARAMETERS
+from rows import DEFAULTS
 
 COMMAND = ("for m in 1 2 4 8 16; do for s in gpipe 1f1b zb-h1; do mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp "
            "--model cnn-deep --train-size 4096 --batch 1024 --scaling strong --epochs 3 --threads 1 --parallel pipeline "
            "--microbatches $m --schedule $s --out results/pipeline.csv; done; done")
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale"))
+JOB = tuple(column for column in DEFAULTS["train"] if column not in ("epochs", "data", "sync", "lr_scale", "schedule", "microbatches"))
+OF_PIPELINE = ("parallel", "stages", "microbatches", "schedule")
 SLOTS = {"gpipe": 2, "1f1b": 5, "zb-h1": 6}  # colours and point shapes of plots/common.gp
 MEASURED, FORMULA = 10, 80  # groups of line styles: filled and open points
 
@@ -22,7 +24,7 @@ def best_job(rows):
     points, then the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
-        jobs[(device_of(row), row["variant"], row["threads"], row["stages"]) + tuple(row[column] for column in JOB)].append(row)
+        jobs[(device_of(row), row["variant"], row["threads"], row["stages"]) + tuple(row.settings[column] for column in JOB)].append(row)
     def worth(job):
         return (any(row.source == "yours" for row in job), len({(row["schedule"], row["microbatches"]) for row in job}),
                 max(row["time_utc"] for row in job))
@@ -52,7 +54,7 @@ def figure(measured):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
                       "percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),
                       **x_axis(micros[0] / 1.2, micros[-1] * 1.2, micros)}
-    plot.caption = [f"{about_job(row)} Measured: median of the epochs, mean over the stages; whiskers: minimum and maximum. "
+    plot.caption = [f"{about_job(row, OF_PIPELINE)} Measured: median of the epochs, mean over the stages; whiskers: minimum and maximum. "
                     "Formula: for stages of equal cost and messages that take no time."]
-    plot.notes += about_yours(measured.pipelines, measured.pipelines, rows, JOB + ("stages",), COMMAND)
+    plot.notes += about_yours(measured.pipelines, measured.pipelines, rows, JOB, COMMAND)
     return plot

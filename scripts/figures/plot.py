@@ -69,6 +69,10 @@ def number_words(value):
     return f"{value:,.9g}" if abs(value) >= 1e4 else f"{value:.9g}"
 
 
+def ranks_words(ranks):
+    return f"{ranks:.0f} rank{'s' * (ranks != 1)}"
+
+
 def micros_words(us):
     """Formats a time given in µs with three significant digits and a unit."""
     for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):

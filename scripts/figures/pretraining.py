@@ -70,13 +70,13 @@ def best_group(rows, columns, worth):
 
 
 def breadth(group):
-    """Worth of a group: most sources of images, then most points, then the newest rows."""
+    """Sort key of a group: most sources of images, then most points, then the newest rows."""
     points = {(row["source"], row["ranks"]) for row in group}
     return len({source for source, _ in points}), len(points), max(row["time_utc"] for row in group)
 
 
 def length(group):
-    """Worth of a group: most images seen, then the newest rows."""
+    """Sort key of a group: most images seen, then the newest rows."""
     return max(row["images"] for row in group), max(row["time_utc"] for row in group)
 
 
@@ -128,8 +128,8 @@ def throughput(measured, model, name, published_styles):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = [f"{about(rows)} Filled points are measured.",
-                    "Published points are of other GPUs and of the paper's training program: compare sources with each other "
-                    "on the same machine."]
+                    "Published points were measured on other GPUs with the paper's training program: compare generated with "
+                    "loaded images only within one machine."]
     if rows[0].source != "yours":
         plot.notes.append(f"reference rows only; to measure your own: {COMMAND}")
     return plot

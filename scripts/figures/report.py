@@ -27,9 +27,9 @@ from draw import FIGURES  # noqa: E402
 from exchange import size_words  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
-from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
-from report_train import trainings  # noqa: E402
-from rows import DEFAULTS, EXCHANGE_DEFAULTS, Measured, newest  # noqa: E402
+from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, ranks_words, shown_path, write_whole  # noqa: E402
+from report_train import option_list, options, trainings  # noqa: E402
+from rows import Measured, newest, option_words  # noqa: E402
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1c20; --soft: #5c6370; --paper: #ffffff; --card: #f5f6f8; --line: #d6dae0;
@@ -75,38 +75,13 @@ text = html.escape
 # ---- Commands --------------------------------------------------------------------------------------------------
 
 
-def option(column):
-    return "--" + column.replace("_", "-")
-
-
-def batch_option(row):
-    """Returns the value of --batch for a row. In a row with rank=all, the column `batch` is the sum over ranks. --batch is per
-    rank with weak scaling, and always in the workload load, whose ranks divide samples, not batches."""
-    return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
-
-
-FLAGS = ("decode", "augment")  # options without a value
-
-
-def parameters(row):
-    """Returns the options that differ from their defaults, as (option, value)."""
-    if row.is_train or row.is_infer:
-        return report_train.parameters(row)
-    if row.is_exchange:
-        return [("--dtype", row["dtype"])] * (row["dtype"] != EXCHANGE_DEFAULTS["dtype"])
-    defaults = dict(row.defaults) if row.is_load else dict(DEFAULTS, out_res=row.texts["res"])
-    found = []
-    for column, default in defaults.items():
-        value = row.texts[column]
-        if column == "batch":
-            value = f"{batch_option(row):.0f}"
-        if value not in ("", default):
-            found.append((option(column), value))
-    return found
+def command_options(row):
+    """Returns the options that the rows of one command share. Rows of exchange differ in the size of the array."""
+    return [(name, value) for name, value in options(row) if name != "--bytes" or not row.is_exchange]
 
 
 def threads_option(row):
-    """Returns the value of --threads for a row, which is per rank. Returns None for GPU variants, single-threaded variants and
+    """Returns the value of --threads, the number per rank, for a row. Returns None for GPU variants, single-threaded variants and
     programs other than fdsl-bench. Also returns None if ranks have different numbers of threads, because then --threads was not given."""
     threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED
@@ -124,13 +99,9 @@ def command(rows):
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
     words = launcher + ["./fdsl-bench"] + ["--workload", "exchange"] * first.is_exchange
-    words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))]
-    for name, value in parameters(first):
-        words += [name] if name[2:] in FLAGS else [name, value]
+    words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))] + option_list(command_options(first))
     if first.is_exchange:
         words += ["--bytes", ",".join(f"{size:.0f}" for size in sorted({row["array_bytes"] for row in rows}))]
-    elif first["scaling"]:
-        words += ["--scaling", first["scaling"]]
     threads = max(filter(None, map(threads_option, rows)), default=None)
     if threads:
         words += ["--threads", f"{threads:.0f}"]
@@ -140,7 +111,7 @@ def command(rows):
 
 
 def workers(row):
-    """Returns the number of worker processes of a third-party loader. With 0, the main process reads."""
+    """Returns the number of worker processes of a third-party loader. If it is 0, the main process reads."""
     return 0 if row["variant"].endswith("-inline") else row["threads"]
 
 
@@ -159,7 +130,7 @@ def group_key(row):
     """Returns the values that the rows of one command share: everything except the variant and the device."""
     others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
-            tuple(parameters(row)),
+            tuple(command_options(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
             threads_option(row))
 
@@ -181,7 +152,7 @@ def heading(row):
     if row.is_train or row.is_infer:
         return report_train.heading(row)
     if row.is_exchange:
-        return f"all-reduces, {row['dtype']}, {row['ranks']:.0f} rank{'s' * (row['ranks'] != 1)}"
+        return f"all-reduces, {row['dtype']}, {ranks_words(row['ranks'])}"
     if row.is_load:
         return load_heading(row)
     if row["vertices"]:
@@ -189,11 +160,10 @@ def heading(row):
     else:
         what = f"classes of {row['class']}" if row["class"] else f"{row['classes']} classes"
     words = [f"{row['res']:.0f} × {row['res']:.0f}", what, f"batch {row['batch']:.0f}"]
-    known = {"batch", "res", "vertices", "orbits", "classes", "class"}
-    words += [f"{name[2:]} {value}" for name, value in parameters(row)
-              if name[2:].replace("-", "_") not in known]
+    known = ("--batch", "--res", "--vertices", "--orbits", "--classes", "--class", "--scaling")
+    words += option_words(options(row), known)
     if row["ranks"] > 1:
-        words.append(f"{row['ranks']:.0f} ranks, {row['scaling']} scaling")
+        words.append(f"{ranks_words(row['ranks'])}, {row['scaling']} scaling")
     return ", ".join(words)
 
 
@@ -201,10 +171,9 @@ def load_heading(row):
     samples = row["items"] / float(row["epochs"] or 1)
     words = [f"{samples:.0f} samples of {loading.size_words(row['sample_bytes'])}",
              f"{row['shards']:.0f} shards" if row["shards"] else "files", f"samples {loading.order_of(row)}",
-             f"cache {row['cache']}", f"batch {batch_option(row):.0f}"]
-    words += [name[2:] if name[2:] in FLAGS else f"{name[2:]} {value}" for name, value in parameters(row)
-              if name not in ("--data", "--batch", "--cache")]
-    return ", ".join(words + ([f"{row['ranks']:.0f} ranks"] if row["ranks"] > 1 else []))
+             f"cache {row['cache']}", f"batch {dict(options(row)).get('--batch', row.defaults['batch'])}"]
+    words += option_words(options(row), ("--data", "--batch", "--cache", "--scaling"))
+    return ", ".join(words + [ranks_words(row["ranks"])] * (row["ranks"] > 1))
 
 
 def percent(value):
@@ -356,7 +325,7 @@ def figures_section(measured, work):
 
 
 def page(measured, work):
-    rows = measured.rows + measured.loads + trainings(measured.trains) + measured.infers + newest(measured.exchanges)
+    rows = measured.rows + measured.loads + trainings(measured.trains + measured.pipelines) + measured.infers + newest(measured.exchanges)
     yours = [row for row in rows if row.source == "yours"]
     reference = [row for row in rows if row.source == "reference"]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,20 +1,12 @@
-"""The report's tables of training and inference: one line per training, and the command that repeats it."""
+"""The report's tables of training and inference: one line per training run, and the command that repeats it."""
 
 import collections
 import shlex
 import statistics
 
 from devices import threads_per_rank
-from plot import micros_words, number_words
-from rows import INFER_PARAMETERS, TRAIN_PARAMETERS
-
-# Defaults of options in TRAIN_PARAMETERS. The other options are empty in a row unless they were given, except feed.
-DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
-            "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
-            "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
-            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0", "sync": "auto", "lr_scale": "none",
-            "drop_last": "0", "balance": "equal", "fit": "resize", "channels": "3"}
-FLAGS = ("drop-last", "fresh", "flip", "raw")
+from plot import micros_words, number_words, ranks_words
+from rows import NAMED, option_words
 
 
 def is_pytorch(row):
@@ -23,11 +15,11 @@ def is_pytorch(row):
 
 
 def trainings(rows):
-    """Returns the row of each training's last epoch. Its attribute `line` has the newest row of every epoch."""
+    """Returns the row of each training run's last epoch. Its attribute `line` has the newest row of every epoch."""
     lines = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         key = (row.source, row.file, row["host"], row["device"], row["variant"], row["revision"], row["threads"],
-               row["ranks"], row["init"], *(row[column] for column in TRAIN_PARAMETERS))
+               row["ranks"], row["init"], *row.settings.values())
         lines[key][row["epoch"]] = row
     last = []
     for line in lines.values():
@@ -37,25 +29,23 @@ def trainings(rows):
     return last
 
 
-def parameters(row):
-    """Returns the options that differ from their defaults, as (option, value). The value of --init is a placeholder, because a
-    row has only a hash of the file."""
-    if row.is_infer:
-        options = {**{column: row.texts[column] for column in INFER_PARAMETERS}, "batch": f"{row['batch']:.0f}"}
-        return [("--" + name, value) for name, value in options.items() if value]
-    feed = "live" if row["data"] == "synth" else "stored"
-    texts = dict(row.texts)
-    if row["scaling"] == "weak":  # the column `batch` is the sum over ranks, but --batch is per rank
-        texts["batch"] = f"{row['batch'] / row['ranks']:.0f}"
-    found = [(column, texts.get(column, "")) for column in TRAIN_PARAMETERS]
-    options = [("--" + column.replace("_", "-"), value) for column, value in found
-               if value not in ("", feed if column == "feed" else DEFAULTS.get(column, ""))]
-    options += [("--scaling", row["scaling"])] * bool(row["scaling"])
-    return options + [("--init", "CHECKPOINT")] * bool(row.texts.get("init"))
+def options(row):
+    """Returns the options of a row's command that differ from their defaults, as (option, value). In a row with rank=all, the
+    column `batch` is the sum over ranks. --batch is per rank with weak scaling. In the workload load it is always per rank, because
+    ranks divide the samples, not the batches. The value of --init is a placeholder, because a row has only a hash of the file."""
+    per_rank = row["rank"] == "all" and (row.texts.get("scaling") == "weak" or row.is_load)
+    found = row.given(**{"batch": f"{row['batch'] / (row['ranks'] if per_rank else 1):.0f}"} if "batch" in row.settings else {})
+    found += [("--scaling", row["scaling"])] * bool(row.texts.get("scaling"))
+    return found + [("--init", "CHECKPOINT")] * bool(row.texts.get("init"))
+
+
+def option_list(options):
+    """Returns options as words of a command line."""
+    return [word for option in options for word in option if word]
 
 
 def command(rows):
-    """Returns the command line for rows of one training or of inference."""
+    """Returns the command line for rows of one training run or of inference."""
     first = rows[0]
     variants = ",".join(dict.fromkeys(row["variant"] for row in rows))
     if is_pytorch(first):
@@ -65,8 +55,7 @@ def command(rows):
     else:
         words = (["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else [])
         words += ["./fdsl-bench", "--variant", variants]
-    for name, value in parameters(first):
-        words += [name] if name[2:] in FLAGS else [name, value]
+    words += option_list(options(first))
     threads = {threads_per_rank(row) for row in rows if not row.on_gpu and not row["variant"].endswith("-naive")}
     words += ["--threads", f"{max(threads):.0f}"] if len(threads) == 1 else []
     return shlex.join(words + ["--verify"] * (first["verified"] == "yes"))
@@ -77,9 +66,8 @@ def heading(row):
         return f"inference, {row.texts.get('model') or 'a network'}, batch {row['batch']:.0f}, {row['data'] or 'data as in training'}"
     words = [f"training, {row['model']} on {number_words(row['train_samples'])} samples of {row['data']}",
              f"batch {row['batch']:.0f}", f"{row['optimizer']} at {row['lr']}"]
-    named = ("--data", "--model", "--batch", "--optimizer", "--lr", "--train-size", "--test-size")
-    words += [name[2:] if name[2:] in FLAGS else f"{name[2:]} {value}" for name, value in parameters(row) if name not in named]
-    return ", ".join(words + ([f"{row['ranks']:.0f} ranks"] if row["ranks"] > 1 else []))
+    words += option_words(options(row), NAMED)
+    return ", ".join(words + [ranks_words(row["ranks"])] * (row["ranks"] > 1))
 
 
 def seconds(value):
@@ -91,7 +79,7 @@ def share(value):
 
 
 def train_cells(row):
-    """Returns (heading, text) for the numbers of a training."""
+    """Returns (heading, text) for the numbers of a training run."""
     line = getattr(row, "line", [row])
     return [("epochs", f"{row['epoch']:.0f}"),
             ("per epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),

@@ -1,63 +1,43 @@
 """Reads rows of fdsl-bench from CSV files, for scripts/figures/draw.py and scripts/figures/report.py.
 
-An invalid file is an error, and none of its rows are used. Error messages give the file, the line and a remedy.
+An invalid file raises BadInput, whose message gives the file, the line and a remedy.
 """
 
 import collections
 import csv
 import fcntl
+import functools
 import io
 import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/11", "train/9", "infer/6", "exchange/1", "ops/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 LOG_SCHEMA = "steps/1"  # of train --log
 
-# The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
-# res. Columns that do not apply to a run are empty.
-DEFAULTS = {
-    "batch": "32", "res": "512", "vertices": "1000", "orbits": "200", "formula": "uji", "seed": "0",
-    "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
-    "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
-    "dtype": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
-    "compute": "",
-}
+# parameters.csv lists the options that have a column, per schema, with their defaults as texts of rows. tests/test_report.c
+# compares it with the option tables of the program. PARAMETERS: {workload: {column: Parameter}}, in the order of the columns.
+Parameter = collections.namedtuple("Parameter", "option default flag")
+with open(pathlib.Path(__file__).with_name("parameters.csv"), encoding="utf-8") as table:
+    LINES = list(csv.DictReader(table))
+ROW_SCHEMAS = tuple(dict.fromkeys(line["schema"] for line in LINES))
+PARAMETERS = {schema.split("/")[0]: {line["column"]: Parameter("--" + line["option"], line["default"], line["flag"] == "1")
+                                     for line in LINES if line["schema"] == schema} for schema in ROW_SCHEMAS}
+DEFAULTS = {workload: {column: parameter.default for column, parameter in columns.items()}
+            for workload, columns in PARAMETERS.items()}
 
-# The parameters of workload load in column order, with the defaults of their options. --data has no default.
-# --shift applies only with --augment; --mean and --std apply with --augment and to GPU variants.
-LOAD_DEFAULTS = {
-    "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "iodepth": "32", "block": "256",
-    "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "out_res": "", "fit": "resize", "channels": "3",
-    "layout": "nchw", "decoder": "auto", "augment": "0", "shift": "4", "mean": "0", "std": "1", "dtype": "f16", "ring": "2",
-    "chunk": "2048", "resident_bytes": "", "compute": "",
-}
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of workload train in column order. A row of train is one epoch. Only the figure roofline and the
-# report use rows of infer.
-TRAIN_PARAMETERS = ("data", "image", "label", "train_size", "test_size", "classes", "preset", "res", "out_res", "fit", "channels",
-                    "model", "batch", "drop_last", "epochs", "optimizer",
-                    "lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
-                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed", "sync", "lr_scale",
-                    "balance")
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "train_loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
                  "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong", "stages",
                  "microbatches", "bubble", "bubble_formula")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
-INFER_PARAMETERS = ("checkpoint", "data", "image", "label", "preset")
+# Only the figure roofline and the report use rows of infer.
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
-EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
-# The parameters of workload ops. Only the figure ops draws its rows.
-OPS_DEFAULTS = {
-    "data": "", "tensor": "", "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
-    "steps": "mask,compact,convert,hash", "norm_min": "0.1", "norm_max": "100", "to": "f16", "fp8": "saturate",
-    "dedup": "0", "sample": "", "resident": "0", "ring": "4", "chunk": "16384", "async": "on", "pool": "on", "gpu_memory_limit": "",
-}
+# Only the figure ops draws rows of ops.
 OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "stream_bytes_per_s",
                "stream_share", "wrong")
 OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items")
@@ -134,13 +114,31 @@ class Row(dict):
         return self.texts["settled"] == "no"
 
     @property
-    def parameters(self):
-        """The names of the columns with the run's options."""
-        return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
+    def workload(self):
+        return self["schema"].split("/")[0]
 
     @property
     def defaults(self):
-        return LOAD_DEFAULTS if self.is_load else EXCHANGE_DEFAULTS if self.is_exchange else OPS_DEFAULTS if self.is_ops else DEFAULTS
+        """The default of each parameter by column. Two defaults depend on other parameters."""
+        defaults = dict(DEFAULTS.get(self.workload, {}))
+        if self.workload == "synth":
+            defaults["out_res"] = self.texts["res"]
+        if self.is_train:
+            defaults["feed"] = "live" if self["data"] == "synth" else "stored"
+        return defaults
+
+    @functools.cached_property
+    def settings(self):
+        """The value of each parameter by column, as text. An empty field means the default: the option does not apply, or the
+        row is older than the option."""
+        return {column: self.texts[column] or default for column, default in self.defaults.items()}
+
+    def given(self, **replaced):
+        """Returns the options whose values differ from their defaults, as (option, value), in the order of the columns. The value
+        of a flag is empty. Values in `replaced` replace those of the row."""
+        table, defaults = PARAMETERS[self.workload], self.defaults
+        return [(table[column].option, "" if table[column].flag else value)
+                for column, value in {**self.settings, **replaced}.items() if value != defaults[column]]
 
     @property
     def on_gpu(self):
@@ -239,13 +237,13 @@ def columns_of(schema):
     """Returns the columns of a schema as (numeric columns, numeric columns that must not be empty, other columns)."""
     workload = schema.split("/")[0]
     numbers, needed, others = {
-        "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
-        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store", "decoded_by") + tuple(LOAD_DEFAULTS)),
-        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling", "parallel", "schedule")),
-        "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS),
-        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",)),
-        "ops": (OPS_NUMBERS, OPS_NEEDED, tuple(OPS_DEFAULTS))}[workload]
-    return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
+        "synth": (NUMBERS + STEPS, NEEDED, ()),
+        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store", "decoded_by")),
+        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, ("init", "scaling")),
+        "infer": (INFER_NUMBERS, INFER_NEEDED, ()),
+        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ()),
+        "ops": (OPS_NUMBERS, OPS_NEEDED, ())}[workload]
+    return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others + tuple(DEFAULTS[workload])
 
 
 def refuse_schema(path, line, schema):
@@ -304,6 +302,15 @@ def read_published(path, columns):
     return points
 
 
+# Options that headings and captions of training describe in other words.
+NAMED = ("--data", "--model", "--batch", "--optimizer", "--lr", "--train-size", "--test-size")
+
+
+def option_words(options, without=()):
+    """Returns options for a heading or a caption, such as ["flip", "mixup 0.8"]. Leaves out the options in `without`."""
+    return [f"{name[2:]} {value}".strip() for name, value in options if name not in without]
+
+
 def stands_for_run(row):
     """Returns whether a row represents a complete run: a run of a single rank, or the sum over all ranks."""
     return row["rank"] == "all" or (row["rank"] == "0" and row["ranks"] == 1)
@@ -312,9 +319,9 @@ def stands_for_run(row):
 def identity(row):
     """Returns the key of a row; a newer row replaces an older row with the same key. For loading, the key includes the size of
     the data, because a different data set may have the same path later."""
-    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(row.defaults)
+    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device")
     columns += ("items", "sample_bytes") if row.is_load else ()
-    return (row.source, row.is_load) + tuple(row[column] for column in columns)
+    return (row.source, row.is_load) + tuple(row[column] for column in columns) + tuple(row.settings.values())
 
 
 def name_devices(loads):

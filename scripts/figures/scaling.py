@@ -5,7 +5,7 @@ import collections
 
 from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
-from rows import DEFAULTS, newest, sweep_of
+from rows import newest, sweep_of
 
 KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
 
@@ -16,7 +16,7 @@ def line_key(row, kind):
     per rank on a CPU, or None on a GPU."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
-            *(row.texts[column] for column in DEFAULTS if column != "batch"),
+            *(value for column, value in row.settings.items() if column != "batch"),
             None if row.on_gpu else threads_per_rank(row))
 
 
@@ -36,8 +36,8 @@ def figure(measured):
     plot = Plot("Throughput vs. ranks")
     add_legend(plot, devices, lines)
     kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
-    places = list(devices.groups)
-    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), places.index(device_of(points[0])),
+    shown_devices = list(devices.groups)
+    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), shown_devices.index(device_of(points[0])),
                                    SLOTS[points[0]["variant"]]))
     plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],

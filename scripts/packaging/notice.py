@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the licence terms of the third-party code that a libfdsl contains. make install and wheel.py use it.
+"""Prints the licence terms of the third-party code that a build of libfdsl contains. make install and wheel.py use this script.
 
   scripts/packaging/notice.py LIBRARY     libfdsl.so or libfdsl.a
 """

@@ -124,7 +124,7 @@ def main():
             entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
             archive.writestr(entry, files[name], compresslevel=9)
     unfinished.replace(path)
-    for other in folder.glob(f"fdsl-{version}-*_{library.tag.split('_', 3)[3]}.whl"):  # other builds: pip refuses to install two
+    for other in folder.glob(f"fdsl-{version}-*_{library.tag.split('_', 3)[3]}.whl"):  # pip refuses to install two
         if other != path:
             other.unlink()
     print(path)

@@ -42,7 +42,7 @@ for i in "${!names[@]}"; do
     is_right "$file" "${sums[i]}" && continue
     echo "fetching ${names[i]}"
     curl -fL --retry 3 -o "$file.part" "$mirror/${names[i]}" || fail "$mirror/${names[i]} cannot be fetched; set MIRROR to the URL of another server"
-    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its $tool is not ${sums[i]}"
+    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its $tool is not ${sums[i]}; run this script again, or set MIRROR to the URL of another server"
     mv "$file.part" "$file" || exit 1
 done
 echo "$1 is complete"

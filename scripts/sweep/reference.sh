@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Uses this build to measure the rows of results/reference that README.md and docs/ quote. File names are fixed, so new
+# Repeats, with this build, the measurements in results/reference that README.md and docs/ quote. File names are fixed, so new
 # files replace old ones. To update the pages afterwards:
 #   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
 #
@@ -80,7 +80,7 @@ mkdir -p "$out" "${work:=$out/work}"
 out=$(realpath "$out") work=$(realpath "$work")
 
 file() { printf '%s/%s_%s.csv' "$out" "$prefix" "$1"; } # name
-failed=()                                               # sections; the rest of a failed section still runs
+failed=()                                               # names of sections; the rest of a failed section still runs
 attempt() {                                             # command ...
     printf '%q ' "${@//"$bench"/fdsl-bench}" >&2 && echo >&2
     [[ $dry ]] || FDSL_BENCH=$bench "$@" >&2 || {
@@ -153,7 +153,7 @@ learn() { # file, variant, options ...
     run --variant "$2" --data "$mnist" --out "$(file "$1")" "${@:3}"
 }
 
-# Verifies only the first training, because the single-threaded reference takes 9 s per epoch.
+# Verifies only the first training run, because the single-threaded reference takes 9 s per epoch.
 train() {
     local seed batch
     learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed 0 --lr 0.001 --verify --verify-steps 1
@@ -162,7 +162,8 @@ train() {
     for batch in 64 128 512 1024; do learn train_graph train-graph --model cnn --batch $batch --epochs 3; done
 }
 
-# Canvases of 512 pixels, of which the network sees 224. The accuracy of so short a training means nothing.
+# Generates images of 512 x 512 pixels, of which the network gets a crop of 224 x 224. The training runs are too short for a
+# meaningful accuracy.
 vit() {
     local pictures="--data synth --res 512 --out-res 224 --fit crop --channels 3 --classes 1000" model batch feed extra
     while read -r model batch feed extra; do

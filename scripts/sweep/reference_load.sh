@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the rows of results/reference/epyc_load.csv on this machine. Reads the same samples as files and as shards, for
+# Repeats the measurements of results/reference/epyc_load.csv on this machine. Reads the same samples as files and as shards, for
 # several sizes, orders, numbers of threads and states of the page cache. Then reads 1000 video samples for 500 epochs.
 # Takes about ten minutes, and 2.5 GB of disk space.
 #

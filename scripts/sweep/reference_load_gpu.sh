@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures rows of loading to the GPU on this machine.
+# Measures loading to the GPU on this machine, and appends the rows to FILE.csv.
 #
 #   scripts/sweep/reference_load_gpu.sh [--section NAME] DIR FILE.csv
 #

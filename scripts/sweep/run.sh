@@ -38,7 +38,7 @@ inputs='checkpoint class data init preset-file'
 byte_order_mark=$'\xef\xbb\xbf'
 
 # Arrays with one entry per task, from index 1: line of the table, ranks, options (one per line), complete
-# command, and the reason why it cannot run here.
+# command, and the reason why the task cannot run here.
 line_of=('') ranks_of=('') options_of=('') command_of=('') lacks=('')
 
 part='' messages='' child='' # if interrupted: temporary files to delete, and the process to stop
@@ -84,7 +84,7 @@ read_arguments() {
         case $1 in
         --task)
             only=${2-}
-            [[ $only =~ ^[1-9][0-9]{0,8}$ ]] || usage '--task needs a number from 1'
+            [[ $only =~ ^[1-9][0-9]{0,8}$ ]] || usage "--task '$only': give the number of a task, from 1"
             shift
             ;;
         --out)
@@ -94,7 +94,7 @@ read_arguments() {
             ;;
         --scale)
             most=${2-}
-            [[ $most =~ ^[1-9][0-9]{0,5}$ ]] || usage '--scale needs a number of ranks'
+            [[ $most =~ ^[1-9][0-9]{0,5}$ ]] || usage "--scale '$most': give a number of ranks"
             shift
             ;;
         --redo) redo=yes ;;
@@ -121,8 +121,8 @@ read_arguments() {
     [[ $mode == count ]] || check_owner
 }
 
-# Refuses two tables with the same name in different folders, which would use each other's results. If the other table
-# no longer exists, assumes that it was moved here.
+# Refuses two tables with the same name in different folders, which would use each other's results. If the earlier table
+# does not exist any more, assumes that this table is the same one, moved.
 check_owner() {
     local owner
     owner=$(cat "$folder/table" 2>/dev/null) || return 0
@@ -166,8 +166,8 @@ add_task() { # ranks, options ...
     options_of+=("$(printf '%s\n' "${@:2}")")
 }
 
-# For --scale, lines of the table with the same options form a case. case_line has the first line of each case, and
-# case_kinds the kinds of scaling in its lines. A line with one rank and no scaling adds no kind, because one rank is the
+# For --scale, lines of the table that differ only in ranks and scaling form a case. case_line has the first line of each
+# case, and case_kinds the kinds of scaling in its lines. A line with one rank and no scaling adds no kind, because one rank is the
 # baseline of every kind.
 declare -A case_line case_kinds
 cases=()
@@ -393,7 +393,7 @@ prepare_folder() {
         die 2 "cannot write to $folder${message:+ ($message)}; choose another folder with --out"
     messages=$(mktemp -t fdsl-sweep.XXXXXX) # not in $folder, because its disk may be full
     [[ $messages ]] || die 1 'cannot create a temporary file; name a writable folder in TMPDIR'
-    # A failure here is not reported: writing the first rows then fails, too, and is reported.
+    # A failure here is not reported, because writing the first rows will then also fail, and that is reported.
     part=$folder/table.part.$$
     { realpath --relative-base="$root" -- "$table" >"$part" && mv "$part" "$folder/table"; } 2>/dev/null ||
         rm -f "$part"

@@ -39,7 +39,7 @@ static enum status add_value(struct axis *axis, const char *text)
     axis->texts = texts;
     char *mine = texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
-    if (!*mine) /* an option without a default: options_text() writes "" for none and for a count of 0 */
+    if (!*mine) /* options_text() wrote nothing: the value is "none", or a count of 0 without a default */
         strcpy(mine, option_takes_none(spec) ? "none" : "0");
     for (size_t i = 0; i < axis->count; i++)
         if (strcmp(texts[i], mine) == 0)

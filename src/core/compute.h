@@ -19,7 +19,7 @@ struct compute {
     const char *text; /* the value of the option and of its CSV column; NULL: no step */
     double step_s;    /* duration of the kernel in seconds; 0: a real training step */
     struct task task; /* for a real training step: the model and its input */
-    char name[32];    /* "train:cnn" */
+    char name[32];    /* "train:MODEL", set by compute_teach() */
 };
 
 /* The entry for a workload's option table; `at`: offset of struct compute in the workload's parameters. */

@@ -59,13 +59,13 @@ struct consumer {
     struct consumer_facts facts;
 };
 
-/* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()) its step is a real
- * training step. With NULL it is a kernel calibrated to take `step_s` seconds on an otherwise idle device,
- * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second (longer if a step
- * takes more than 10 ms), during which nothing else should run. The caller closes it with consumer_close().
- * STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if training does not fit in the device's memory;
- * STATUS_FAILED if memory runs out or the step cannot be calibrated. Nothing is left allocated after a
- * failure. */
+/* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()), each step trains a
+ * network, and `step_s` is ignored. If `task` is NULL, each step is a kernel that takes `step_s` seconds on
+ * an otherwise idle device. The calibration accepts an error of 2 %, or of 10 % with a warning. Calibrates
+ * and measures for about a second (longer if a step takes more than 10 ms), during which nothing else should
+ * run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if training
+ * does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be calibrated.
+ * Nothing is left allocated after a failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
 /* Waits for all steps, then resets the training state. Called before another variant delivers batches. */
@@ -90,10 +90,10 @@ static inline enum status consumer_take_host(struct consumer *consumer, const st
 
 /* Consumes a batch in device memory. The values must not change until the step has ended; the struct `batch`
  * may. On the device, the step waits for `ready_event`, a recorded cudaEvent_t (NULL: the batch is ready
- * now). `*done_event` (NULL: not wanted) becomes a cudaEvent_t recorded after the step; after that event the
- * batch may be overwritten. The consumer owns the event and records it again CONSUMER_STEPS_AHEAD steps
- * later. Returns at once unless CONSUMER_STEPS_AHEAD steps (fewer for real training steps) are in flight;
- * then it blocks. Thread safe. */
+ * now). If `done_event` is not NULL, `*done_event` becomes a cudaEvent_t that is recorded after the step;
+ * after that event, the batch may be overwritten. The consumer owns the event and records it again
+ * CONSUMER_STEPS_AHEAD steps later. Blocks while CONSUMER_STEPS_AHEAD steps (fewer for real training steps)
+ * are in flight; otherwise returns at once. Thread safe. */
 #define CONSUMER_STEPS_AHEAD 256
 static inline enum status consumer_take_device(struct consumer *consumer, const struct batch *batch,
                                                void *ready_event, void **done_event)

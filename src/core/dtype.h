@@ -7,7 +7,8 @@
 
 #include "core/portable.h"
 
-/* The program reads image and array files of the first three types only. It also writes DTYPE_BF16. */
+/* Images and .npy files are read in the first three types only. Embeddings (data/embeddings.h) are also read
+ * in DTYPE_BF16, and output is also written in it. */
 enum dtype {
     DTYPE_U8,
     DTYPE_F16,

@@ -100,8 +100,8 @@ enum status file_check(const char *path)
     if (!S_ISREG(info.st_mode))
         return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
     char real[PATH_MAX], buffer[PATH_MAX];
-    const char *folder =
-        file_folder(realpath(path, real) ? real : path, buffer); /* a link's target is replaced */
+    /* For a link, check the folder of its target: writing replaces the target, not the link. */
+    const char *folder = file_folder(realpath(path, real) ? real : path, buffer);
     if (access(folder, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
                           folder, strerror(errno));

@@ -18,8 +18,8 @@ enum status file_check_new(const char *path);
 /* Writes all `count` bytes, retrying short writes. Returns false with errno set on an error. */
 bool file_write_all(int fd, const char *bytes, size_t count);
 
-/* Syncs the folder of `path`, so that a new name survives a crash. Ignores errors: some file systems cannot
- * sync folders, and the file's contents are already safe. */
+/* Syncs the folder of `path`, so that the name of a new file survives a crash. Ignores errors: some file
+ * systems cannot sync folders, and the file's contents are already safe. */
 void file_sync_folder(const char *path);
 
 /* Checks that file_write_atomic() could write `path`: the folder is writable, and `path` is a regular file or
@@ -44,19 +44,20 @@ bool file_same(const char *a, const char *b);
 /* Whether `path` is `folder` or is inside it. Follows links; `path` need not exist. */
 bool file_is_inside(const char *path, const char *folder);
 
-/* Writes a file atomically: under a temporary name in its folder, then renamed. */
+/* Writes a file atomically: writes it under a temporary name in the same folder, then renames it. */
 struct file_writer {
     int fd;
     char *target, *name;      /* owned; the final path with links resolved, and the temporary path */
-    struct file_writer *next; /* in the list of open writers, so an open writer must not move in memory */
+    struct file_writer *next; /* next entry in the list of open writers; an open writer must therefore not
+                               * move in memory */
 };
 
 /* file_begin() opens the temporary file, file_add() appends, and file_complete() syncs and closes the file.
  * file_end() renames it to `path`, and completes it first if necessary. Links are followed; only regular
  * files are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
  * `path` is unchanged. To write several files that belong together, call file_complete() for all of them
- * before file_end() for the first: if the disk is full, file_complete() fails at the latest. Each thread may
- * write its own files. */
+ * before file_end() for the first. If the disk is full, file_add() or file_complete() then fails before any
+ * file is replaced. Each thread may write its own files. */
 enum status file_begin(struct file_writer *writer, const char *path);
 enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
 enum status file_complete(struct file_writer *writer);

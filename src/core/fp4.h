@@ -21,7 +21,7 @@
 #define NVFP4_BLOCK     16
 #define MXFP4_SCALE_NAN 0xFF
 #define FP4_MAX         6.0f
-#define FLOAT_INFINITE  0x7F800000u /* bits of a magnitude that is not finite: this or larger */
+#define FLOAT_INFINITE  0x7F800000u /* the bits of infinity; those of a NaN magnitude are larger */
 
 /* Returns the four bits of the nearest e2m1 value, ties to the even code; magnitudes above 6 become 6, NaN
  * becomes 0. */
@@ -44,7 +44,8 @@ FDSL_HD float fp4_to_float(uint8_t bits)
 }
 
 /* Returns the scale of an MXFP4 block as an exponent with bias 127. The exponent is floor(log2(m)) - 2, where
- * m is the block's largest magnitude, because FP4_MAX has the exponent 2. `largest` is the bits of m. */
+ * m is the block's largest magnitude, because FP4_MAX has the exponent 2. `largest` contains the bits of
+ * m. */
 FDSL_HD uint8_t mxfp4_scale(uint32_t largest)
 {
     uint32_t exponent = largest >> 23; /* 0 for subnormal values, whose scale is limited to 2^-127 */
@@ -60,7 +61,8 @@ FDSL_HD float mxfp4_factor(uint8_t scale)
     return scale == MXFP4_SCALE_NAN ? 0 : float_from_bits((254u - scale) << 23);
 }
 
-/* Returns the scale of an NVFP4 tensor, which maps its largest finite magnitude to 6 * 448. */
+/* Returns the scale of an NVFP4 tensor. It maps the largest finite magnitude of the tensor, whose bits are
+ * `largest`, to 6 * 448. */
 FDSL_HD float nvfp4_tensor_scale(uint32_t largest)
 {
     return float_from_bits(largest) / (FP4_MAX * FP8_MAX);

@@ -17,11 +17,11 @@ FDSL_C_BEGIN
 
 struct generator;
 
-/* The numbers of the samples of a call. On a device, `list` and `counter` are device memory. */
+/* The numbers of the samples that one call generates. On a device, `list` and `counter` are device memory. */
 struct generator_numbers {
     const uint64_t *list;    /* one number per sample; NULL: consecutive numbers */
     uint64_t first;          /* if `list` is NULL: the number of the first sample */
-    const uint64_t *counter; /* only on a device: a word that is added to `first`, or NULL */
+    const uint64_t *counter; /* only on a device: address of a number that is added to `first`, or NULL */
     /* Only on a device: a copy of `list` in host memory, which some generators need and read during the call,
      * or NULL. */
     const uint64_t *host_list;

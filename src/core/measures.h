@@ -51,7 +51,7 @@ void measures_put(struct measures *measures, const char *column, const char *for
 void measures_real(struct measures *measures, const char *column, double value, int digits);
 
 /* Sets the columns MEMORY_MEASURES: the peak memory that a variant has allocated for data, and the fraction
- * of that memory that useful data fill. Both arguments are in bytes. */
+ * of that memory that holds useful data. Both arguments are in bytes. */
 void measures_memory(struct measures *measures, double useful, double allocated);
 
 /* Returns the text of a column, "" if it was not set. Owned by `measures`. */

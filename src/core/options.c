@@ -146,14 +146,14 @@ static void resolve_by_value(const struct options *options, struct found *found,
     }
 }
 
-/* Refuses a former name if the value does not suit the option that now has the new name. The message says
- * what to use instead. */
+/* Refuses an option given by a former name if the value is not valid for the option under its current name.
+ * The message says what to use instead. */
 static enum status check_former(const struct options *options, const struct found *found, const char *value)
 {
     const struct former *former = found->former;
     if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
         size_t index;
-        bool trains = option_has_name(options, "train-size", &index); /* trainers do not repeat runs */
+        bool trains = option_has_name(options, "train-size", &index); /* training repeats no runs */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
                           trains ? "--train-size N trains on N samples" : former->number, former->now,
                           found->spec->argument);
@@ -424,6 +424,20 @@ bool options_given(const struct options *options, const char *name)
     if (option_takes_none(spec))
         options_text(spec, values, text, sizeof text);
     return *text;
+}
+
+enum status options_check_only(const struct options *options, const char *what, const char *const *allowed)
+{
+    for (size_t t = 0; t < options->table_count; t++)
+        for (size_t i = 0; i < options->tables[t].count; i++) {
+            const char *name = options->tables[t].specs[i].name;
+            size_t j = 0;
+            while (allowed[j] && strcmp(name, allowed[j]) != 0)
+                j++;
+            if (!allowed[j] && options_given(options, name))
+                return status_set(STATUS_USAGE, "--%s does not apply to %s; leave one out", name, what);
+        }
+    return STATUS_OK;
 }
 
 /* ---- Before the parse ---- */

@@ -12,10 +12,11 @@
 struct axes;
 struct config;
 
-/* An option that is not given and has no default is false, 0, NaN, -1 or NULL, depending on its kind.
- * Therefore a count without a default needs a minimum of at least 1, unless 0 also means that it is not given
- * (--threads). All other numbers without a default accept "none", which means that the option is not given.
- * So options->defaults, such as those of a recipe, can be switched off. */
+/* An option that is not given and has no default has the value false, 0, NaN, -1 or NULL, depending on its
+ * kind. A count without a default therefore needs a minimum of at least 1, unless 0 means "not given", as for
+ * --threads. Numbers without a default accept "none" for "not given": real numbers, and counts with such a
+ * minimum. With "none", a user can switch off a value of options->defaults, for example one that a recipe
+ * sets. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
@@ -108,6 +109,10 @@ bool options_given(const struct options *options, const char *name);
 
 /* Whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
+
+/* Refuses all given options except those in `allowed`, which ends with NULL. `what` is the option or the
+ * command to which they do not apply. */
+enum status options_check_only(const struct options *options, const char *what, const char *const *allowed);
 
 /* Writes the value as text for a CSV row: "" for an option without a value, 0 or 1 for a flag, the shortest
  * text that parses to the same double for a real number. */

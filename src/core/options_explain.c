@@ -8,34 +8,49 @@
 
 #define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
 
-/* Names that other programs, above all timm, give to options. They are not accepted; the message names the
- * option that is meant. */
-static const struct {
-    const char *theirs, *ours;
-} foreign[] = {
-    {"aa", "rand-augment"},
-    {"aug-repeats", "repeats"},
-    {"bce-loss", "loss"},
-    {"clip-grad", "clip-norm"},
-    {"decay-epochs", "lr-step"},
-    {"decay-rate", "lr-gamma"},
-    {"grad-accum", "accumulate"},
-    {"grad-accum-steps", "accumulate"},
-    {"hflip", "flip"},
-    {"img-size", "out-res"},
-    {"min-lr", "lr-min"},
-    {"model-ema", "ema"},
-    {"model-ema-decay", "ema"},
-    {"num-classes", "classes"},
-    {"reprob", "erasing"},
-    {"sched", "lr-schedule"},
-    {"smoothing", "label-smoothing"},
-    {"train-interpolation", "interpolation"},
-    {"warmup-epochs", "lr-warmup"},
+/* Names that other programs, above all timm, give to options. They are not accepted; the error message names
+ * our option for the same purpose, with a value if it needs one. `ours` is NULL if there is none. */
+static const struct foreign {
+    const char *theirs, *ours, *value;
+} foreigns[] = {
+    {"aa", "rand-augment", NULL},
+    {"amp", "variant", "train-amp"},
+    {"aug-repeats", "repeats", NULL},
+    {"batch-size", "batch", NULL},
+    {"bce-loss", "loss", "bce"},
+    {"checkpoint-hist", "keep", NULL},
+    {"clip-grad", "clip-norm", NULL},
+    {"data-dir", "data", NULL},
+    {"decay-epochs", "lr-step", NULL},
+    {"decay-milestones", "lr-milestones", NULL},
+    {"decay-rate", "lr-gamma", NULL},
+    {"grad-accum", "accumulate", NULL},
+    {"grad-accum-steps", "accumulate", NULL},
+    {"grad-checkpointing", "checkpoint-activations", NULL},
+    {"hflip", "flip", NULL},
+    {"img-size", "out-res", NULL},
+    {"initial-checkpoint", "init", NULL},
+    {"log-interval", "log-steps", NULL},
+    {"lr-cycle-limit", "lr-cycles", NULL},
+    {"min-lr", "lr-min", NULL},
+    {"model-ema", "ema", NULL},
+    {"model-ema-decay", "ema", NULL},
+    {"num-classes", "classes", NULL},
+    {"opt-betas", "beta1", "B --beta2 B"},
+    {"opt-eps", "epsilon", NULL},
+    {"output", "checkpoint", NULL},
+    {"recovery-interval", "checkpoint-steps", NULL},
+    {"remode", NULL, NULL},
+    {"reprob", "erasing", NULL},
+    {"sched", "lr-schedule", NULL},
+    {"smoothing", "label-smoothing", NULL},
+    {"train-interpolation", "interpolation", NULL},
+    {"warmup-epochs", "lr-warmup", NULL},
+    {"warmup-lr", NULL, NULL},
+    {"wd", "weight-decay", NULL},
 };
 
-/* Values for examples in messages, where the default would be no example because it switches the option
- * off. */
+/* Example values for messages about options whose default is missing or switches the option off. */
 static const struct {
     const char *name, *value;
 } examples[] = {
@@ -53,23 +68,35 @@ static void option_name(const char *argument, char *name, size_t size)
     snprintf(name, size, "%.*s", (int)strcspn(first, "="), first);
 }
 
-/* Says where the option belongs whose former name was used. Returns STATUS_OK if no part of the program knows
- * it. */
+/* Sets a message for the former name `was` of an option: its current name `now`, and where this option
+ * belongs. Returns STATUS_OK if no part of the program knows the option. */
 static enum status explain_former(const struct options *options, const char *was, const char *now)
 {
     enum status status = options->explain ? options->explain(options->explain_context, now) : STATUS_OK;
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--%s is now called --%s", was, now);
 }
 
-/* Says which option is meant by the name in another program. Returns STATUS_OK if no part of the program
- * knows it. */
-static enum status explain_foreign(const struct options *options, int shown, const char *argument,
-                                   const char *ours)
+static const struct foreign *find_foreign(const char *name)
 {
-    size_t index;
-    if (option_has_name(options, ours, &index))
-        return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s'?", shown, argument, ours);
-    enum status status = options->explain ? options->explain(options->explain_context, ours) : STATUS_OK;
+    for (size_t i = 0; i < COUNT_OF(foreigns); i++)
+        if (strcmp(name, foreigns[i].theirs) == 0)
+            return &foreigns[i];
+    return NULL;
+}
+
+/* Sets a message for the option name of another program: it suggests our option. If this is not an option of
+ * the current workload, the message says where it belongs. Returns STATUS_OK if no part of the program knows
+ * the option. */
+static enum status explain_foreign(const struct options *options, int shown, const char *argument,
+                                   const struct foreign *foreign)
+{
+    if (!foreign->ours)
+        return status_set(STATUS_USAGE,
+                          "unknown option '%.*s': this option of timm has no equivalent here; see "
+                          "docs/train_recipe.md",
+                          shown, argument);
+    enum status status =
+        options->explain ? options->explain(options->explain_context, foreign->ours) : STATUS_OK;
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "unknown option '%.*s'", shown, argument);
 }
 
@@ -81,12 +108,16 @@ static enum status explain_unknown(const struct options *options, const char *ar
     int shown = (int)(length < NAME_BYTES ? length : NAME_BYTES);
     if (options->explain)
         TRY(options->explain(options->explain_context, name));
+    const struct foreign *foreign = find_foreign(name);
+    size_t index;
+    if (foreign && foreign->ours && option_has_name(options, foreign->ours, &index))
+        return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s%s%s'?", shown, argument,
+                          foreign->ours, foreign->value ? " " : "", foreign->value ? foreign->value : "");
     for (size_t i = 0; i < option_former_count; i++)
         if (strcmp(name, option_formers[i].was) == 0)
             TRY(explain_former(options, name, option_formers[i].now));
-    for (size_t i = 0; i < COUNT_OF(foreign); i++)
-        if (strcmp(name, foreign[i].theirs) == 0)
-            TRY(explain_foreign(options, shown, argument, foreign[i].ours));
+    if (foreign)
+        TRY(explain_foreign(options, shown, argument, foreign));
 
     size_t count = option_spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);

@@ -32,7 +32,7 @@ static const char *default_of(const struct option_spec *spec, const char *const 
     return spec->fallback;
 }
 
-/* Removes the text from `first` to `last`, which may be NULL, from a text. */
+/* Removes the characters from `first` to `last` from a string. Does nothing if `last` is NULL. */
 static void cut(char *first, const char *last)
 {
     if (last)
@@ -55,7 +55,7 @@ void options_help(FILE *stream, const struct option_spec *specs, size_t count, c
             option_append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
         const char *fallback = default_of(spec, defaults);
         char *usual = strstr(text, " (default: ");
-        if (usual && fallback != spec->fallback) /* the help says the usual default, which does not apply */
+        if (usual && fallback != spec->fallback) /* the default that the help text names does not apply */
             cut(usual, strchr(usual, ')'));
         if (fallback)
             option_append(text, sizeof text, " (default %s)", fallback);
@@ -80,7 +80,8 @@ void options_print_defaults(FILE *stream, const struct options *options,
         const bool flag = spec->kind == OPTION_FLAG;
         if (flag && !*(const bool *)((const char *)values + spec->offset)) /* --name=no */
             continue;
-        /* the text of the default: a run may have changed the value, such as the batch of a rank */
+        /* Print the text of the default, not the stored value: a run may have changed it, for example to the
+         * batch of one rank. */
         fprintf(stream, "%s--%s%s%s", any ? " " : "", pair[0], flag ? "" : " ", flag ? "" : pair[1]);
         any = true;
     }

@@ -32,8 +32,8 @@ void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size
 
 /* ---- options_values.c ---- */
 
-/* Whether the option accepts "none", which means that it is not given: it takes a number, has no default, and
- * is stored as 0 or NaN if it is not given. */
+/* Whether the option accepts the value "none", which means "not given". This applies to numbers without a
+ * default for which 0 or NaN is stored if the option is not given, and to real numbers with the default 0. */
 bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */
@@ -50,8 +50,8 @@ enum status option_explain_missing(const struct option_spec *spec, const char *w
 /* For an argument that is no option. `previous` is the argument before it. */
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument);
 
-/* Adds to the message of a refused value, if another option with a similar name accepts this value. Returns
- * STATUS_USAGE. */
+/* For a refused value: appends a suggestion to the message if another option with a similar name accepts the
+ * value. Returns STATUS_USAGE. */
 enum status option_explain_value(const struct options *options, const struct option_spec *spec,
                                  const char *value);
 

@@ -147,7 +147,9 @@ static enum status parse_choice(const char *name, const char *text, const char *
 bool option_takes_none(const struct option_spec *spec)
 {
     const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
-    return !spec->fallback && (spec->kind == OPTION_REAL || (whole && spec->minimum >= 1));
+    if (spec->fallback)
+        return spec->kind == OPTION_REAL && strcmp(spec->fallback, "0") == 0;
+    return spec->kind == OPTION_REAL || (whole && spec->minimum >= 1);
 }
 
 enum status option_set(const struct option_spec *spec, void *values, const char *text)

@@ -18,8 +18,8 @@ struct share {
     uint64_t first, count, total;
 };
 
-/* Returns the number of items of all ranks below `rank`, if the ranks divide `batch` < 2^32 items by
- * weight. The sum of the weights must be below 2^32. If it is 0, the result is 0. */
+/* Returns the number of items of all ranks below `rank`, if the ranks divide `batch` < 2^32 items by weight.
+ * The sum of the weights must be below 2^32. If this sum is 0, the result is 0. */
 static inline uint64_t partition_before(const struct partition *partition, uint64_t rank, uint64_t batch)
 {
     uint64_t before = 0, all = 0;
@@ -36,7 +36,8 @@ static inline uint64_t partition_before(const struct partition *partition, uint6
  *
  * With weights, rank i gets the items from batch * W[i] / W[ranks] to batch * W[i + 1] / W[ranks], rounded
  * down, where W[i] is the sum of the weights of the ranks below i. If `batch` is the sum of the weights, each
- * rank gets as many items as its weight; if it is smaller, no rank gets more than that. */
+ * rank gets as many items as its weight. If `batch` is smaller than that sum, no rank gets more items than
+ * its weight. */
 static inline struct share partition_share(const struct partition *partition, uint64_t batch)
 {
     if (!partition->strong)

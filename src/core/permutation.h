@@ -1,12 +1,13 @@
 /* Random permutations with random access: permutation_at() returns element i of a permutation of n elements
  * without computing the others, in constant memory, bit-identical on host and device.
  *
- * A Feistel network permutes the numbers of 2h bits, where h >= 4 is the smallest number of bits with
- * 2^(2h) >= n. Networks of 4 bits are biased for any number of rounds. Numbers that are not below n are
- * permuted again until the result is below n ("cycle walking": Black and Rogaway, "Ciphers with arbitrary
- * finite domains", CT-RSA 2002). If n > 64, this takes fewer than four steps on average. Mitchell et al.,
- * "Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022, use such networks with rounds of Philox to
- * shuffle on GPUs. docs/ops.md describes the statistical tests by which the number of rounds was chosen. */
+ * A Feistel network permutes the numbers of 2h bits, where h is the smallest number with h >= 4 and 2^(2h) >=
+ * n. Smaller h are not used, because networks of 4 bits (h = 2) are biased for any number of rounds. Numbers
+ * that are not below n are permuted again until the result is below n ("cycle walking": Black and Rogaway,
+ * "Ciphers with arbitrary finite domains", CT-RSA 2002). If n > 64, this takes fewer than four permutations
+ * on average. Mitchell et al., "Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022, use such
+ * networks with rounds of Philox to shuffle on GPUs. docs/ops.md describes the statistical tests by which the
+ * number of rounds was chosen. */
 #ifndef FDSL_CORE_PERMUTATION_H
 #define FDSL_CORE_PERMUTATION_H
 

@@ -16,7 +16,7 @@
 enum field_kind {
     FIELD_TEXT,
     FIELD_NUMBER, /* a number if the text is one, else a string */
-    FIELD_FLAG    /* "0" and "no" are false, all other texts are true */
+    FIELD_FLAG    /* "" is null, "0" and "no" are false, all other texts are true */
 };
 
 struct field {

@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Returns the least DRAM traffic in bytes. Caches may still have part of `once_bytes` from the previous run,
- * and the chip may keep part of `round_bytes` between rounds. */
+/* Returns the least DRAM traffic in bytes. Subtracts what needs no traffic: caches may hold part of
+ * `once_bytes` since the previous run, and the chip may keep part of `round_bytes` between rounds. */
 static double memory_bytes(const struct least_work *work, const struct machine_peaks *peaks)
 {
     return fmax(work->once_bytes - peaks->cache_bytes, 0) +

@@ -16,7 +16,8 @@ struct task {
     char model[16]; /* name of the network; "": task_choose() chooses one */
     uint32_t channels, height, width, classes;
     uint32_t batch; /* maximum number of samples per step */
-    uint32_t share; /* this rank's samples in a whole batch: fewer than `batch` if ranks divide a batch */
+    uint32_t share; /* number of this rank's samples in a whole batch; less than `batch` if the ranks divide a
+                     * batch */
 };
 
 /* Checks that an image network of this name exists. If not, returns STATUS_USAGE and suggests the nearest

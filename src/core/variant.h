@@ -22,8 +22,8 @@ struct resources {
 /* The device time of one run. The runner measures wall time itself. */
 struct run_time {
     double device_s; /* in seconds, from events on the variant's stream; negative if only wall time applies */
-    double other_s;  /* in seconds, added to the wall time: what an earlier process spent on the run, minus
-                      * pauses that are not part of the run */
+    double other_s;  /* in seconds, added to the wall time; may be negative. Time that an earlier process
+                      * spent on this run (--resume), minus pauses that are not part of the run */
 };
 
 struct variant {

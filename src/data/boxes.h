@@ -71,7 +71,8 @@ FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
     return box;
 }
 
-/* The part of random-resized-crop (data/image_fit.h). Counter of each attempt: attempt, sample, epoch. */
+/* Returns the rectangle of random-resized-crop (image_fit_box() in data/image_fit.h). Counter of each
+ * attempt: attempt, sample, epoch. */
 FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint32_t height, uint32_t epoch,
                                             uint32_t sample)
 {

@@ -14,9 +14,9 @@ struct class_folders {
 };
 
 /* Reads the labels of the first `samples` samples. STATUS_USAGE if the source has no labels, or if a class
- * below the largest has no sample. ImageFolder refuses an empty folder, and if the folder is missing, it
- * gives the larger classes other numbers. Before anything is written, also checks that the first sample has
- * an image. */
+ * below the largest has no sample. ImageFolder refuses an empty class folder; without the folder, it would
+ * give all larger classes other numbers. Before anything is written, also checks that the first sample has an
+ * image. */
 enum status class_folders_read(const struct source *source, void *state, uint64_t samples,
                                struct class_folders *folders);
 

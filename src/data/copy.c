@@ -102,7 +102,7 @@ static void dataset_source_describe(const void *state, uint64_t number, char tex
 
 /* ---- Opening ---- */
 
-/* Hashes the keys of all samples and the edges of their members. */
+/* Hashes the keys of all samples and the edges (first and last bytes) of their members. */
 static uint64_t identify(const struct dataset *dataset)
 {
     uint64_t identity = 0;
@@ -135,7 +135,7 @@ static enum status dataset_source_open(const struct source_request *request, str
 {
     const struct parameters *parameters = request->parameters;
 #ifndef HAVE_XXHASH
-    return status_set(STATUS_UNAVAILABLE, "cannot read datasets: this build has no xxHash");
+    return status_set(STATUS_UNAVAILABLE, "cannot read data sets: this build has no xxHash");
 #endif
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
@@ -152,6 +152,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->samples = dataset->sample_count;
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
+    facts->class_folders = dataset->classes != NULL;
     return STATUS_OK;
 }
 

@@ -77,7 +77,7 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
 
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples)
 {
-    if (!dataset->skip)
+    if (!dataset->skip || status != STATUS_FAILED)
         return status;
     if (dataset->faults++ < DATASET_WARNINGS_MAX)
         status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " an unknown number of samples" : "",
@@ -88,18 +88,22 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 }
 
 /* Opens a file of a remote data set. */
-static int open_remote(const struct dataset *dataset, uint32_t file, int flags)
+static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
-    int fd = remote_fd(dataset->remote, dataset->files[file].name);
-    if (fd >= 0 && flags && remote_cached(dataset->remote) && fcntl(fd, F_SETFL, flags) != 0) {
-        int failure = errno;
-        close(fd);
-        status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, dataset->files[file].name,
-                   strerror(failure));
-        errno = failure;
-        return -1;
+    enum status status = remote_fd(dataset->remote, dataset->files[file].name, fd);
+    if (status != STATUS_OK) {
+        errno = EIO;
+        return status;
     }
-    return fd;
+    if (!flags || !remote_cached(dataset->remote) || fcntl(*fd, F_SETFL, flags) == 0)
+        return STATUS_OK;
+    int failure = errno;
+    close(*fd);
+    *fd = -1;
+    status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, dataset->files[file].name,
+               strerror(failure));
+    errno = failure;
+    return STATUS_FAILED;
 }
 
 void dataset_file_close(const struct dataset *dataset, int fd)
@@ -116,36 +120,48 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file)
         remote_ask(dataset->remote, dataset->files[file].name);
         return;
     }
-    int fd = dataset_file_open(dataset, file, 0);
-    if (fd < 0)
+    int fd;
+    if (dataset_file_open(dataset, file, 0, &fd) != STATUS_OK)
         return; /* the caller opens the file later, and reports the error */
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
     close(fd);
 }
 
-int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
+enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)
 {
     const char *name = dataset->files[file].name;
     struct stat info;
     if (dataset->remote)
-        return open_remote(dataset, file, flags);
+        return open_remote(dataset, file, flags, fd);
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
-    int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
-    int failure = fd < 0 ? errno : 0;
-    if (!failure && fcntl(fd, F_SETFL, flags) != 0)
+    *fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+    int failure = *fd < 0 ? errno : 0;
+    if (!failure && fcntl(*fd, F_SETFL, flags) != 0)
         failure = errno;
-    bool known = fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(fd, &info) == 0;
+    bool known = *fd < 0 ? fstatat(dataset->directory, name, &info, 0) == 0 : fstat(*fd, &info) == 0;
     if (known && !S_ISREG(info.st_mode)) {
         failure = S_ISDIR(info.st_mode) ? EISDIR : ESPIPE;
         status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, name);
     } else if (failure)
         status_set(STATUS_FAILED, "%s/%s: cannot open: %s%s", dataset->path, name, strerror(failure),
                    failure == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
-    if (failure && fd >= 0)
-        close(fd);
+    if (!failure)
+        return STATUS_OK;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
     errno = failure;
-    return failure ? -1 : fd;
+    return failure == EMFILE ? STATUS_USAGE : STATUS_FAILED;
+}
+
+enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct dataset_member *member, enum status status)
+{
+    const char *name = dataset->files[member->file].name;
+    return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
+                                           (unsigned long long)member->offset, sample->key)
+                           : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
 }
 
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,

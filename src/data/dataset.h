@@ -1,8 +1,9 @@
 /* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
  * has the position of every member. The list is built before any timing: from our index (the index of
- * --prepare) if there is one, otherwise from shard headers or file names. If only a wids index exists,
- * only the shards that it names are read. After the list is built, the plain reader (data/plain.h) reads
- * every sample once. The reader's checksums are the reference for the output of the variants. */
+ * --prepare) if there is one, otherwise from shard headers or file names. If only a wids index exists, only
+ * the shards that it names are read. After the list is built, the plain reader (data/plain.h) reads the first
+ * and last bytes of every member; dataset_hash() reads all bytes. The reader's checksums are the reference
+ * for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -41,7 +42,8 @@ struct dataset_sample {
     uint64_t bytes;        /* total over the members */
     uint32_t member;       /* index of the first member in dataset->members */
     uint32_t members;      /* number of members, stored consecutively */
-    uint32_t image, label; /* which member is the image, and the label; equal to `members` if none is */
+    uint32_t image, label; /* number of the member that is the image, or the label; `members` if there is
+                            * none */
     int32_t class_folder;  /* number of the class folder; LABEL_NONE if there are no class folders */
     const struct member_rule *rule; /* how to read the label; NULL if there is no label */
 };
@@ -51,6 +53,7 @@ struct dataset {
     char *path;
     int directory;         /* open file descriptor; -1 if `remote` is set */
     struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
+    const char *shard;     /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;           /* true: samples are stored in tar shards; false: in single files */
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
@@ -82,12 +85,12 @@ FDSL_C_BEGIN
 void dataset_close(struct dataset *dataset);
 
 /* Opens dataset->files[file] read-only, with additional open(2) flags. If the data set is remote, reads the
- * whole file first; the flags then apply only to files of a cache. Returns a descriptor. On failure
- * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
-int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+ * whole file first; the flags then apply only to files of a cache. Sets `*fd` to the descriptor. On failure
+ * sets `*fd` to -1, and errno: ESPIPE or EISDIR means that the file is not a regular file. STATUS_FAILED if
+ * the file cannot be read, another status if the cause is not the file, such as too little memory. */
+enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd);
 
-/* Closes a descriptor of dataset_file_open(). Its file must not be mapped any more; otherwise, use close().
- */
+/* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
 
 /* Says that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or starts to
@@ -99,6 +102,11 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file);
  * `classes` is 0, any integer is accepted. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
+
+/* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
+ * `status`. */
+enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
+                       const struct dataset_member *member, enum status status);
 
 /* Sets the message that a sample lacks a member for an option; see members_lack(). */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,

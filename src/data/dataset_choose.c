@@ -18,14 +18,55 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Whether all samples are single files in folders, without a .cls. */
-static bool in_folders(const struct dataset *dataset)
+/* Whether a sample is in a folder. If `with_image` is set, also whether it has a member that --image, or
+ * --member EXT, names. */
+static bool in_folder(const struct dataset *dataset, const struct dataset_sample *sample, bool with_image)
+{
+    const struct members *choice = &dataset->choice;
+    bool found = !with_image;
+    for (uint32_t m = 0; !found && m < sample->members; m++) {
+        const char *extension = dataset->members[sample->member + m].extension;
+        const struct member_rule *rule;
+        found = members_find(choice->only.count ? &choice->only : &choice->image, &extension, 1, false,
+                             &rule) == 0;
+    }
+    return found && strchr(sample->key, '/');
+}
+
+static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        count += in_folder(dataset, &dataset->samples[i], with_image);
+    return count;
+}
+
+/* If most samples are images in folders, removes the other samples from the list, with one warning. */
+static void drop_strays(struct dataset *dataset)
+{
+    uint32_t images = count_in_folders(dataset, true), strays = dataset->sample_count - images, kept = 0;
+    const char *first = NULL;
+    if (dataset->indexed || strays == 0 || strays >= images)
+        return;
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        if (in_folder(dataset, sample, true))
+            dataset->samples[kept++] = *sample;
+        else if (!first)
+            first = dataset->files[dataset->members[sample->member].file].name;
+    }
+    dataset->sample_count = kept;
+    status_warn(
+        "%s: ignored %u of %u samples, which are not in class folders or have no member for --%s; the "
+        "first is %s",
+        dataset->path, strays, strays + images, dataset->choice.only.count ? "member" : "image", first);
+}
+
+/* Whether the samples may be in class folders: they are single files, and none has a member "cls". */
+static bool allows_classes(const struct dataset *dataset)
 {
     if (dataset->shards || dataset->sample_count == 0)
         return false;
-    for (uint32_t i = 0; i < dataset->sample_count; i++)
-        if (!strchr(dataset->samples[i].key, '/'))
-            return false;
     for (uint32_t m = 0; m < dataset->member_count; m++)
         if (strcasecmp(dataset->members[m].extension, "cls") == 0)
             return false;
@@ -52,7 +93,10 @@ static enum status list_folders(struct dataset *dataset, DIR *stream)
 
 enum status dataset_find_classes(struct dataset *dataset)
 {
-    if (!in_folders(dataset))
+    if (!allows_classes(dataset))
+        return STATUS_OK;
+    drop_strays(dataset);
+    if (count_in_folders(dataset, false) < dataset->sample_count)
         return STATUS_OK;
     int fd = openat(dataset->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
@@ -150,11 +194,8 @@ enum status dataset_choose(struct dataset *dataset, struct dataset_sample *sampl
 {
     uint32_t at = 0;
     enum status status = choose(dataset, sample, &at);
-    const struct dataset_member *member = &dataset->members[sample->member + at];
     return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path,
-                                               dataset->files[member->file].name,
-                                               (unsigned long long)member->offset, sample->key);
+                               : dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
 }
 
 void dataset_decide(struct dataset *dataset)

@@ -138,6 +138,8 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
     struct walk walk = {.dataset = dataset, .deep = deep, .names = names};
     if (dataset->remote)
         return list_remote(&walk);
+    if (dataset->shard)
+        return add_file(&walk, dataset->shard);
     enum status status = add_branch(&walk, "", NULL);
     while (status == STATUS_OK && walk.to_do) {
         struct branch *branch = walk.to_do;

@@ -372,11 +372,11 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
 {
     const struct dataset_file *shard = &dataset->files[file];
     char hex[33];
-    int fd = dataset_file_open(dataset, file, 0);
-    if (fd < 0)
-        return dataset->skip ? STATUS_OK
-                             : STATUS_FAILED; /* read_all_samples() skips and counts the shard's samples */
-    enum status status = md5_of(fd, buffer, hex);
+    int fd;
+    enum status status = dataset_file_open(dataset, file, 0, &fd);
+    if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
+        return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    status = md5_of(fd, buffer, hex);
     dataset_file_close(dataset, fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
         status = status_set(STATUS_FAILED,
@@ -452,23 +452,42 @@ static enum status list_samples(struct dataset *dataset)
     return status;
 }
 
-/* Opens the folder or the URL. */
+/* Opens the folder of the tar file that dataset->path names, to read only this file. */
+static enum status open_shard_alone(struct dataset *dataset)
+{
+    char *slash = strrchr(dataset->path, '/');
+    const char *leaf = slash ? slash + 1 : dataset->path;
+    TRY(dataset_keep_name(dataset, leaf, strlen(leaf), &dataset->shard));
+    strcpy(slash ? slash : dataset->path, slash ? "/" : "."); /* shorter than the name of the file */
+    dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (slash && slash > dataset->path)
+        *slash = '\0'; /* messages add a slash */
+    return dataset->directory >= 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--data %s: %s", dataset->path, strerror(errno));
+}
+
+/* Opens the folder, the tar file or the URL. */
 static enum status open_place(const char *path, const struct remote_options *options, struct dataset *dataset)
 {
     const char *local = remote_local(path);
     if (!local && remote_is(path)) {
-        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* what follows may be a secret */
+        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* the query may contain a secret */
         char *slash = strrchr(dataset->path, '/');
         const char *leaf = slash + 1;
         if (!*leaf || strpbrk(leaf, ".{"))
-            *slash = '\0'; /* messages append the names of files */
+            *slash = '\0'; /* messages add a slash and the name of a file */
         return remote_open(path, options, &dataset->remote);
     }
-    if (local) /* indexes are opened by path */
+    if (local) /* remove "file://", because indexes are opened by path */
         memmove(dataset->path, dataset->path + (local - path), strlen(local) + 1);
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return dataset->directory >= 0 ? STATUS_OK
-                                   : status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
+    if (dataset->directory >= 0)
+        return STATUS_OK;
+    if (errno == ENOTDIR && ends_in(dataset->path, ".tar"))
+        return open_shard_alone(dataset);
+    return status_set(STATUS_USAGE, "--data %s: %s%s", path, strerror(errno),
+                      errno == ENOTDIR ? "; name a folder, or a shard that ends in .tar" : "");
 }
 
 enum status dataset_open(const char *path, bool skip, const struct members *choice,

@@ -20,9 +20,9 @@ FDSL_C_BEGIN
  * them in dataset->skipped. If the directory has our index, `skip` also makes this function compare every
  * byte and every shard header with the index.
  *
- * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, for
- * any `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after
- * a failure. */
+ * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, even
+ * if `skip` is true, if a wids index names a shard outside the directory. The caller closes the dataset, also
+ * after a failure. */
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 

@@ -33,9 +33,9 @@ enum status dataset_add_member(struct dataset *dataset, struct dataset_member me
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
 /* Handles a failure whose message is already set. `samples` is the number of samples that this failure
- * affects, or DATASET_UNKNOWN. If dataset->skip is set, prints the message as a warning (at most
- * DATASET_WARNINGS_MAX times), counts these samples as skipped and returns STATUS_OK. Otherwise returns
- * `status`. */
+ * affects, or DATASET_UNKNOWN. If dataset->skip is set and `status` is STATUS_FAILED, prints the message as a
+ * warning (at most DATASET_WARNINGS_MAX times), counts these samples as skipped and returns STATUS_OK.
+ * Otherwise returns `status`: the cause of any other status is not a sample. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */
@@ -60,11 +60,12 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
 /* ---- dataset_choose.c ---- */
 
 /* Finds class folders as ImageFolder defines them: samples are single files in folders, and none has a .cls.
- * The sorted names of the top folders are the classes. */
+ * The sorted names of the top folders are the classes. If most samples are images in folders, removes the
+ * other samples, with a warning. An index of --prepare is not changed. */
 enum status dataset_find_classes(struct dataset *dataset);
 
-/* Decides whether samples are reduced to their image and label: if --image or --label was given, or if the
- * first sample has an image. */
+/* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
+ * --image or --label was given, or if the first sample has an image, but never with --member. */
 void dataset_decide(struct dataset *dataset);
 
 /* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.

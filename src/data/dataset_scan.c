@@ -137,8 +137,9 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     if (!scan)
         return dataset_out_of_memory();
     scan->dataset = dataset;
-    scan->fd = dataset_file_open(dataset, file, 0);
-    enum status status = scan->fd < 0 ? STATUS_FAILED : scan_file(scan, file);
+    enum status status = dataset_file_open(dataset, file, 0, &scan->fd);
+    if (status == STATUS_OK)
+        status = scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
     if (status == STATUS_OK && listed)
         status = check_listed(listed, found, dataset->files[file].bytes);

@@ -78,8 +78,8 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 
 /* ---- Stochastic depth ---- */
 
-/* The factor of one sample in a LAYER_DROP_PATH: 0 with probability `rate`, otherwise 1 / (1 - rate).
- * Counter: 0, sample, epoch. */
+/* The factor of a sample in a LAYER_DROP_PATH layer: 0 with probability `rate`, else 1 / (1 - rate). Counter:
+ * 0, sample, epoch. */
 FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, float rate)
 {
     struct philox_block block = philox(philox_key(seed), 0, sample, epoch, DRAW_PATH | layer);
@@ -145,16 +145,17 @@ struct augment {
                        side with `shift` zeros before normalisation, and then cropping at random */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 
-    /* New images are computed from the stored samples in every epoch (train/augment.h). */
+    /* With crop, RandAugment or repeats, new images are computed from the stored samples in every epoch
+     * (train/augment.h). */
     bool crop, bicubic;     /* random-resized-crop, and its filter */
-    uint32_t operations;    /* RandAugment: operations per sample */
+    uint32_t operations;    /* RandAugment: number of operations per sample; 0: off */
     double magnitude;       /* RandAugment: 0 to 30 */
     uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
     float erasing;          /* probability of random erasing */
-    uint32_t height, width; /* random erasing: of the images */
+    uint32_t height, width; /* size of the images, for random erasing */
 };
 
-/* Returns whether the network's images are computed from the stored samples before they are gathered. */
+/* Returns whether new images are computed from the stored samples before a batch is gathered. */
 FDSL_HD bool augment_computes(const struct augment *augment)
 {
     return augment->crop || augment->operations > 0 || augment->repeats > 1;
@@ -186,8 +187,8 @@ FDSL_HD bool draw_flip(uint64_t seed, uint32_t epoch, uint32_t sample)
     return philox(philox_key(seed), 0, sample, epoch, DRAW_AUGMENT).word[2] >> 31;
 }
 
-/* Returns the move of a sample, without random erasing. If augment_computes(), the move does not mirror,
- * because augment_image() mirrors. */
+/* Returns how a sample is shifted and mirrored, without random erasing. If augment_computes() is true, `flip`
+ * is false, because augment_image() mirrors the sample instead. */
 FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                    uint32_t sample)
 {

@@ -17,6 +17,8 @@
  * are copied instead of mapped. */
 #define COPY_BYTES 65536
 
+const char *const embeddings_sample_columns[] = {"first_row", "rows", NULL};
+
 struct embeddings_file {
     char *path; /* owned */
     struct stat info;
@@ -222,8 +224,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     *set = NULL;
     enum status status = paths_find(path, tensor_file_named, &paths);
     if (status == STATUS_OK && paths.count == 0)
-        status =
-            status_set(STATUS_USAGE, "%s: no file whose name ends in .npy, .safetensors, .pt or .pth", path);
+        status = status_set(STATUS_USAGE,
+                            "%s: no file whose name ends in .npy, .safetensors, .pt, .pth or .pth.tar", path);
     struct embeddings *opened = calloc(1, sizeof *opened);
     if (opened)
         opened->files = calloc(paths.count + 1, sizeof *opened->files);

@@ -11,6 +11,9 @@
 
 #define EMBEDDINGS_COLUMNS_MAX 65536
 
+/* Columns of samples.csv in a prepared set: the first row and the number of rows of each file. */
+extern const char *const embeddings_sample_columns[];
+
 /* Consecutive rows that are stored as one tensor of a file. */
 struct embeddings_part {
     const char *file;      /* path; owned by the set */
@@ -33,16 +36,17 @@ struct embeddings {
 
 FDSL_C_BEGIN
 
-/* Opens a file (.npy, .safetensors, .pt, .pth), a folder with such files (with its subfolders, sorted by
- * path), or several of these separated by ','. Names may be patterns of the shell. A tensor with two axes has
- * one row per index of the first; a tensor with one axis is one row.
+/* Opens a file (.npy, .safetensors, .pt, .pth, .pth.tar), a folder with such files (with its subfolders,
+ * sorted by path), or several of these separated by ','. Names may be patterns of the shell. A tensor with
+ * two axes has one row per index of its first axis; a tensor with one axis is one row.
  *
  * `tensor` selects tensors by their names or a pattern of the shell. If it is "", each file contributes its
  * floating-point tensors with two axes. A file without such tensors contributes its floating-point tensors
  * with one axis. All tensors must have the same type and number of columns.
  *
- * Files are mapped. If a mapped file shrinks later, access to the lost rows raises SIGBUS: read values in
- * guard_run() or guard_copy() (machine/guard.h), and call embeddings_check_files() if these return false.
+ * Files with more than 64 KiB of values are mapped. If a mapped file shrinks later, access to the lost rows
+ * raises SIGBUS: read values in guard_run() or guard_copy() (machine/guard.h), and call
+ * embeddings_check_files() if these return false.
  *
  * STATUS_USAGE if a path does not exist or no file is found. STATUS_FAILED with the file, the reason and a
  * remedy if a file is refused. STATUS_UNAVAILABLE in builds without jansson, for .safetensors. The caller
@@ -50,8 +54,8 @@ FDSL_C_BEGIN
 enum status embeddings_open(const char *path, const char *tensor, struct embeddings **set);
 void embeddings_close(struct embeddings *set);
 
-/* Compares the size and the time of each file with the values when the file was opened. STATUS_FAILED, with
- * the name of the first file that was changed; otherwise STATUS_OK. */
+/* Checks that no file has changed since it was opened: compares inode, size and modification time. If one has
+ * changed, STATUS_FAILED with the name of the first such file. */
 enum status embeddings_check_files(const struct embeddings *set);
 
 FDSL_C_END

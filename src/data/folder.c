@@ -158,20 +158,60 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
 
 /* ---- Claiming ---- */
 
-/* Refuses to continue a dataset that was begun with other options. Both option lines are words separated by
- * blanks. The message shows the first word that differs. */
+/* A line of options is a list of words that are separated by blanks: "--name=value", and others. */
+static int word_length(const char *word)
+{
+    return (int)strcspn(word, " \n");
+}
+
+static const char *next_word(const char *word)
+{
+    word += word_length(word);
+    return word + strspn(word, " \n");
+}
+
+/* Returns the word of `line` that sets the same option as `word`, or "". */
+static const char *same_option(const char *line, const char *word)
+{
+    size_t length = strcspn(word, "=/ \n"); /* the name of the option, or of this program */
+    while (*line && (strcspn(line, "=/ \n") != length || strncmp(line, word, length) != 0))
+        line = next_word(line);
+    return line;
+}
+
+/* Returns the first word of `line` that is not in `other`, or "". Ignores --samples and --shards unless
+ * `derived` is set: if they are not given, they follow from the other options and the source. */
+static const char *first_change(const char *line, const char *other, bool derived)
+{
+    for (; *line; line = next_word(line)) {
+        const char *same = same_option(other, line);
+        bool follows = strncmp(line, "--samples=", 10) == 0 || strncmp(line, "--shards=", 9) == 0;
+        if ((derived || !follows) &&
+            (word_length(same) != word_length(line) || strncmp(same, line, (size_t)word_length(line)) != 0))
+            return line;
+    }
+    return line;
+}
+
+/* Refuses to continue a data set that was begun with other options or another source. The message names one
+ * option that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
-    const char *ours = folder->provenance;
-    size_t word = 0;
-    for (size_t i = 0; ours[i] && ours[i] == theirs[i]; i++)
-        if (ours[i] == ' ')
-            word = i + 1;
+    const char *ours = folder->provenance, *now = "", *there = "";
+    for (int derived = 0; derived < 2 && !*now && !*there; derived++) {
+        now = first_change(ours, theirs, derived);
+        there = *now ? same_option(theirs, now) : first_change(theirs, ours, derived);
+    }
+    if (strncmp(now, "inputs=", 7) == 0)
+        return status_set(STATUS_USAGE,
+                          "%.300s was prepared from other files, or its source files have changed; name "
+                          "another folder, or remove this one",
+                          folder->path);
     return status_set(STATUS_USAGE,
                       "%.300s was prepared with other options (%.*s there, %.*s now); name another folder, "
                       "or remove this one",
-                      folder->path, (int)strcspn(theirs + word, " \n"), theirs + word,
-                      (int)strcspn(ours + word, " "), ours + word);
+                      folder->path, *there ? word_length(there) : 4, *there ? there : "none",
+                      *now ? word_length(now) : 4, *now ? now : "none");
 }
 
 static enum status make_folder(const char *path)

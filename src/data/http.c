@@ -378,7 +378,7 @@ static enum status attempt(struct http *http, bool *again)
                   : STATUS_OK;
 }
 
-/* Waits before the next attempt: a random part of a delay that doubles each time. */
+/* Waits before the next attempt: a random time between half and all of a delay that doubles each time. */
 static void wait_before(struct http *http, int tries)
 {
     double delay_s = DELAY_FIRST_S;

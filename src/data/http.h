@@ -54,8 +54,8 @@ void http_close(struct http *http);
  * growing and random delay, and continues at the first missing byte. Makes at most `tries` attempts in all.
  * If the server ignores the requested range, `ranged` is false and nothing is read.
  *
- * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, access is denied, the file has
- * another version than `version`, or the body has another length than its headers promise. */
+ * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, access is denied, the file
+ * does not have the version `request->version`, or the body has another length than its headers promise. */
 enum status http_get(struct http *http, const struct http_request *request, int tries,
                      struct http_reply *reply);
 

@@ -32,7 +32,7 @@ struct image_scratch {
     size_t pixels_bytes;
     uint8_t *turned; /* upright pixels */
     size_t turned_bytes;
-    uint8_t *resized; /* resized pixels, as stored */
+    uint8_t *resized; /* resized pixels, in the orientation of the stored image */
     size_t resized_bytes;
     struct jpeg_decoder *jpeg;
     struct resampler resampler;
@@ -46,7 +46,8 @@ FDSL_C_BEGIN
 
 void image_scratch_close(struct image_scratch *scratch);
 
-/* The memory that `scratch` has allocated, in bytes, except that of libjpeg. */
+/* The size of the pixel buffers of `scratch`, in bytes. Memory of libjpeg and the weights of the resampler
+ * are not included. */
 uint64_t image_scratch_bytes(const struct image_scratch *scratch);
 
 /* Returns the format of a member, from its extension (npy, png, jpg, jpeg, in any case) and its first bytes.

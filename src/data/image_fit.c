@@ -54,9 +54,10 @@ static struct image_box stored_box(struct image_box box, struct orientation turn
     return stored;
 }
 
-/* Returns the window that contains the rectangle when the image is decoded at a fraction of its size: the
- * smallest fraction at which the rectangle is larger than the output. The window is in whole pixels of the
- * smaller image, so it can differ from the rectangle by less than one such pixel on each side. */
+/* Returns the window that corresponds to the rectangle in an image that is decoded at a fraction of its size.
+ * Chooses the smallest fraction at which the rectangle is still larger than the output. The window is in
+ * whole pixels of the smaller image, so it can differ from the rectangle by less than one such pixel on each
+ * side. */
 static struct jpeg_window window_of(struct image_box box, const struct image_fit *fit)
 {
     struct jpeg_window window = {.denominator = 1};

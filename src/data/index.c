@@ -12,13 +12,17 @@
 
 #define FIRST_FIELD "fdsl-index/1"
 
+#define INDEX_REMEDY                                                                                   \
+    "remove the folder and prepare the data set again, or remove only the index to read the data set " \
+    "without it"
+
 static const char *const layouts[] = {"files", "shards",
                                       "imagefolder"}; /* in the order of enum index_layout */
 
 /* ---- The last line ---- */
 
-/* Number of unit lines and of sample lines, and number of members. The first letter of a line identifies its
- * kind. */
+/* Numbers of units, samples and members in an index. A line that begins with "place" describes a unit, one
+ * that begins with "sample" describes a sample; the first letter is enough to tell them apart. */
 struct counts {
     uint64_t units, samples, members;
 };
@@ -260,8 +264,7 @@ static enum status check_unit_of(const struct index *index, const struct index_u
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
-                      ", so there is no room for a header; prepare the dataset again, or remove the index "
-                      "to read the data set without it",
+                      ", so there is no room for a header; " INDEX_REMEDY,
                       unit->name, member->offset, end);
 }
 
@@ -288,7 +291,8 @@ static enum status read_sample(char *line, struct index *index)
     return STATUS_OK;
 }
 
-/* Compares the last line with the text before it. Sets `*size` to the size of that text. */
+/* Checks that the last line has the counts and the hash of the text before it. Sets `*size` to the size of
+ * that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";
@@ -298,8 +302,7 @@ static enum status check_sign(const char *text, size_t *size)
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
         return status_set(
             STATUS_FAILED,
-            "the index was truncated or changed: its last line does not match the rest; prepare the "
-            "dataset again, or remove the index to read the data set without it");
+            "the index was truncated or changed: its last line does not match the rest; " INDEX_REMEDY);
     *size = before;
     return STATUS_OK;
 }

@@ -87,7 +87,8 @@ struct index_text {
     size_t size;
 };
 
-/* These functions return STATUS_FAILED if memory runs out, or if index_check_name() refuses a name. */
+/* The functions with a status return STATUS_FAILED if memory runs out, or if index_check_name() refuses a
+ * name. */
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,

@@ -94,7 +94,8 @@ static void fail(j_common_ptr jpeg)
     longjmp(decoder->failed, 1);
 }
 
-/* A negative level is a warning: libjpeg has replaced lost data. */
+/* A message with a negative level is a warning that libjpeg has replaced lost data. Such warnings count as
+ * errors here. */
 static void warn(j_common_ptr jpeg, int level)
 {
     if (level < 0)

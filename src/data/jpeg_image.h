@@ -16,11 +16,11 @@ struct jpeg_shape {
     uint32_t width, height;
     uint32_t channels;    /* 1 for gray, 3 for colour */
     uint32_t orientation; /* 1 to 8, as in EXIF; 1 is upright */
-    bool baseline; /* hardware decoders can decode it: one scan, 8 bits, Huffman codes; gray or YCbCr, with
-                      chroma of full or half width, and of full height (or half height if half width) */
+    bool baseline; /* hardware decoders can decode it: one scan, 8 bits, Huffman codes, and either gray or
+                    * YCbCr with 4:4:4, 4:2:2 or 4:2:0 chroma */
 };
 
-/* Part of an image. All numbers are in pixels of the stored image, divided by `denominator`. */
+/* Part of an image. The numbers are in pixels of the stored image after it is scaled by 1/denominator. */
 struct jpeg_window {
     uint32_t left, top, width, height;
     uint32_t denominator; /* 1, 2, 4 or 8: the image is decoded at 1/denominator of its size */

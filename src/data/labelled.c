@@ -118,7 +118,8 @@ static void fill_facts(struct labelled *labelled, uint64_t samples, struct sourc
                  shape->width);
 }
 
-/* If there is no such file, takes the name of its other form, plain or gzipped, if that exists. */
+/* If `path` does not exist, adds or removes its ending ".gz", provided that a file with the other name
+ * exists. */
 static void choose_form(char path[PATH_MAX])
 {
     static const char ending[] = ".gz";

@@ -101,8 +101,10 @@ enum status members_lack(const struct member_list *list, const char *option, con
 {
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
     size_t used = 0;
+    bool folder = false;
     for (uint32_t r = 0; r < list->count && used < sizeof wanted; r++) {
         const struct member_rule *rule = &list->rules[r];
+        folder |= rule->folder && list->given;
         used +=
             (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s%s%s", r ? ";" : "",
                              rule->folder ? "folder" : rule->extension, *rule->field ? ":" : "", rule->field);
@@ -110,9 +112,12 @@ enum status members_lack(const struct member_list *list, const char *option, con
     used = 0;
     for (uint32_t m = 0; m < count && used < sizeof there; m++)
         used += (size_t)snprintf(there + used, sizeof there - used, "%s%.60s", m ? ", " : "", extensions[m]);
-    return status_set(STATUS_FAILED,
-                      "it has no member for --%s %s; its members are: %s; name one of them with --%s", option,
-                      wanted, there, option);
+    return status_set(
+        STATUS_FAILED,
+        "it has no member for --%s %s; its members are: %s; name one of them with --%s, or remove "
+        "the sample%s",
+        option, wanted, there, option,
+        folder ? "; folders are classes only if all samples are in folders and none has a .cls" : "");
 }
 
 const char *members_format(const char *extension)

@@ -44,12 +44,13 @@ struct members {
 /* clang-format off */
 #define MEMBER_IMAGE_LABEL(image_at, label_at, column)                                                      \
     {"image", "LIST", OPTION_TEXT, image_at, NULL, 0, 0, NULL, column,                                      \
-     "extensions of the image of a sample, separated by ';' (quote the list). The first that a sample has " \
-     "is read (default: " MEMBERS_IMAGE ")"},                                                               \
+     "extensions of the image of a sample, separated by ';' (quote the list). The first extension that a "  \
+     "sample has is read (default: " MEMBERS_IMAGE ")"},                                                    \
     {"label", "LIST", OPTION_TEXT, label_at, NULL, 0, 0, NULL, column,                                      \
-     "where the label of a sample is, separated by ';': an extension, for a decimal integer; json:FIELD, "  \
-     "for an integer in a JSON object (OUTER.INNER for nested objects); or folder, for the number of the "  \
-     "class folder. The first that a sample has is read (default: " MEMBERS_LABEL ")"}
+     "possible locations of the label, separated by ';'. EXT: a decimal integer in the member with this "   \
+     "extension; json:FIELD: an integer in a JSON object (OUTER.INNER for nested objects); folder: the "    \
+     "number of the class folder. The first location that a sample has is read (default: " MEMBERS_LABEL    \
+     ")"}
 #define MEMBER_OPTIONS(image_at, label_at, member_at)                                                       \
     MEMBER_IMAGE_LABEL(image_at, label_at, true),                                                           \
     {"member", "EXT", OPTION_TEXT, member_at, NULL, 0, 0, NULL, true,                                       \

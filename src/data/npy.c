@@ -12,7 +12,7 @@
 #define BAD(reason) status_set(STATUS_FAILED, "not a supported .npy file: " reason)
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "values are written in memory order and declared little-endian"
+#error "this machine is not little-endian, but .npy files are written in memory order as little-endian"
 #endif
 
 /* ---- Writing ---- */
@@ -176,7 +176,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     if (begin + length > NPY_HEADER_READ)
         return status_set(
             STATUS_FAILED,
-            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need some "
+            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need about "
             "100: write it with numpy.save()",
             length, NPY_HEADER_READ - begin);
     if (length > size - begin)

@@ -192,7 +192,8 @@ static enum status do_global(struct parser *parser, size_t unused)
     return status_set(
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers and texts are read, and nothing is executed; save a dict of tensors instead",
+        "tuples, numbers and texts are read, and nothing is executed; if you trust the file, save only its "
+        "tensors with Python: torch.save(torch.load('FILE', weights_only=False)['state_dict'], 'weights.pt')",
         module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
 }
 

@@ -38,9 +38,7 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
         dataset_file_close(plain->dataset, plain->fd);
     plain->file = member->file;
     tar_open(&plain->parser, dataset->files[member->file].bytes);
-    plain->fd = dataset_file_open(dataset, member->file, 0);
-    if (plain->fd < 0)
-        return STATUS_FAILED;
+    TRY(dataset_file_open(dataset, member->file, 0, &plain->fd));
     if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return plain_fail(plain, 0, "not a regular file");
     *file_bytes = (uint64_t)status_.st_size;

@@ -9,7 +9,7 @@
 
 /* Upper bound of pixels per byte of a PNG file. Deflate expands one byte to at most 1032 bytes, and a byte
  * holds at most 8 pixels. */
-#define PIXELS_A_BYTE_MAX (8 * 1032)
+#define PIXELS_PER_BYTE_MAX (8 * 1032)
 
 /* libpng's simplified interface handles errors without longjmp to the caller and frees its memory. The flag
  * COLORSPACE_NOT_sRGB omits the colour-space chunk, so equal pixels give equal output. */
@@ -48,7 +48,7 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
     image->format = image->format & PNG_FORMAT_FLAG_COLOR ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
     *shape = (struct png_shape){image->width, image->height, image->format == PNG_FORMAT_RGB ? 3 : 1};
     uint64_t pixels = (uint64_t)image->width * image->height;
-    bool fits = pixels / PIXELS_A_BYTE_MAX <= size;
+    bool fits = pixels / PIXELS_PER_BYTE_MAX <= size;
     if (pixels <= PNG_PIXELS_MAX && fits)
         return STATUS_OK;
     png_image_free(image);

@@ -43,7 +43,8 @@
 #define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
- * folders are stored in a folder with this name, which such a program finds as the only class. */
+ * folders are stored inside a folder with this name; such programs then find this folder as the only
+ * class. */
 #define NOT_IMAGEFOLDER "not-imagefolder/"
 
 struct parameters {
@@ -132,7 +133,7 @@ void prepare_help(FILE *stream)
     }
 }
 
-#define SOURCES_MAX 16 /* not less than the number of entries in source_table */
+#define SOURCES_MAX 16 /* at least the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -221,8 +222,8 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
-/* For sources whose samples are files of their own: refuses --samples and --store, and selects --store
- * files. */
+/* For sources whose samples are complete files (source->whole_files): refuses --samples and --store, and
+ * selects --store files. */
 static enum status check_whole_files(struct job *job)
 {
     struct parameters *parameters = &job->parameters;
@@ -385,6 +386,11 @@ static const char *unit_word(const struct job *job)
     return words[job->folder.layout];
 }
 
+static const char *sample_word(const struct job *job)
+{
+    return job->source->whole_files ? "file" : "sample";
+}
+
 /* Counts the samples and finished units of this rank. Finished units are from an earlier run. */
 static void count_samples(struct job *job)
 {
@@ -409,9 +415,9 @@ static void show(struct job *job, uint64_t unit)
     uint64_t done = job->samples_earlier + job->samples_written;
     progress_show(&job->progress,
                   "preparing%s: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " of %" PRIu64
-                  " samples, %.0f samples/s, %s left",
+                  " %ss, %.*f %ss/s, %s left",
                   comm_size() > 1 ? ", rank 0" : "", unit_word(job), unit + 1, job->folder.unit_count, done,
-                  job->samples_total, rate,
+                  job->samples_total, sample_word(job), rate < 10 ? 1 : 0, rate, sample_word(job),
                   progress_duration((double)(job->samples_total - done) / rate, left, sizeof left));
 }
 
@@ -426,9 +432,9 @@ static void say_what_is_kept(const struct job *job)
                            unit_word(job), job->folder.path);
     else
         file_say_on_signal("%" PRIu64 " of %" PRIu64 " %ss with %" PRIu64
-                           " samples are kept in %s; to continue, repeat the same command",
+                           " %ss are kept in %s; to continue, repeat the same command",
                            job->units_finished, job->folder.unit_count, unit_word(job), job->samples_kept,
-                           job->folder.path);
+                           sample_word(job), job->folder.path);
 }
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
@@ -481,8 +487,10 @@ static enum status write_units(struct job *job)
         enum status status = fill_unit(job, &writer, unit, name);
         unit_abandon(&writer);
         if (status != STATUS_OK)
-            return status_prefix(status, "%s (finished parts are kept; repeat the command to continue)",
-                                 job->classes.labels ? job->folder.path : name);
+            return status_set(status,
+                              "cannot write %s %s: %s; finished %ss are kept: repeat the command to continue",
+                              job->classes.labels ? "data set" : unit_word(job),
+                              job->classes.labels ? job->folder.path : name, status_text(), unit_word(job));
         job->units_finished++;
         job->samples_kept += unit_begins(job, unit + 1) - unit_begins(job, unit);
         say_what_is_kept(job);
@@ -506,15 +514,18 @@ static enum status check_gathered(const struct job *job, const struct index *ind
 
 static void tell(const struct job *job, const struct index *index)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, classes = job->classes.count, folders = classes ? classes : index->unit_count;
     for (uint64_t i = 0; i < index->unit_count; i++)
         bytes += index->units[i].bytes;
     text_print(stdout, job->folder.path);
-    printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
-           index->sample_count == 1 ? "" : "s", index->unit_count, unit_word(job),
-           index->unit_count == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
+    printf(": %" PRIu64 " %s%s", index->sample_count, sample_word(job), index->sample_count == 1 ? "" : "s");
+    if (job->facts.rows > 0)
+        printf(" with %" PRIu64 " row%s", job->facts.rows, job->facts.rows == 1 ? "" : "s");
+    printf(" in %" PRIu64 " %s%s, %.3f MB, in %.1f s", folders, classes ? "class folder" : unit_word(job),
+           folders == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
-        printf(" (%" PRIu64 " of them %s already finished)", job->folder.part_count,
+        printf(" (%" PRIu64 " of %" PRIu64 " %s%s %s already finished)", job->folder.part_count,
+               index->unit_count, unit_word(job), index->unit_count == 1 ? "" : "s",
                job->folder.part_count == 1 ? "was" : "were");
     putchar('\n');
 }

@@ -17,7 +17,7 @@
 
 enum status remote_out_of_memory(void)
 {
-    return status_set(STATUS_FAILED, "out of memory for a remote data set");
+    return status_set(STATUS_USAGE, "out of memory for a remote data set");
 }
 
 /* ---- Files ---- */
@@ -77,7 +77,7 @@ static enum status open_all(const char *url, struct remote *remote)
     char *leaf = NULL;
     enum status status = remote_split(url, remote, &leaf);
     if (status == STATUS_OK)
-        status = remote_find_service(remote);
+        status = remote_find_service(remote, leaf);
     if (status == STATUS_OK)
         status = http_open(&remote->http);
     if (status == STATUS_OK && remote->options.cache_dir)
@@ -181,7 +181,7 @@ static enum status fill_draft(struct remote *remote, struct file *file, const st
     struct transfer *transfer = NULL;
     int fd = dup(draft->fd);
     if (fd < 0)
-        return status_set(STATUS_FAILED, "--cache-dir: %s", strerror(errno));
+        return status_set(STATUS_USAGE, "--cache-dir: %s", strerror(errno));
     pthread_mutex_lock(&remote->lock);
     enum status status = remote_start_transfer(remote, file, fd, &transfer);
     if (status == STATUS_OK)
@@ -238,16 +238,12 @@ void remote_ask(struct remote *remote, const char *name)
     pthread_mutex_unlock(&remote->lock);
 }
 
-int remote_fd(struct remote *remote, const char *name)
+enum status remote_fd(struct remote *remote, const char *name, int *fd)
 {
     struct file *file;
-    int fd = -1;
-    enum status status = known_file(remote, name, &file);
-    if (status == STATUS_OK)
-        status = (remote_cached(remote) ? read_to_cache : remote_read_to_memory)(remote, file, &fd);
-    if (status != STATUS_OK)
-        errno = EIO;
-    return status == STATUS_OK ? fd : -1;
+    *fd = -1;
+    TRY(known_file(remote, name, &file));
+    return (remote_cached(remote) ? read_to_cache : remote_read_to_memory)(remote, file, fd);
 }
 
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size)
@@ -256,11 +252,11 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
     *text = NULL;
     TRY(remote_size(remote, name, &bytes));
     if (bytes > limit)
-        return status_set(STATUS_FAILED, "%s/%s: %" PRIu64 " bytes are too many for such a file",
-                          remote->shown, name, bytes);
-    int fd = remote_fd(remote, name);
-    if (fd < 0)
-        return STATUS_FAILED;
+        return status_set(STATUS_FAILED,
+                          "%s/%s: the file has %" PRIu64 " bytes; at most %" PRIu64 " are read",
+                          remote->shown, name, bytes, limit);
+    int fd;
+    TRY(remote_fd(remote, name, &fd));
     *text = malloc(bytes + 1);
     bool done = *text != NULL;
     for (*size = 0; done && *size < bytes;) {

@@ -53,10 +53,11 @@ enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes
  * reports no error. Does nothing if files are stored in a cache. */
 void remote_ask(struct remote *remote, const char *name);
 
-/* Reads a whole file and returns a descriptor of its content. The caller must not write to the descriptor. It
- * closes the descriptor with remote_done(), or with close() if the content stays mapped. On failure, returns
- * -1 and sets errno and a message. */
-int remote_fd(struct remote *remote, const char *name);
+/* Reads a whole file and sets `*fd` to a descriptor of its content. The caller must not write to the
+ * descriptor. The caller closes the descriptor with remote_done(), or with close() if the content stays
+ * mapped; after a failure it is -1. STATUS_FAILED if the file cannot be read, STATUS_USAGE if there is no
+ * room for it in memory or in the cache. */
+enum status remote_fd(struct remote *remote, const char *name, int *fd);
 void remote_done(struct remote *remote, int fd);
 
 /* Reads a whole file of at most `limit` bytes into `*text`, from malloc, with a terminating zero. */

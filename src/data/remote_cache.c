@@ -31,9 +31,12 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
+/* The cause is the folder, not a file of the data set; therefore not STATUS_FAILED. */
 static enum status failed(const char *path, const char *what)
 {
-    return status_set(STATUS_FAILED, "--cache-dir: cannot %s %s: %s", what, path, strerror(errno));
+    bool full = errno == ENOSPC || errno == EDQUOT;
+    return status_set(STATUS_USAGE, "--cache-dir: cannot %s %s: %s%s", what, path, strerror(errno),
+                      full ? "; limit the cache with --cache-bytes, or name a folder with more space" : "");
 }
 
 /* ---- Content ---- */
@@ -268,7 +271,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
                           entry->bytes);
     if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
         draft->path = NULL;
-        return status_set(STATUS_FAILED, "out of memory for a name in the cache");
+        return status_set(STATUS_USAGE, "out of memory for a name in the cache");
     }
     TRY(lock_draft(draft));
     TRY(cache_find(folder, entry, fd));
@@ -277,9 +280,12 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
         return STATUS_OK;
     }
     TRY(make_room_alone(folder, entry->bytes, limit));
-    if (ftruncate(draft->fd, 0) != 0 ||
-        posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1) != 0 ||
-        ftruncate(draft->fd, (off_t)entry->bytes) != 0)
+    if (ftruncate(draft->fd, 0) != 0)
+        return failed(draft->path, "write");
+    int failure = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
+    if (failure != 0)
+        errno = failure;
+    if (failure != 0 || ftruncate(draft->fd, (off_t)entry->bytes) != 0)
         return failed(draft->path, "write");
     return STATUS_OK;
 }

@@ -81,10 +81,8 @@ static enum status add_object(void *context, const struct s3_object *object)
 /* Writes the URL of a page of the list. */
 static enum status list_url(const struct remote *remote, const char *next, char url[REMOTE_URL_MAX])
 {
-    int bucket =
-        (int)(strlen(remote->base) - strlen(remote->prefix)); /* the prefix needs no encoding in `base` */
     bool s3 = remote->service == SERVICE_S3, fits;
-    snprintf(url, REMOTE_URL_MAX, "%.*s?", s3 ? bucket : bucket - 1, remote->base);
+    snprintf(url, REMOTE_URL_MAX, "%.*s?", s3 ? remote->root : remote->root - 1, remote->base);
     if (s3 && *next)
         fits = (strcat(url, "continuation-token="), s3_encode(next, false, url, REMOTE_URL_MAX)) &&
                (strcat(url, "&"), true);

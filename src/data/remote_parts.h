@@ -33,7 +33,7 @@ struct file {
 /* A file that is being read. Connections take pieces of it, in order. */
 struct transfer {
     struct file *file;
-    struct transfer *later; /* in the queue of transfers with pieces that no connection has taken */
+    struct transfer *later; /* next in the queue of transfers that have pieces to take */
     int fd;
     uint64_t piece_bytes, next;
     uint64_t left; /* bytes that have not arrived */
@@ -46,7 +46,8 @@ struct remote {
     char *base;   /* URL of the data set, with a final slash */
     char *shown;  /* `base` without secrets and without the final slash */
     char *suffix; /* what follows the name of a file in its URL: "" or "?..." */
-    char *prefix; /* S3 and Azure: the prefix of the object names; `base` ends with it */
+    char *prefix; /* S3 and Azure: the prefix of the object names, not percent-encoded */
+    int root;     /* S3 and Azure: length of the URL of the bucket or container, with its slash, in `base` */
     char host[S3_FIELD_MAX], region[S3_FIELD_MAX];
     struct s3_credentials credentials;
     struct remote_options options;
@@ -82,8 +83,8 @@ struct file *remote_find_file(struct remote *remote, const char *name);
 enum status remote_split(const char *url, struct remote *remote, char **leaf);
 
 /* Sets `remote->service` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
- * credentials. */
-enum status remote_find_service(struct remote *remote);
+ * credentials. For Azure, removes the percent-encoding of `leaf`, which may be NULL. */
+enum status remote_find_service(struct remote *remote, char *leaf);
 
 /* Writes the URL of a file. STATUS_FAILED if it is too long. */
 enum status remote_url_of(const struct remote *remote, const char *name, char url[REMOTE_URL_MAX]);

@@ -124,22 +124,22 @@ enum status remote_await(struct remote *remote, const struct transfer *transfer)
 }
 
 /* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because
- * Linux needs longer to allocate memory than a fast server needs to fill it. On failure, returns -1 and sets
- * a message. The caller holds the lock. */
-static int memory_file(struct remote *remote, const struct file *file)
+ * Linux needs longer to allocate memory than a fast server needs to fill it. STATUS_USAGE if there is too
+ * little memory. The caller holds the lock. */
+static enum status memory_file(struct remote *remote, const struct file *file, int *fd)
 {
     bool reused = remote->spare_count > 0;
-    if (!reused && memory_check(file->version.bytes, "a remote file",
-                                "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
-        return -1;
-    int fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, (off_t)file->version.bytes) == 0 && lseek(fd, 0, SEEK_SET) == 0)
-        return fd;
-    status_set(STATUS_FAILED, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
+    if (!reused)
+        TRY(memory_check(file->version.bytes, "a remote file",
+                         "store the data set in smaller shards, or use --cache-dir"));
+    *fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
+    if (*fd >= 0 && ftruncate(*fd, (off_t)file->version.bytes) == 0 && lseek(*fd, 0, SEEK_SET) == 0)
+        return STATUS_OK;
+    status_set(STATUS_USAGE, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
                strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    return -1;
+    if (*fd >= 0)
+        close(*fd);
+    return STATUS_USAGE;
 }
 
 void remote_done(struct remote *remote, int fd)
@@ -158,8 +158,9 @@ enum status remote_start_in_memory(struct remote *remote, struct file *file)
 {
     if (file->transfer)
         return STATUS_OK;
-    int fd = memory_file(remote, file);
-    return fd < 0 ? STATUS_FAILED : remote_start_transfer(remote, file, fd, &file->transfer);
+    int fd;
+    TRY(memory_file(remote, file, &fd));
+    return remote_start_transfer(remote, file, fd, &file->transfer);
 }
 
 enum status remote_read_to_memory(struct remote *remote, struct file *file, int *fd)
@@ -167,7 +168,7 @@ enum status remote_read_to_memory(struct remote *remote, struct file *file, int 
     pthread_mutex_lock(&remote->lock);
     enum status status = remote_start_in_memory(remote, file);
     struct transfer *transfer = file->transfer;
-    file->transfer = NULL; /* another thread that opens the file reads it again */
+    file->transfer = NULL; /* another thread that opens the file starts its own transfer */
     if (status == STATUS_OK)
         status = remote_await(remote, transfer);
     pthread_mutex_unlock(&remote->lock);

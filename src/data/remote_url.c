@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,12 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
         return status_set(STATUS_USAGE,
                           "--data: a URL with a user or password is refused, because it would be "
                           "printed; use the environment for credentials");
+    const char *list = strstr(host, ",http");
+    if (list && list < url + length &&
+        (strncmp(list + 5, "://", 3) == 0 || strncmp(list + 5, "s://", 4) == 0))
+        return status_set(STATUS_USAGE,
+                          "--data: a list of URLs is refused; name several shards of a folder in "
+                          "one URL, as in https://HOST/PATH/{a,b}.tar");
     size_t slash = length;
     while (slash > 0 && url[slash - 1] != '/')
         slash--;
@@ -69,15 +76,16 @@ static enum status find_s3(struct remote *remote)
                               "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
         if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
             return remote_out_of_memory();
-    } else if (memchr(bucket, '.',
-                      (size_t)length)) { /* a certificate does not cover names with further dots */
+    } else if (memchr(bucket, '.', (size_t)length)) {
+        /* The certificate *.s3.REGION.amazonaws.com does not match bucket names that contain dots. */
         if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
             0)
             return remote_out_of_memory();
     } else if (asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region,
                         encoded) < 0)
         return remote_out_of_memory();
-    remote->prefix = strdup(encoded);
+    remote->prefix = strdup(slash + 1);
+    remote->root = (int)(strlen(base) - strlen(encoded));
     free(remote->base);
     remote->base = base;
     const char *host = strstr(base, "://") + 3;
@@ -85,22 +93,45 @@ static enum status find_s3(struct remote *remote)
     return remote->prefix ? s3_find_credentials(&remote->credentials) : remote_out_of_memory();
 }
 
+/* Removes the percent-encoding of a part of a URL. */
+static void decode(char *text)
+{
+    char *to = text;
+    unsigned value;
+    for (; *text; text++)
+        if (*text == '%' && isxdigit((unsigned char)text[1]) && isxdigit((unsigned char)text[2]) &&
+            sscanf(text + 1, "%2x", &value) == 1 && value) {
+            *to++ = (char)value;
+            text += 2;
+        } else
+            *to++ = *text;
+    *to = '\0';
+}
+
 /* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
- * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. */
-static enum status find_azure(struct remote *remote)
+ * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. Names of objects are not encoded, but
+ * the URL is. */
+static enum status find_azure(struct remote *remote, char *leaf)
 {
     const char *host = strstr(remote->base, "://") + 3, *at = strchr(host, '/');
     int skipped = strstr(host, ".blob.") && strstr(host, ".blob.") < at ? 1 : 2;
     for (; at && skipped > 0; skipped--)
         at = strchr(at + 1, '/');
-    remote->prefix = at ? strdup(at + 1) : NULL;
-    return at ? (remote->prefix ? STATUS_OK : remote_out_of_memory())
-              : status_set(STATUS_USAGE,
-                           "--data %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
-                           remote->shown);
+    if (!at)
+        return status_set(STATUS_USAGE,
+                          "--data %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
+                          remote->shown);
+    remote->root = (int)(at + 1 - remote->base);
+    remote->prefix = strdup(at + 1);
+    if (!remote->prefix)
+        return remote_out_of_memory();
+    decode(remote->prefix);
+    if (leaf)
+        decode(leaf);
+    return STATUS_OK;
 }
 
-enum status remote_find_service(struct remote *remote)
+enum status remote_find_service(struct remote *remote, char *leaf)
 {
     if (strncmp(remote->base, "s3://", 5) == 0) {
         remote->service = SERVICE_S3;
@@ -112,7 +143,7 @@ enum status remote_find_service(struct remote *remote)
                           remote->shown);
     if (strstr(remote->suffix, "sig=")) {
         remote->service = SERVICE_AZURE;
-        return find_azure(remote);
+        return find_azure(remote, leaf);
     }
     return STATUS_OK;
 }

@@ -12,8 +12,9 @@
 
 /* ---- Tables ---- */
 
-/* Computes the weights of output `i`. If the weights with their padding end after the last input, moves them
- * left as far as possible and puts zeros before them. */
+/* Computes the weights of output `i`. The row of weights is padded to `taps`. If the padding would reach
+ * beyond the last input, the row starts at an earlier input instead, and the padding is before the
+ * weights. */
 static void make_weights(const struct resample_axis *axis, uint32_t taps, uint32_t i, uint32_t *first,
                          int16_t *weights)
 {
@@ -27,7 +28,8 @@ static void make_weights(const struct resample_axis *axis, uint32_t taps, uint32
     *first -= shift;
 }
 
-/* Makes room for the weights of an axis and computes them, unless the axis is the one of the latest call. */
+/* Allocates and computes the weights of an axis. Does nothing if its lengths equal those of the latest
+ * call. */
 static enum status make_table(struct resample_axis wanted, struct resample_axis *axis, uint32_t *taps,
                               uint32_t **first, int16_t **weights, size_t *room)
 {
@@ -125,15 +127,15 @@ static void down_ref(const struct resampler *resampler, uint32_t i, uint8_t *out
 
 #if defined __x86_64__
 
-/* The masks that make 16-bit values of the bytes of two adjacent pixels: r0 r1 g0 g1 b0 b1 x0 x1. Byte 128
- * makes a zero. */
+/* Shuffle masks that convert the bytes of two adjacent pixels to 16-bit values, in the order r0 r1 g0 g1 b0
+ * b1 x0 x1. The index 128 gives a zero byte. */
 #define PAIR(a, b) \
     (a), 128, (b), 128, (a) + 1, 128, (b) + 1, 128, (a) + 2, 128, (b) + 2, 128, (a) + 3, 128, (b) + 3, 128
 static const uint8_t pair_low[32] = {PAIR(0, 4), PAIR(0, 4)}, pair_high[32] = {PAIR(8, 12), PAIR(8, 12)};
 
 #define AVX2 __attribute__((target("avx2"), always_inline)) static inline
 
-/* Two 16-bit weights, in each 32 bits. */
+/* Returns a vector in which each 32 bits hold the same two 16-bit weights. */
 AVX2 __m256i two_weights(const int16_t *weights)
 {
     int32_t two;
@@ -141,8 +143,8 @@ AVX2 __m256i two_weights(const int16_t *weights)
     return _mm256_set1_epi32(two);
 }
 
-/* Sums of one output, in 32 bits: row 0 in the lower half, row 1 in the upper half. VPMADDWD multiplies pairs
- * of 16-bit values and adds each pair, so it sums two inputs. */
+/* Returns the weighted sums of one output pixel, 32 bits per channel: row 0 in the lower half, row 1 in the
+ * upper half. VPMADDWD multiplies pairs of 16-bit values and adds each pair, so it sums two inputs. */
 AVX2 __m256i sums_avx2(const uint8_t *from, size_t stride, const int16_t *weights, uint32_t taps,
                        __m256i sums)
 {
@@ -209,7 +211,8 @@ __attribute__((target("avx2"))) static void across_avx2(const struct resampler *
     }
 }
 
-/* Sums of 16 bytes of all rows, rounded. The bytes of two rows are interleaved for VPMADDWD. */
+/* Returns the rounded weighted sums of 16 adjacent bytes over all rows. Interleaves the bytes of two rows for
+ * VPMADDWD. */
 AVX2 __m128i column_avx2(const uint8_t *from, size_t stride, const int16_t *weights, uint32_t rows,
                          __m256i half, __m128i bits)
 {

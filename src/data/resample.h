@@ -4,8 +4,8 @@
  *
  * Along one axis, output i is a weighted mean of the inputs around (i + 1/2) * in / out. The weights of the
  * bilinear filter are a triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1).
- * Those of the bicubic filter (Keys, 1981, with a = -1/2) reach 2 * scale inputs. The filter is cut off at
- * the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
+ * The weights of the bicubic filter (Keys, 1981, with a = -1/2) reach 2 * scale inputs. The filter is cut off
+ * at the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
 #ifndef FDSL_DATA_RESAMPLE_H
 #define FDSL_DATA_RESAMPLE_H
 
@@ -39,7 +39,7 @@ FDSL_HD struct resample_axis resample_axis_with(uint32_t in, uint32_t out, bool 
     struct resample_axis axis = {in, out, in > out ? (double)in / out : 1, 1, 14, 0, bicubic};
     axis.inverse = 1 / axis.scale;
     for (double scale = axis.scale; scale >= 2 && axis.bits < 20; scale /= 2)
-        axis.bits++; /* no weight exceeds 2 / scale, nor 1.2, so every weight is below 2^15 */
+        axis.bits++; /* a weight is at most 2 / scale and at most 1.2, so as an integer it is below 2^15 */
     axis.taps = (uint32_t)(2 * axis.scale * resample_reach(bicubic)) + 1;
     if (axis.taps > in)
         axis.taps = in;

@@ -20,7 +20,7 @@
 
 /* ---- Credentials ---- */
 
-/* Copies a value of the environment. STATUS_USAGE if it is too long. */
+/* Copies an environment variable; an unset variable becomes "". STATUS_USAGE if it is too long. */
 static enum status from_environment(const char *name, char *value, size_t size)
 {
     const char *text = getenv(name);
@@ -138,7 +138,8 @@ static bool hmac(const void *key, size_t key_bytes, const char *text, uint8_t di
     return HMAC(EVP_sha256(), key, (int)key_bytes, (const uint8_t *)text, strlen(text), digest, NULL) != NULL;
 }
 
-/* The signed headers are in the order of their names. Optional ones may be empty. */
+/* Formats the text whose hash is signed. The headers are sorted by name. The range and the token are left out
+ * if they are empty. */
 static int canonical_request(const struct s3_request *request, const char *token, const char *date,
                              const char *names, char *text, size_t size)
 {
@@ -210,8 +211,8 @@ enum status s3_sign(const struct s3_request *request, const struct s3_credential
 
 /* ---- Lists ---- */
 
-/* A part of an XML text. This parser supports what the lists contain: no comments, and elements whose content
- * is read have neither attributes nor nested elements of the same name. */
+/* A part of an XML text. The parser relies on two properties of the lists: they contain no comments, and the
+ * elements whose content is read have no nested elements of the same name. */
 struct span {
     const char *begin, *end;
 };
@@ -341,7 +342,7 @@ enum status s3_list(const char *text, size_t size,
             TRY(add_object(dialect, object, add, context));
         text_of(rest, dialect->next, next, S3_TOKEN_MAX);
         if (!*next)
-            text_of(root, dialect->next, next, S3_TOKEN_MAX); /* S3 may put it before the objects */
+            text_of(root, dialect->next, next, S3_TOKEN_MAX); /* S3 may put the token before the objects */
         return STATUS_OK;
     }
     return status_set(STATUS_FAILED, "the answer is not a list of objects");

@@ -26,7 +26,7 @@ struct s3_credentials {
  * if AWS_PROFILE names a profile that the file lacks. */
 enum status s3_find_credentials(struct s3_credentials *credentials);
 
-/* What is signed. Texts are in the encoding of a URL, as they are sent. */
+/* The parts of a request that are signed. The texts are percent-encoded, as they are sent. */
 struct s3_request {
     const char *host, *path;
     const char *query; /* sorted by name, without '?'; or empty */
@@ -43,8 +43,8 @@ struct s3_request {
 enum status s3_sign(const struct s3_request *request, const struct s3_credentials *credentials,
                     char date[S3_DATE_MAX], char authorization[S3_AUTHORIZATION_MAX]);
 
-/* Appends `text` to the `size` bytes at `to`, with all bytes encoded but letters, digits and "-._~", and,
- * with `slashes`, '/'. Returns false if it does not fit. */
+/* Appends `text` to the string in `to`, a buffer of `size` bytes. Percent-encodes all bytes except letters,
+ * digits, "-._~" and, if `slashes` is set, '/'. Returns false if the result does not fit. */
 bool s3_encode(const char *text, bool slashes, char *to, size_t size);
 
 /* An object of a list. */

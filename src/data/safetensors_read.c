@@ -45,7 +45,7 @@ static bool count_of(const json_t *value, uint64_t *count)
     return true;
 }
 
-/* Reads "shape". A tensor with too many axes gets a fault; all its lengths are still checked. */
+/* Reads "shape". If the tensor has too many axes, sets tensor->fault; all lengths are still checked. */
 static enum status read_shape(const json_t *shape, struct tensor *tensor, uint64_t *values)
 {
     uint64_t lengths[64];
@@ -99,8 +99,9 @@ static enum status read_tensor(const json_t *entry, uint64_t data_bytes, struct 
     tensor->dtype = type->dtype;
     if (values > UINT64_MAX / type->bytes || values * type->bytes != tensor->bytes)
         return status_set(STATUS_FAILED,
-                          "its shape has %" PRIu64 " values of type %s, but its \"data_offsets\" %" PRIu64
-                          " bytes",
+                          "its shape has %" PRIu64
+                          " values of type %s, but its \"data_offsets\" span %" PRIu64
+                          " bytes; write the file again",
                           values, type_name, tensor->bytes);
     return STATUS_OK;
 }
@@ -192,17 +193,17 @@ enum status safetensors_list(struct tensor_file *file)
         return status_set(STATUS_FAILED, "not a safetensors file: it has only %" PRIu64 " bytes",
                           file->bytes);
     TRY(tensor_file_read(file, 0, &size, sizeof size)); /* little-endian, like this machine */
+    if (size == 0 || size > file->bytes - sizeof size)
+        return status_set(STATUS_FAILED,
+                          "not a safetensors file, or truncated: its header should have %" PRIu64
+                          " bytes, but the file has %" PRIu64 "; write it again",
+                          size, file->bytes);
     if (size > HEADER_BYTES_MAX)
         return status_set(STATUS_FAILED,
                           "its header has %" PRIu64
                           " bytes; at most %d are allowed: divide the tensors among "
                           "several files",
                           size, HEADER_BYTES_MAX);
-    if (size == 0 || size > file->bytes - sizeof size)
-        return status_set(STATUS_FAILED,
-                          "not a safetensors file, or truncated: its header should have %" PRIu64
-                          " bytes, but the file has %" PRIu64 "; write it again",
-                          size, file->bytes);
     char *text = malloc(size);
     if (!text)
         return status_set(STATUS_FAILED, "out of memory for its header of %" PRIu64 " bytes", size);

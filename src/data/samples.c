@@ -10,8 +10,6 @@
 #include "core/text.h"
 #include "data/unit_writer.h"
 
-#define NAME "samples.csv"
-
 /* The contents of samples.csv, for write_columns() and write_sample(). */
 struct list {
     const struct source *source;
@@ -70,25 +68,33 @@ static void write_columns(FILE *stream, const struct list *list)
     fputc('\n', stream);
 }
 
-enum status samples_write(const char *folder, const struct source *source, const void *state,
-                          const struct index *index)
+enum status samples_format(const struct source *source, const void *state, const struct index *index,
+                           char **text, size_t *size)
 {
-    char path[PATH_MAX], *text = NULL;
-    size_t size = 0;
     struct list list = {.source = source, .state = state, .index = index};
-    TRY(unit_path(path, folder, NAME));
+    *text = NULL;
     for (uint64_t m = 0; m < index->member_count; m++)
         TRY(index_extensions_add(&list.extensions, index->members[m].extension));
-    FILE *stream = open_memstream(&text, &size);
+    FILE *stream = open_memstream(text, size);
     if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for %s", path);
+        return status_set(STATUS_FAILED, "out of memory for " SAMPLES_NAME);
     write_columns(stream, &list);
     for (uint64_t i = 0; i < index->sample_count; i++)
         write_sample(stream, &list, i);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    enum status status =
-        whole ? file_write_atomic(path, text, size) : status_set(STATUS_FAILED, "out of memory for %s", path);
+    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for " SAMPLES_NAME);
+}
+
+enum status samples_write(const char *folder, const struct source *source, const void *state,
+                          const struct index *index)
+{
+    char path[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    TRY(unit_path(path, folder, SAMPLES_NAME));
+    enum status status = samples_format(source, state, index, &text, &size);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text, size);
     free(text);
     return status;
 }
@@ -98,7 +104,7 @@ bool samples_are_whole(const char *folder, const struct index *index)
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;
     bool whole = false;
-    if (unit_path(path, folder, NAME) != STATUS_OK || access(path, F_OK) != 0 ||
+    if (unit_path(path, folder, SAMPLES_NAME) != STATUS_OK || access(path, F_OK) != 0 ||
         file_read(path, &text, &size) != STATUS_OK)
         return false;
     bool counts = text_csv_records(text, size, &whole) == index->sample_count + 1;

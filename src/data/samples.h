@@ -8,8 +8,15 @@
 #include "data/index.h"
 #include "data/source.h"
 
-/* Writes FOLDER/samples.csv: a header record, then one record per sample of the index. Sample i of the index
- * is sample i of the source. `state` is the state of the open source. The format is CSV as in RFC 4180. */
+#define SAMPLES_NAME "samples.csv"
+
+/* Formats samples.csv: a header record, then one record per sample of the index. Sample i of the index is
+ * sample i of the source. `state` is the state of the open source. The format is CSV as in RFC 4180. The
+ * caller frees `*text`, also after a failure. */
+enum status samples_format(const struct source *source, const void *state, const struct index *index,
+                           char **text, size_t *size);
+
+/* Writes FOLDER/samples.csv. */
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 

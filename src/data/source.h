@@ -38,7 +38,9 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
+    bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -55,7 +57,8 @@ typedef enum status source_make_one(const void *state, uint64_t number, struct s
 struct source {
     const char *name, *summary;
 
-    /* Options of the source. Options with `column` set determine the samples. */
+    /* Options of the source. If option_spec.column is set, the value of the option affects the samples. Paths
+     * of inputs do not have it: source_facts.identity covers the contents of the inputs. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;
@@ -65,7 +68,8 @@ struct source {
     const char *workload;
     const char *const *indifferent;
 
-    /* Each sample is a file of its own: --prepare always stores it so, and all samples. */
+    /* Each sample is a complete file. --prepare then writes all samples, and always as single files (--store
+     * files). */
     bool whole_files;
 
     /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
@@ -139,7 +143,7 @@ const struct source_member *source_member(const struct source_sample *sample, co
 
 /* ---- Producing samples ---- */
 
-/* Encoding of an image in a sample. */
+/* File formats of an image in a sample. */
 #define SOURCE_JPEG_QUALITY 90
 enum source_encoding { SOURCE_PNG, SOURCE_NPY, SOURCE_JPEG };
 extern const char *const source_encodings[]; /* option values, in enum order */
@@ -156,8 +160,8 @@ enum status source_add_image(struct source_sample *sample, int encoding, const u
 enum status source_add_label(struct source_sample *sample, uint64_t label);
 
 /* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of the `bytes` bytes of
- * `values`. If `values` is NULL, the values are zero. If `room` is not NULL, sets `*room` to the values in
- * the member, for the caller to fill. */
+ * `values`. If `values` is NULL, the values are zero. If `room` is not NULL, sets `*room` to the
+ * address of the member's values, which the caller then fills. */
 enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room);
 

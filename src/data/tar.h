@@ -29,8 +29,8 @@ struct tar_member {
 
 enum tar_step { TAR_MEMBER, TAR_MORE, TAR_END };
 
-/* Values from extended headers. A header of type `g` applies to all following members, and any other extended
- * header to the next member. */
+/* Values from extended headers. A header of type `g` applies to all following members; any other extended
+ * header applies only to the next member. */
 struct tar_override {
     bool has_name, has_size;
     uint64_t size;

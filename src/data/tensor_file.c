@@ -67,8 +67,8 @@ bool tensor_values(const uint64_t *shape, uint32_t axes, uint64_t *values)
 
 /* ---- .npy ---- */
 
-/* NumPy has no bfloat16. Extensions store it as raw bytes ("<V2", which npy_header_parse() refuses), and this
- * program as "<u2". */
+/* NumPy has no bfloat16. Extensions of NumPy store it as raw bytes ("<V2", which npy_header_parse() refuses);
+ * this program stores it as "<u2". */
 static const char *npy_fault(const struct npy_header *header)
 {
     if (header->type[0] == '>')
@@ -109,8 +109,11 @@ static enum status npy_list(struct tensor_file *file)
 static const struct {
     const char *suffix;
     enum status (*list)(struct tensor_file *file);
-} formats[] = {
-    {".npy", npy_list}, {".safetensors", safetensors_list}, {".pt", torch_list}, {".pth", torch_list}};
+} formats[] = {{".npy", npy_list},
+               {".safetensors", safetensors_list},
+               {".pt", torch_list},
+               {".pth", torch_list},
+               {".pth.tar", torch_list} /* timm */};
 
 /* Returns the number of the format, or COUNT_OF(formats). */
 static size_t find_format(const char *path)
@@ -147,7 +150,8 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     *file = (struct tensor_file){.path = path, .fd = -1};
     if (format == COUNT_OF(formats))
         return status_set(STATUS_FAILED,
-                          "%s: not a file of tensors; its name must end in .npy, .safetensors, .pt or .pth",
+                          "%s: not a file of tensors; its name must end in .npy (as numpy.save() "
+                          "writes), .safetensors, .pt, .pth or .pth.tar",
                           path);
     enum status status = open_regular(file);
     if (status == STATUS_OK)

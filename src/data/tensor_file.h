@@ -1,5 +1,5 @@
-/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth). An open file lists its tensors with
- * their names, types, shapes and positions. The values stay in the file. */
+/* Files of tensors: NumPy (.npy), safetensors, and PyTorch (.pt, .pth, .pth.tar). An open file lists its
+ * tensors with their names, types, shapes and positions. The values stay in the file. */
 #ifndef FDSL_DATA_TENSOR_FILE_H
 #define FDSL_DATA_TENSOR_FILE_H
 
@@ -13,7 +13,7 @@
 
 #define TENSOR_AXES_MAX 8
 
-/* A tensor in C order. Sets of embeddings read the types f32, f16 and bf16. */
+/* A tensor in C order. This program reads only values of the types f32, f16 and bf16. */
 struct tensor {
     char *name;       /* owned; "" if the format has no names */
     char type[24];    /* the file's name of the type, for messages */
@@ -36,7 +36,7 @@ struct tensor_file {
 
 FDSL_C_BEGIN
 
-/* Whether the name ends in .npy, .safetensors, .pt or .pth. */
+/* Whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
 bool tensor_file_named(const char *path);
 
 /* Opens a file and lists its tensors. The name decides the format. The caller closes the file, also after a

@@ -7,7 +7,7 @@
 
 #define PICKLE_BYTES_MAX (UINT64_C(256) << 20)
 #define DEPTH_MAX        32      /* nested dicts, lists and tuples */
-#define VISITS_MAX       4000000 /* values visited in the search for tensors; shared ones count each time */
+#define VISITS_MAX       4000000 /* values visited in the search for tensors; a value counts at each visit */
 #define NAME_MAX_BYTES   1024
 #define REBUILD          "torch._utils _rebuild_tensor_v2"
 
@@ -60,8 +60,9 @@ static bool is_count(const struct pickle_value *value)
     return value->kind == PICKLE_INT && value->number >= 0;
 }
 
-/* A storage is the persistent id ('storage', type, key, device, values). Checks that the member of this key
- * has the size of these values. */
+/* Finds the archive member that holds the values of a tensor. The pickle refers to this storage by the
+ * persistent id ('storage', type, key, device, values), where `values` is a count. Checks that the member
+ * named by the key has the size of this many values. */
 static enum status find_storage(const struct search *search, const struct pickle_value *value,
                                 const struct storage_type **type, const struct zip_member **member,
                                 uint64_t *values)
@@ -80,13 +81,13 @@ static enum status find_storage(const struct search *search, const struct pickle
         return status_set(STATUS_FAILED, "the archive has no member '%.200s' with its values", name);
     if (*values > UINT64_MAX / (*type)->bytes || *values * (*type)->bytes != (*member)->bytes)
         return status_set(STATUS_FAILED,
-                          "its storage has %" PRIu64 " values of %s, but the member '%.200s' %" PRIu64
+                          "its storage has %" PRIu64 " values of %s, but the member '%.200s' has %" PRIu64
                           " bytes",
                           *values, (*type)->name, name, (*member)->bytes);
     return STATUS_OK;
 }
 
-/* Reads shape and strides. The tensor gets a fault if it is not contiguous in C order. */
+/* Reads shape and strides. Sets tensor->fault if the tensor is not contiguous in C order. */
 static enum status read_shape(const struct pickle_value *shape, const struct pickle_value *strides,
                               struct tensor *tensor)
 {
@@ -124,7 +125,7 @@ static enum status place(struct tensor *tensor, const struct pickle_value *first
     uint64_t begin = (uint64_t)first->number;
     if (!tensor_values(tensor->shape, tensor->axes, &values) || begin > stored || values > stored - begin)
         return status_set(STATUS_FAILED,
-                          "its values from number %" PRIu64 " on reach beyond its storage of %" PRIu64
+                          "its values, starting at number %" PRIu64 ", reach beyond its storage of %" PRIu64
                           " values",
                           begin, stored);
     tensor->offset = member->offset + begin * type->bytes;
@@ -177,7 +178,8 @@ static enum status visit_item(struct search *search, const char *key, size_t len
 {
     size_t used = strlen(search->name);
     if (used + length + 2 > sizeof search->name)
-        return status_set(STATUS_FAILED, "its keys have more than %d bytes together", NAME_MAX_BYTES - 2);
+        return status_set(STATUS_FAILED, "the keys of a tensor have more than %d bytes together",
+                          NAME_MAX_BYTES - 2);
     snprintf(search->name + used, sizeof search->name - used, "%s%.*s", used ? "." : "", (int)length, key);
     TRY(visit(search, item, depth));
     search->name[used] = '\0';
@@ -193,7 +195,7 @@ static int compare_texts(const void *a, const void *b)
     return order ? order : one->length < two->length ? -1 : one->length > two->length;
 }
 
-/* Refuses a dict in which a text is a key twice. Python writes no such dict. */
+/* Refuses a dict that has the same text as a key twice. Python cannot write such a dict. */
 static enum status check_keys(const struct pickle_value *dict)
 {
     const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));

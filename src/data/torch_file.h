@@ -7,10 +7,10 @@
 #include "data/zip.h"
 
 /* Lists the tensors of an open file, in their order in the file. The file is a zip archive with a pickle and
- * one member per storage. The pickle may contain tensors, and dicts, lists and tuples of them, nested. The
- * name of a tensor has its keys and indexes, separated by dots: "layers.0"; the name is "" if the file
- * contains only one tensor. Nothing is executed: data/pickle.h refuses everything else. STATUS_FAILED with
- * the reason. */
+ * one member per storage. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The
+ * name of a tensor consists of the keys and indexes that lead to it, separated by dots: "layers.0". The name
+ * is "" if the pickle is a single tensor. Nothing is executed: data/pickle.h refuses everything else.
+ * STATUS_FAILED with the reason. */
 enum status torch_list(struct tensor_file *file);
 
 /* The second half of torch_list(), for tests: lists the tensors in a pickle. The members of the archive that

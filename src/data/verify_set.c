@@ -12,7 +12,11 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "data/checksum.h"
+#include "data/embeddings.h"
 #include "data/index.h"
+#include "data/paths.h"
+#include "data/samples.h"
+#include "data/source.h"
 #include "data/tensor_file.h"
 #include "data/unit_writer.h"
 
@@ -79,14 +83,16 @@ static void print_ranges(const struct rows *rows, const uint64_t *hashes, uint64
             end++;
         wrong += end - i;
         if (end > i && ranges++ < RANGES_MAX)
-            printf("%s%" PRIu64 " to %" PRIu64, ranges == 1 ? "rows " : ", ", first + i, first + end - 1);
+            printf("%s%" PRIu64, ranges == 1 ? "these rows of the set differ from their hashes: " : ", ",
+                   first + i);
+        if (end > i + 1 && ranges <= RANGES_MAX)
+            printf(" to %" PRIu64, first + end - 1);
         i = end + 1;
     }
     if (ranges > RANGES_MAX)
         printf(", and %" PRIu64 " more ranges", ranges - RANGES_MAX);
     if (wrong > 0)
-        printf(" differ from their hashes (%" PRIu64 " of %" PRIu64 " rows of the file)\n", wrong,
-               rows->count);
+        printf(" (%" PRIu64 " of %" PRIu64 " rows of the file)\n", wrong, rows->count);
     else
         puts("its rows match their hashes, but its header or scale differs");
 }
@@ -112,21 +118,29 @@ static enum status name_rows(const char *path, const uint8_t *bytes, const uint6
 
 /* ---- Files ---- */
 
-/* Reads a file and compares it with its hash. Prints a line, unless the file has the right size but another
- * hash: then `*differs` is true and the caller prints the rest of a line. The caller frees `*bytes`. */
+/* Reads a file. Prints a line if it cannot be read. The caller frees `*bytes`. */
+static bool read_whole(struct check *check, const char *path, char **bytes, size_t *size)
+{
+    check->files++;
+    if (file_read(path, bytes, size) == STATUS_OK)
+        return true;
+    check->bad++;
+    text_print(stdout, status_text());
+    putchar('\n');
+    return false;
+}
+
+/* Reads a file and compares its size and hash with the index. Prints a line if the file cannot be read or has
+ * the wrong size. If only the hash differs, sets `*differs` and prints the beginning of a line; the caller
+ * prints the rest. The caller frees `*bytes`. */
 static bool file_matches(struct check *check, const char *path, const struct index_member *member,
                          char **bytes, bool *differs)
 {
     size_t size;
-    check->files++;
     check->bytes += member->size;
     *differs = false;
-    if (file_read(path, bytes, &size) != STATUS_OK) {
-        check->bad++;
-        text_print(stdout, status_text());
-        putchar('\n');
+    if (!read_whole(check, path, bytes, &size))
         return false;
-    }
     if (size != member->size) {
         print_bad(check, path);
         printf("it has %zu bytes instead of %" PRIu64 "\n", size, member->size);
@@ -146,13 +160,19 @@ static enum status member_path(const struct check *check, const struct index_sam
     return length < PATH_MAX ? STATUS_OK : status_set(STATUS_FAILED, "%s: path too long", check->folder);
 }
 
+/* Returns the number of rows of a file. */
+static uint64_t count_rows(const struct index *index, uint64_t sample)
+{
+    return index->members[index->samples[sample].first + 1].size / sizeof(uint64_t);
+}
+
 /* Checks one file of rows and its file of hashes. */
 static enum status check_sample(struct check *check, const struct index_sample *sample)
 {
     const struct index_member *members = &check->index.members[sample->first];
     char path[PATH_MAX], *hashes = NULL, *bytes = NULL;
     bool differs;
-    uint64_t count = members[1].size / sizeof(uint64_t);
+    uint64_t count = count_rows(&check->index, (uint64_t)(sample - check->index.samples));
     TRY(member_path(check, sample, &members[1], path));
     bool hashes_match = file_matches(check, path, &members[1], &hashes, &differs);
     if (differs)
@@ -169,6 +189,78 @@ static enum status check_sample(struct check *check, const struct index_sample *
     free(hashes);
     free(bytes);
     return STATUS_OK;
+}
+
+/* ---- Other files ---- */
+
+/* A source whose state is an array with the first row of each file, and the end of the last one. */
+static void describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
+{
+    const uint64_t *starts = state;
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, starts[number]);
+    snprintf(texts[1], SOURCE_TEXT_MAX, "%" PRIu64, starts[number + 1] - starts[number]);
+}
+
+static const struct source described = {.columns = embeddings_sample_columns, .describe = describe};
+
+/* Compares samples.csv with the text that --prepare writes for this index. */
+static enum status check_samples(struct check *check)
+{
+    const struct index *index = &check->index;
+    char path[PATH_MAX], *wanted = NULL, *found = NULL;
+    size_t wanted_size, found_size;
+    TRY(unit_path(path, check->folder, SAMPLES_NAME));
+    uint64_t *starts = malloc((index->sample_count + 1) * sizeof *starts);
+    if (!starts)
+        return status_set(STATUS_FAILED, "out of memory for %s", path);
+    starts[0] = 0;
+    for (uint64_t i = 0; i < index->sample_count; i++)
+        starts[i + 1] = starts[i] + count_rows(index, i);
+    enum status status = samples_format(&described, starts, index, &wanted, &wanted_size);
+    if (status == STATUS_OK && read_whole(check, path, &found, &found_size) &&
+        (found_size != wanted_size || memcmp(found, wanted, wanted_size) != 0)) {
+        print_bad(check, path);
+        puts("it differs from the list that --prepare wrote");
+    }
+    free(starts);
+    free(wanted);
+    free(found);
+    return status;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Prints a line for each file of tensors that the index does not name, because --data would read its rows. */
+static enum status check_extra(struct check *check)
+{
+    struct paths paths;
+    char path[PATH_MAX], *name = path;
+    enum status status = paths_find(check->folder, tensor_file_named, &paths);
+    char **found = paths.names;
+    bool *listed = calloc(paths.count + 1, sizeof *listed);
+    if (status == STATUS_OK && !listed)
+        status = status_set(STATUS_FAILED, "out of memory for the files of %s", check->folder);
+    if (status == STATUS_OK && paths.count > 0)
+        qsort(found, paths.count, sizeof *found, compare_names);
+    for (uint64_t i = 0; status == STATUS_OK && paths.count > 0 && i < check->index.sample_count; i++) {
+        const struct index_sample *sample = &check->index.samples[i];
+        status = member_path(check, sample, &check->index.members[sample->first], path);
+        char **at = bsearch(&name, found, paths.count, sizeof *found, compare_names);
+        if (at)
+            listed[at - found] = true;
+    }
+    for (size_t i = 0; status == STATUS_OK && i < paths.count; i++)
+        if (!listed[i]) {
+            check->files++;
+            print_bad(check, found[i]);
+            puts("it does not belong to the set; remove it");
+        }
+    free(listed);
+    paths_free(&paths);
+    return status;
 }
 
 /* ---- The set ---- */
@@ -218,11 +310,13 @@ static enum status check_set(struct check *check)
 {
     for (uint64_t i = 0; i < check->index.sample_count; i++)
         TRY(check_sample(check, &check->index.samples[i]));
+    TRY(check_samples(check));
+    TRY(check_extra(check));
     if (check->bad > 0)
         return status_set(STATUS_WRONG,
                           "%s: %" PRIu64 " of %" PRIu64
-                          " files are missing or differ from their hashes; restore "
-                          "them, or remove them and repeat the --prepare command",
+                          " files are missing, differ or do not belong to the set; "
+                          "restore them, or remove them and repeat the --prepare command",
                           check->folder, check->bad, check->files);
     text_print(stdout, check->folder);
     printf(": all hashes match: %" PRIu64 " files, %" PRIu64 " rows, %.3f MB\n", check->files, check->rows,
@@ -232,14 +326,20 @@ static enum status check_set(struct check *check)
 
 enum status verify_set_run(const char *folder)
 {
-    struct check check = {.folder = folder};
-    char path[PATH_MAX];
+    char path[PATH_MAX], name[PATH_MAX];
+    struct check check = {.folder = name};
+    size_t length = strlen(folder);
+    while (length > 1 && folder[length - 1] == '/')
+        length--;
+    if (length >= sizeof name)
+        return status_set(STATUS_USAGE, "--verify-set: the name has %zu bytes; use a shorter path", length);
+    snprintf(name, sizeof name, "%.*s", (int)length, folder);
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE,
                       "--verify-set: not available, because xxHash was not found; install "
                       "libxxhash-dev and build again");
 #endif
-    TRY(find_index(folder, path));
+    TRY(find_index(name, path));
     enum status status = index_read(path, &check.index);
     if (status == STATUS_OK)
         status = check_kind(&check);

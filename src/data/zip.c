@@ -70,8 +70,9 @@ static enum status read_end(const struct tensor_file *file, struct directory *di
     uint64_t at = file->bytes - END_BYTES;
     TRY(tensor_file_read(file, at, end, sizeof end));
     if (number(end, 4) != END_MAGIC)
-        return status_set(STATUS_FAILED, "not a zip archive, or truncated: no record that ends an archive at "
-                                         "its end; write it with torch.save()");
+        return status_set(STATUS_FAILED,
+                          "not a zip archive, or truncated: it does not end with the end record "
+                          "of an archive; write it with torch.save()");
     if (number(end + 4, 4) != 0 || number(end + 8, 2) != number(end + 10, 2) || number(end + 20, 2) != 0)
         return status_set(STATUS_FAILED, "the record at its end is not valid");
     *directory = (struct directory){number(end + 10, 2), number(end + 16, 4), number(end + 12, 4), at};
@@ -109,7 +110,7 @@ static enum status check_name(const char *name, size_t length)
                              name);
 }
 
-/* Replaces sizes and the offset of 32 bits that are full by those of 64 bits in the extra field. */
+/* Replaces each 32-bit size or offset that is 0xFFFFFFFF by its 64-bit value from the extra field. */
 static enum status read_extra(const uint8_t *extra, size_t size, struct zip_member *member, uint64_t *stored)
 {
     uint64_t *fields[] = {&member->bytes, stored, &member->begin};

@@ -162,7 +162,8 @@ static enum status check_device(int device)
                       device, FDSL_CPU);
 }
 
-/* Checks a device number, and the argument `name`, a stream of this device. */
+/* Checks a device number and a stream of this device. `name` is the name of the stream argument, for
+ * messages. */
 static enum status check_stream(int device, const char *name, const void *stream)
 {
     TRY(check_device(device));

@@ -9,12 +9,13 @@
  *     fdsl_generate(generator, 0, config.batch, images, labels, NULL);
  *     fdsl_close(generator);
  *
- * With N classes, image g is instance g div N of the class at index g mod N. The generators "naive", "omp"
- * and "fused" are bit-identical to each other and to the program fdsl-bench. Their pixels depend only on the
- * formula, the class, the seed, the instance, the side of the canvas and the output format. The pixels do not
- * depend on the device, the batch or the number of threads. "gbase" and "bat" run the CUDA kernels of the
- * paper (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds noise to half
- * precision; "gbase" draws noise from another random number generator.
+ * An image is drawn on a square canvas of `res` x `res` pixels, which is then resized or cropped to
+ * `out_res`. With N classes, image g is instance g div N of the class at index g mod N. The generators
+ * "naive", "omp" and "fused" are bit-identical to each other and to the program fdsl-bench. Their pixels
+ * depend only on the formula, the class, the seed, the instance, the side of the canvas and the output
+ * format. The pixels do not depend on the device, the batch or the number of threads. "gbase" and "bat" run
+ * the CUDA kernels of the paper (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds
+ * noise to half precision; "gbase" draws noise from another random number generator.
  *
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.
@@ -73,13 +74,13 @@ struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
     /* The images. Classes come from class_list, from class_file, or from preset. */
-    const char *formula; /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
-    uint64_t seed;       /* seed of all images; default 0 */
-    uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;    /* number of classes to draw from the ranges of the preset, or to use from its list;
-                            default 1000 */
-    const char *preset;  /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
-                            "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+    const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
+    uint64_t seed;           /* seed of all images; default 0 */
+    uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
+    uint32_t classes;        /* number of classes; default 1000. They are drawn at random from the
+                              * preset's ranges; if the preset is a list, its first classes are used */
+    const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
+                                "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
     const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
@@ -90,9 +91,10 @@ struct fdsl_config {
     const char *fit;    /* "resize" (default): mean over the covered area; "crop": a randomly placed square */
     uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
     const char *layout; /* "nchw" (default) or "nhwc" */
-    const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; a float is (gray / 255 - mean) / std */
-    double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0, the only value for u8 */
-    double std[FDSL_CHANNELS_MAX];  /* per channel; default 1, the only value for u8 */
+    const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; floating-point values are (gray / 255 -
+                         * mean) / std */
+    double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0; must be 0 for u8 */
+    double std[FDSL_CHANNELS_MAX];  /* per channel; default 1; must be 1 for u8 */
 
     /* How the images are generated. */
     const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"
@@ -135,7 +137,8 @@ FDSL_API enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t si
  * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generator **generator);
 
-/* Frees a generator; NULL is allowed. The work of its calls must have completed on the device. */
+/* Frees a generator; NULL is allowed. The work of its calls must have completed on the device. Does nothing
+ * in a child after fork(). */
 FDSL_API void fdsl_close(struct fdsl_generator *generator);
 
 /* Describes the images of a generator. FDSL_INVALID if the library does not know layout->size. */
@@ -164,8 +167,8 @@ FDSL_API enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64
                                         void *images, int64_t *labels, void *stream);
 
 /* Generates images numbers[0] .. numbers[count - 1]. The list may have any numbers in any order. On a CUDA
- * device it must be in device memory. FDSL_UNAVAILABLE for "gbase" and "bat": the host computes their image
- * numbers, and cannot read the list. Otherwise like fdsl_generate(). */
+ * device it must be in device memory. FDSL_UNAVAILABLE for "gbase" and "bat": for them, the host must know
+ * the image numbers, but it cannot read a list in device memory. Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 

@@ -34,11 +34,12 @@ static enum status about(const struct inspection *inspection, const struct datas
 /* Sets the message for an image that GPU variants do not accept. */
 static enum status unfit(const struct dataset_member *image)
 {
-    return status_set(STATUS_USAGE,
-                      "this image must be decoded; choose an array with --image npy, prepare the data set as "
-                      ".npy (--encode npy), or decode: --variant shards-gpu or shards-omp --decode --out-res "
-                      "PIXELS; this member is '%s'",
-                      image->extension);
+    return status_set(
+        STATUS_USAGE,
+        "without --decode, a GPU variant reads only .npy arrays, but this member is '%s'; choose an array "
+        "with --image npy, prepare the data set with --encode npy, or use --variant shards-gpu or shards-omp "
+        "with --decode --out-res PIXELS",
+        image->extension);
 }
 
 static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
@@ -70,19 +71,19 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
                               "it has values of type '%s', but a GPU variant accepts |u1, <f2 and <f4; "
                               "prepare the data set with --dtype u8, f16 or f32",
                               header->type);
-        inspection->arrays->values = header->values;
+        inspection->arrays->value_count = header->values;
         inspection->first = *header;
         if (header->values == 0)
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
     if (!same_arrays(header, &inspection->first))
-        return status_set(
-            STATUS_USAGE,
-            "its .npy has %llu values of type '%s', but the .npy of sample '%s' has %llu of type '%s', or "
-            "their shapes differ; a batch is one tensor, so all samples need the same type "
-            "and shape",
-            (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
-            (unsigned long long)inspection->first.values, inspection->first.type);
+        return status_set(STATUS_USAGE,
+                          "its .npy (%llu values of type '%s') and the .npy of sample '%s' (%llu values of "
+                          "type '%s') differ in type or shape; a batch is one tensor, so all samples need "
+                          "the same type and shape",
+                          (unsigned long long)header->values, header->type,
+                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
+                          inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
@@ -92,7 +93,7 @@ static enum status look_at_array(struct inspection *inspection, uint32_t number,
     struct npy_header header;
     TRY(read_header(inspection, member, &header));
     TRY(check_header(inspection, number, member->size, &header));
-    inspection->arrays->samples[number].values = at + header.data;
+    inspection->arrays->samples[number].values_offset = at + header.data;
     return STATUS_OK;
 }
 
@@ -187,13 +188,13 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                                : about(inspection, sample, &members[sample->label % sample->members], status);
 }
 
-/* Makes room for the images to decode, whose values are bytes. */
+/* Allocates the headers of the images to decode. Decoded values are bytes. */
 static enum status begin_pictures(struct inspection *inspection)
 {
     struct arrays *arrays = inspection->arrays;
     const struct image_fit *fit = inspection->fit;
     arrays->type = DTYPE_U8;
-    arrays->values = (uint64_t)fit->channels * fit->res * fit->res;
+    arrays->value_count = (uint64_t)fit->channels * fit->res * fit->res;
     arrays->pictures = calloc(inspection->dataset->sample_count, sizeof *arrays->pictures);
     inspection->jpeg = jpeg_open();
     return arrays->pictures ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for image headers");

@@ -23,7 +23,7 @@ struct array_sample {
     uint64_t at[ARRAY_MEMBERS_MAX],
         size[ARRAY_MEMBERS_MAX]; /* offset and size of each member, in member order */
     uint64_t bytes;              /* total over all members */
-    uint64_t values;             /* offset of the array's values */
+    uint64_t values_offset;      /* offset of the array's values */
     uint32_t members;
     int32_t label; /* LABEL_NONE if there is none */
 };
@@ -40,16 +40,16 @@ struct array_picture {
     bool on_device;          /* the GPU can decode it; a CPU thread must decode all others */
 };
 
-/* Limits of pictures that the GPU decodes. Chroma of images that are narrower than PICTURE_WIDTH_MIN is
- * interpolated differently by nvJPEG and libjpeg. */
+/* Limits of pictures that the GPU decodes. nvJPEG and libjpeg interpolate chroma differently in images that
+ * are narrower than PICTURE_WIDTH_MIN. */
 #define PICTURE_WIDTH_MIN  8
 #define PICTURE_SIDE_MAX   16384
 #define PICTURE_PIXELS_MAX (UINT32_C(1) << 26)
-#define PICTURE_SCALE_MAX  100 /* of width or height to --out-res */
+#define PICTURE_SCALE_MAX  100 /* maximum ratio of width or height to --out-res */
 
 struct arrays {
     enum dtype type;
-    uint64_t values;                /* number of values per sample */
+    uint64_t value_count;           /* number of values per sample */
     struct array_picture *pictures; /* by sample number; NULL unless images are decoded */
     struct array_sample *samples;   /* by sample number */
     struct array_extent *extents;   /* by sample number */
@@ -59,12 +59,12 @@ struct arrays {
 FDSL_C_BEGIN
 
 /* Reads the headers of the images and the labels of all samples. If `fit` is not NULL, images are decoded to
- * fit->channels * fit->res^2 bytes; a damaged header is then no error here, but when a CPU thread decodes the
- * image. With `packed`, the caller stores the members of a
- * sample consecutively, each aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative
- * offsets in the shard. STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and
- * the problem. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also
- * after a failure. */
+ * fit->channels * fit->res^2 bytes. arrays_open() then accepts a damaged header; the CPU thread that decodes
+ * the image reports the error. With `packed`, the caller stores the members of a sample consecutively, each
+ * aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative offsets in the shard.
+ * STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and the problem.
+ * STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also after a
+ * failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
                         struct arrays *arrays);

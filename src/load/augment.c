@@ -9,7 +9,7 @@ struct channel {
     const struct image *image;
     size_t begin, step; /* the value at row y and column x has index begin + (y * width + x) * step */
     float mean, scale;
-    float of_byte[256]; /* the result for each byte */
+    float of_byte[256]; /* normalised value of each possible byte */
 };
 
 static float normalise(const struct channel *channel, float value)

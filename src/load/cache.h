@@ -18,7 +18,8 @@ FDSL_C_BEGIN
 
 /* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) if
  * cachestat(2) fails, as it does before Linux 6.5. Sets `hidden` if Linux does not report the pages to this
- * process, because it neither owns the file nor may write it. STATUS_FAILED with the reason. */
+ * process, because it neither owns the file nor may write it. STATUS_FAILED, with the reason, if mincore(2)
+ * fails or memory runs out. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
 /* Evicts an open file: writes its dirty pages, then asks Linux to drop all its pages. Pages that a process
@@ -29,7 +30,8 @@ enum status cache_evict(int fd);
  * Returns whether the call succeeded. */
 bool cache_drop_all(void);
 
-/* Reads an open file from start to end, `buffer_bytes` bytes at a time, so that its pages become resident. */
+/* Reads an open file from start to end, so that its pages become resident. Each call of pread(2) fills
+ * `buffer`, which has `buffer_bytes` bytes. STATUS_FAILED if a call fails. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
 /* Sets `*bytes` to the number of bytes that this process has read from storage devices so far

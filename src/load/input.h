@@ -21,7 +21,7 @@
 
 /* What decodes images for a variant that delivers on a device. */
 enum decoder {
-    DECODER_AUTO,     /* the first of the others that exists */
+    DECODER_AUTO,     /* the first that this machine has: hardware, hybrid, else CPU */
     DECODER_HARDWARE, /* the JPEG engines of the GPU */
     DECODER_HYBRID,   /* CUDA kernels of nvJPEG */
     DECODER_CPU
@@ -32,7 +32,7 @@ extern const char *const decoder_names[]; /* option values, in enum order, NULL-
 enum load_cache {
     LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */
     LOAD_COLD, /* files are evicted before every run; at most 1 % of their pages are then resident */
-    LOAD_ANY   /* unspecified: left as it is */
+    LOAD_ANY   /* the page cache is left as it is */
 };
 
 /* Settings that change between runs. */
@@ -62,15 +62,16 @@ struct load {
     uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
-    struct image_fit fit; /* with `decode`: the size of the delivered images */
+    struct image_fit fit; /* with `decode`: how decoded images get their size */
     struct augmentation augmentation;
-    enum dtype dtype; /* dtype to chunk_bytes are for variants that deliver on a device */
+    enum dtype dtype; /* the fields from here to chunk_bytes are only for variants that deliver on a device */
     double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel */
     bool interleaved;                                             /* decoded images are NHWC, not NCHW */
     enum decoder decoder;
-    uint32_t ring;                   /* buffers per thread */
-    uint64_t chunk_bytes;            /* bytes per buffer, unless a sample is larger */
-    uint64_t resident_bytes;         /* most bytes that gpu-resident keeps; UINT64_MAX: as many as fit */
+    uint32_t ring;           /* buffers per thread */
+    uint64_t chunk_bytes;    /* bytes per buffer, unless a sample is larger */
+    uint64_t resident_bytes; /* maximum number of bytes that gpu-resident keeps in device memory; UINT64_MAX:
+                                as many as fit */
     const struct pictures *pictures; /* training set of --compute train; otherwise NULL */
     bool normalised; /* --mean or --std was given; without `augment`, only variants that deliver on a device
                         can use these options */
@@ -92,16 +93,17 @@ struct load_traits {
     /* Names of the stages that a run's time includes, for the column `timed_stages`. If `timed_unless_warm`
      * is not NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
-    const char *timed_unless_resident; /* replaces `timed` if a part of the set is not in device memory */
+    const char *timed_unless_resident; /* replaces `timed` if not all data are in device memory */
 
-    /* Measures an upper bound on the loader's rate, in bytes per second. On the CPU, the threads of the
-     * variant copy the working set into its buffers; see reader_copy(). For variants that deliver on a
-     * device, see docs/load_gpu.md. */
+    /* Measures an upper bound on the loader's rate, in bytes per second. On the CPU, the variant's threads
+     * copy the working set into the variant's buffers (reader_copy()). docs/load_gpu.md describes the bound
+     * for variants that deliver on a device. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
-    /* Compares the samples that are in the buffers after the latest run with the data set, by hashes over all
-     * their bytes. Sets `*wrong` to the number of samples that differ. Checks all samples in the buffers, or
-     * a few thousand of them. Requires dataset_hash(), for the hashes of the samples. */
+    /* Verifies the samples that are still in the buffers after the latest run: compares the hash over all
+     * bytes of each sample with the hash that dataset_hash() computed. The caller must have called
+     * dataset_hash(). Checks all samples in the buffers, or a few thousand of them. Sets `*wrong` to the
+     * number of samples that differ. */
     enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
@@ -120,12 +122,11 @@ struct load_result {
                              only the delivered bytes */
     const char *decoder;  /* one of decoder_names; NULL if nothing is decoded for a device */
     double
-        jpeg_engine_share; /* with `decoder`: use of the GPU's JPEG engines at the time of fetch(), averaged
-                              by NVML over its last sample period; negative if NVML does not report it */
+        jpeg_engine_share; /* with `decoder`: average use, from 0 to 1, of the GPU's JPEG engines over NVML's
+                              last sample period before fetch(); negative if NVML does not report it */
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
-    uint64_t memory_bytes; /* the most memory allocated for data at a time: buffers in host and device memory,
-                              without mapped files */
-    double useful_bytes;   /* bytes of that memory in one batch per thread, and in a resident data set */
+    uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
+    double useful_bytes;   /* bytes of one batch per thread, and of a resident data set */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
 };

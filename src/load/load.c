@@ -18,8 +18,8 @@ struct parameters {
     int cache, on_error, dtype, fit, layout, decoder;
     struct compute compute;
     bool decode, augment;
-    bool normalised,
-        by_channel; /* --mean or --std was given, and with one value per channel; set by load_open() */
+    bool normalised; /* --mean or --std was given; set by load_open() */
+    bool by_channel; /* --mean or --std has one value per channel; set by load_open() */
 };
 
 const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};
@@ -33,9 +33,9 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
      "folder with the samples: single files or tar shards; --prepare creates one. Or the URL of tar shards: "
-     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/, a container of Azure"},
+     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/, or an Azure container"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
-     "folder that keeps the shards of a URL; without it, every run reads them into memory again"},
+     "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
      "maximum size of --cache-dir; the least recently used shards are removed first. 0 is unlimited"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
@@ -44,7 +44,8 @@ static const struct option_spec options[] = {
      "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
      "shards. Variants that read files, and gpu-resident, ignore this option and shuffle all samples"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the sample order and of --augment; each epoch has its own order"},
+     "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its own "
+     "order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
      "maximum number of files (files-uring) or reads (shards-uring) in flight, and of connections to a URL"},
@@ -65,22 +66,20 @@ static const struct option_spec options[] = {
      "width and height of the decoded images (default: as stored); implies --decode"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fit_names, true,
      "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a part at "
-     "a random position; random-resized-crop cuts out a random part and resizes it, as torchvision's "
+     "a random position; random-resized-crop cuts out a random part and resizes it, like torchvision's "
      "RandomResizedCrop. HOW is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
-     "channels of the images with --out-res"},
+     "number of channels of the images that --out-res resizes"},
     {"layout", "NAME", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
      "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, nhwc the "
      "channels of a pixel together. NAME is one of"},
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), "auto", 0, 0, decoder_names, true,
      "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, nvJPEG's "
-     "CUDA kernels; cpu, the threads that read. auto takes the first that exists. Other images are decoded "
-     "by "
-     "the threads. NAME is one of"},
+     "CUDA kernels; cpu, the reading threads. auto uses the first of these that exists. The reading threads "
+     "decode all other formats. NAME is one of"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
-     "shift, flip and normalise images, and convert them to float32; shards-gpu flips them, and normalises "
-     "them to "
-     "--dtype; implies --decode"},
+     "shift, flip and normalise images, and convert them to float32; shards-gpu does not shift them, and "
+     "converts them to --dtype. Implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", 0, 0, NULL, true,
@@ -96,9 +95,8 @@ static const struct option_spec options[] = {
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
      "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
     {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), NULL, 1, 1e18, NULL, true,
-     "maximum size of the part of the data set that gpu-resident keeps in device memory; --threads threads "
-     "read "
-     "the rest in every epoch (default: as much as fits)"},
+     "maximum size of the part of the data set that gpu-resident keeps in device memory (default: as much as "
+     "fits). In every epoch, --threads threads read the rest"},
     COMPUTE_OPTION(AT(compute)),
 };
 
@@ -133,7 +131,8 @@ static enum status check_remote(const struct options *given, struct parameters *
     return STATUS_OK;
 }
 
-/* A cache that cannot keep the whole set has no state of the page cache: each epoch reads from the server. */
+/* Requires --cache any if the folder of --cache-dir cannot hold the whole data set. Every epoch then reads
+ * shards from the server, so the page cache cannot be kept warm or cold. */
 static enum status check_cache_bytes(const struct options *given, struct parameters *parameters,
                                      const struct dataset *dataset)
 {
@@ -288,7 +287,8 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes};
     TRY(dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset));
-    if (strchr(parameters->data, '?') && remote_is(parameters->data)) { /* rows must not have its secrets */
+    /* CSV rows must not contain the secrets in the query of a URL. */
+    if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
         remote_shown(parameters->data, shown, sizeof shown);
         parameters->data = shown;
@@ -310,8 +310,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes the properties that determine the orders and the checksums of timed runs: the key, the size and the
- * edges of every sample, in order, and the first sample of every shard. */
+/* Hashes the properties that determine the orders and the checksums of timed runs. These are, for every
+ * sample in order, its key, its edges (data/checksum.h) and its size; and the first sample of every shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -379,8 +379,8 @@ static enum status accepts_options(const struct load *load, const struct load_tr
                                         "stored; add --decode or --augment");
     if (traits->device && !load->decode && load->augmentation.channels > 1)
         return status_set(STATUS_USAGE,
-                          "accepts one value per channel for --mean and --std only with --decode"
-                          "; give one value each");
+                          "accepts one value per channel for --mean and --std only with --decode; give "
+                          "one value for each option");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(
             STATUS_USAGE,
@@ -403,10 +403,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
-        return status_set(
-            STATUS_USAGE,
-            "reads each file in one call, which is limited to 2 GiB, but a sample of %s has %llu bytes",
-            load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
+        return status_set(STATUS_USAGE,
+                          "reads each file in one call, which is limited to 2 GiB, but a sample of %s has "
+                          "%llu bytes; prepare the data set with --store shards",
+                          load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files) {
         TRY(accepts_options(load, traits));
         return traits->accepts ? traits->accepts(load) : STATUS_OK;

@@ -14,12 +14,12 @@ static enum status each_file(const struct load *load,
 {
     const struct dataset *dataset = load->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++) {
-        int fd = dataset_file_open(dataset, f, 0);
-        if (fd < 0 && load->skip)
+        int fd;
+        enum status status = dataset_file_open(dataset, f, 0, &fd);
+        if (status == STATUS_FAILED && load->skip)
             continue;
-        if (fd < 0)
-            return STATUS_FAILED;
-        enum status status = act(context, fd, dataset->files[f].bytes);
+        TRY(status);
+        status = act(context, fd, dataset->files[f].bytes);
         close(fd);
         if (status != STATUS_OK)
             return status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name);
@@ -79,8 +79,8 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
     if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* counting opened every file, which cached its directory entry and inode; drops
-                             them if permitted */
+        cache_drop_all(); /* to count its pages, each file was opened, which cached its directory entry and
+                             inode; drops both if permitted */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,

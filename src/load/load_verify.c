@@ -1,4 +1,5 @@
-/* Verification of `load`: the samples that a run must deliver, and those that it did deliver. */
+/* Verification of `load`: computes which samples a run must deliver, and compares them with the samples that
+ * it delivered. */
 #include <stdlib.h>
 
 #include "data/checksum.h"
@@ -93,9 +94,10 @@ enum status load_check_closely(void *input, bool closely)
     return STATUS_OK;
 }
 
-/* Counts the samples that a run with control->whole did not deliver correctly as often as its epoch requires.
- * The run itself has compared each sample's hash over all bytes with the hash that the plain reader
- * (data/plain.h) computed. */
+/* A run with control->whole sets control->seen[i] to its number of correct deliveries of sample i. A delivery
+ * is correct if it has the hash over all bytes that the plain reader (data/plain.h) computed. This function
+ * counts the samples whose number of correct deliveries is not the number that the epoch requires. Skipped
+ * samples do not count as wrong. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {

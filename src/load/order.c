@@ -79,8 +79,8 @@ void order_close(struct order *order)
     *order = (struct order){0};
 }
 
-/* Computes the segments of a worker's share, the samples [begin, end) of the epoch, from the epoch's
- * permutation of the shards. */
+/* Computes the segments of a worker's share from the epoch's permutation of the shards. The share is the
+ * samples [begin, end) of the epoch. */
 static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
                         struct order *order)
 {

@@ -59,6 +59,8 @@ struct order_key {
 };
 
 #define ORDER_KEY_BITS 40 /* five passes of an 8-bit radix sort; few of a million samples share a key */
+
+/* Returns the sort key of a sample in an epoch: ORDER_KEY_BITS random bits. */
 FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 {
     struct philox_block block =
@@ -71,8 +73,8 @@ FDSL_C_BEGIN
 /* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
-/* Returns the number of samples in one batch of each of the `workers` workers from worker `first` on. A batch
- * has `batch` samples, or the whole share if that is smaller. */
+/* Returns the total number of samples in one batch per worker, for the `workers` workers from number `first`
+ * on. A worker's batch has `batch` samples, or its whole share if that is smaller. */
 uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch);
 
 /* Allocates an order that can hold any epoch of any worker of the plan. STATUS_FAILED if memory runs out;
@@ -80,7 +82,8 @@ uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint
 enum status order_open(const struct order_plan *plan, struct order *order);
 void order_close(struct order *order);
 
-/* Computes the order of `worker` in `epoch`. */
+/* Computes the order of `worker` in `epoch`. `order` must come from order_open() with this plan. Threads need
+ * separate orders. */
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order);
 
 /* How well an order mixes the samples. */

@@ -13,10 +13,10 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
         return STATUS_OK;
     return status_set(
         STATUS_FAILED,
-        "this image has %" PRIu32 "x%" PRIu32 "x%" PRIu32 " values, but the first image has %" PRIu32
-        "x%" PRIu32 "x%" PRIu32
-        ", or their types or layouts differ; all images of a training set must have the same shape, type "
-        "and layout (NHWC in .png, NCHW in .npy)",
+        "this image (%" PRIu32 "x%" PRIu32 "x%" PRIu32 ") and the first image (%" PRIu32 "x%" PRIu32
+        "x%" PRIu32
+        ") differ in shape, type or layout; all images of a training set must have the same shape, "
+        "type and layout (NHWC in .png, NCHW in .npy)",
         image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 

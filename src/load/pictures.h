@@ -1,5 +1,4 @@
-/* A training set: one image and one label per sample, all images of the same shape, type and
- * layout. */
+/* A training set: one image and one label per sample, all images of the same shape, type and layout. */
 #ifndef FDSL_LOAD_PICTURES_H
 #define FDSL_LOAD_PICTURES_H
 

@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "load/input.h"
 
+/* State of the verification of one variant. */
 struct verifier {
     const struct load *load;
     struct order_plan plan;   /* order plan of the variant */

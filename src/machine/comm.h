@@ -1,7 +1,7 @@
-/* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c and
- * mpi/comm_channel.c use MPI, and mpi/comm_serial.c replaces the files mpi/comm_*.c in a build without MPI.
- * Only one thread may call these functions. All ranks must call collective functions in the same order.
- * Before comm_open() and after comm_close() there is one rank.
+/* Communication between the ranks of a run. The callers need no MPI: only mpi/comm_mpi.c and
+ * mpi/comm_channel.c call it. In a build without MPI, mpi/comm_serial.c replaces the other files
+ * mpi/comm_*.c. Only one thread may call these functions. All ranks must call collective functions in the
+ * same order. Before comm_open() and after comm_close() there is one rank.
  *
  * If MPI itself fails or a wait takes too long (comm_set_timeout()), functions return STATUS_FAILED, and
  * comm_close() then aborts all ranks. */
@@ -24,9 +24,10 @@ enum status comm_open(void);
 /* Finalizes MPI, or aborts all ranks if a call failed. */
 void comm_close(void);
 
-/* Sets how long a rank waits for other ranks, in seconds; 0: no limit. After that time the run fails. From 30
- * s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300 s for all ranks to
- * join. Call before comm_open(). */
+/* comm_set_timeout() sets how long a rank waits for other ranks, in seconds; 0: no limit. After that time the
+ * run fails. From 30 s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300 s
+ * for all ranks to join. Call before comm_open(). comm_timeout() returns the time, or 0 in builds without
+ * MPI. */
 void comm_set_timeout(double seconds);
 double comm_timeout(void);
 

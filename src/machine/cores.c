@@ -16,7 +16,7 @@
 
 #define WORDS (sizeof((struct cores_mask *)0)->words / sizeof(unsigned long))
 
-/* ---- Sets ---- */
+/* ---- Masks ---- */
 
 static struct cores_mask united(struct cores_mask a, const struct cores_mask *b)
 {
@@ -43,7 +43,7 @@ static int count_of(const struct cores_mask *mask)
 /* ---- The plan ---- */
 
 /* Returns which of the `total` cores belong to a rank; see cores_share_out(). If there are more ranks than
- * cores, ranks share cores in turn. */
+ * cores, each rank gets one core: rank r gets core r mod `total`. */
 static struct share part_of(const uint32_t *extra, int count, int rank, uint64_t total)
 {
     const struct partition partition = {
@@ -233,7 +233,8 @@ bool cores_bound_by_openmp(void)
 #endif
 }
 
-/* Gathers the claims of the ranks of this machine, and plans the cores of this rank. Collective. */
+/* Collective: gathers the claims (struct claim) of the ranks of this machine, and plans which cores this rank
+ * uses. */
 static enum status plan_together(struct claims *claims, uint32_t threads, struct cores_plan *plan)
 {
     struct claim mine = {.threads = threads};

@@ -18,8 +18,9 @@ struct cores_mask {
 
 /* The result of cores_take(), in increasing order of importance for a warning. */
 enum cores_outcome {
-    CORES_KEPT,   /* the launcher gave each rank its own hardware threads, and none is unused; or one rank */
-    CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
+    CORES_KEPT,   /* the launcher gave each rank its own hardware threads and left none unused, or there is
+                   * only one rank */
+    CORES_SPLIT,  /* ranks had cores in common, so the cores were divided among the ranks */
     CORES_IDLE,   /* the launcher gave each rank its own hardware threads, but some are unused */
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
@@ -46,9 +47,9 @@ bool cores_bound_by_openmp(void);
 
 /* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that
  * it starts later, to the share of this rank. `threads` is the number of threads that the user chose for this
- * rank; 0: none. If all ranks have chosen one, and not all the same, the cores are divided in proportion, so
- * that ranks with 12 and 4 threads get 12 and 4 of 16 cores. Call before other threads are started.
- * STATUS_FAILED if affinity masks cannot be read or set. */
+ * rank; 0: none. If all ranks have a chosen number and these numbers differ, the cores are divided in
+ * proportion. For example, ranks with 12 and 4 threads get 12 and 4 of 16 cores. Call before other threads
+ * are started. STATUS_FAILED if affinity masks cannot be read or set. */
 enum status cores_take(uint32_t threads, enum cores_outcome *outcome);
 
 #endif

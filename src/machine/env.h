@@ -39,7 +39,7 @@ void env_time(char text[ENV_TIME_MAX]);
  * with sysconf, the affinity mask and /sys. */
 void env_capture(struct env *env);
 
-/* Returns the member `revision`, which env_capture() copies. */
+/* Returns the source revision of this build, in the format of env.revision. */
 const char *env_revision(void);
 
 /* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Returns 0 if the

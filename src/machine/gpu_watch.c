@@ -141,8 +141,9 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     pthread_mutex_unlock(&watch->lock);
     pthread_join(watch->thread, NULL);
     watched->power_w = mean_power_w(watch);
-    look(watch); /* the thread has no reading if the runs took less than one period; clocks do not drop that
-                    fast */
+    /* If the runs took less than one period, the thread has no reading. A reading now still shows the clocks
+     * of the runs, because clocks do not drop at once. */
+    look(watch);
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);
     watched->throttle_reasons = watch->throttle_reasons;

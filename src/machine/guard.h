@@ -23,9 +23,9 @@ FDSL_C_BEGIN
 enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
 
-/* While an open guard fills, lost pages are replaced by pages of zeros, except in guard_run() and
- * guard_copy(): the program continues with wrong values. guard_filled() returns whether that has happened
- * since guard_fill(). Only one guard may fill at a time. Reads on any thread are covered. */
+/* After guard_fill(), accesses to lost pages outside guard_run() and guard_copy() read zeros, on any thread,
+ * and the program continues with these wrong values. guard_filled() returns whether this has happened since
+ * guard_fill(). guard_close() ends the filling. Only one open guard may fill at a time. */
 void guard_fill(struct guard *guard);
 bool guard_filled(void);
 

@@ -22,8 +22,8 @@ struct heartbeat {
     _Atomic uint64_t *counts; /* shared, one per rank of this machine */
     struct card *cards;
     uint64_t *seen;   /* the counts at the last look */
-    uint32_t *silent; /* number of looks since a count changed */
-    uint32_t limit;   /* in looks. Time that this process itself does not run does not count */
+    uint32_t *silent; /* number of looks since each count changed */
+    uint32_t limit;   /* in looks, so time in which this process itself is stopped does not count */
     atomic_bool ended;
     bool started;
     pthread_t thread;
@@ -108,8 +108,7 @@ enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat)
     TRY(comm_agree(self ? allocate(self) : status_set(STATUS_FAILED, "out of memory")));
     if (share_memory(self) == STATUS_OK)
         return comm_agree(start(self, limit_s));
-    status_warn("ranks whose process is stopped will not be noticed, because ranks cannot share memory: %s",
-                status_text());
+    status_warn("stopped ranks cannot be detected, because the ranks cannot share memory: %s", status_text());
     heartbeat_close(self);
     *heartbeat = NULL;
     return STATUS_OK;

@@ -1,8 +1,8 @@
-/* Notices ranks of this machine whose process does not run any more, for example after SIGSTOP, while the
- * other ranks wait for them outside of comm.h, such as in GPU kernels of a library. Each rank has a thread
- * that counts in shared memory and looks at the counts of the other ranks. If a count does not change for too
- * long, the thread names the rank and exits, so the launcher ends all ranks. A rank whose process runs but
- * does not make progress is not noticed. */
+/* Detects ranks of this machine whose process has stopped, for example after SIGSTOP. The functions of comm.h
+ * detect this in their own waits; the heartbeat also detects it while ranks wait elsewhere, for example in
+ * GPU kernels of a library. Each rank has a thread that counts in shared memory and looks at the counts of
+ * the other ranks. If a count does not change for too long, the thread names the rank and exits, so the
+ * launcher ends all ranks. A rank whose process runs without making progress is not detected. */
 #ifndef FDSL_MACHINE_HEARTBEAT_H
 #define FDSL_MACHINE_HEARTBEAT_H
 
@@ -12,12 +12,13 @@ FDSL_C_BEGIN
 
 struct heartbeat;
 
-/* Collective: starts the threads. A count may stay the same for `limit_s` seconds. `*heartbeat` is NULL if
- * there is nothing to watch, or if the ranks cannot share memory, which a warning reports. The caller closes
- * it, also after a failure. */
+/* Collective: starts the threads. A count may stay the same for `limit_s` seconds. `*heartbeat` must be NULL
+ * before the call. It stays NULL if there is nothing to watch, or if the ranks cannot share memory, which a
+ * warning reports. The caller closes it, also after a failure. */
 enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat);
 
-/* From now on, the other ranks do not wait for this rank's count. Not collective. Ignores NULL. */
+/* Stops the thread. The other ranks then no longer expect this rank's count to change. Not collective.
+ * Ignores NULL. */
 void heartbeat_close(struct heartbeat *heartbeat);
 
 FDSL_C_END

@@ -39,8 +39,8 @@ struct processes {
 struct process_tree {
     DIR *proc;
     pid_t root; /* this process; the tree has only its descendants */
-    /* Indexed by process id: the number of the latest scan that found this process outside the tree, or
-     * inside it. Most memory pages of these arrays are never touched. */
+    /* Indexed by process id: number of the latest scan that found the process outside the tree (`outside`) or
+     * in the tree (`inside`). Most memory pages of these arrays are never touched. */
     uint32_t *outside, *inside, scan;
 
     pthread_mutex_t lock; /* protects everything below */

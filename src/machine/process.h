@@ -23,8 +23,8 @@ struct process_use {
 /* Reads what this process uses, with all its threads. Thread safe. */
 void process_use_own(struct process_use *use);
 
-/* All descendants of this process, also those whose parents have ended. Includes the counters of ended
- * descendants. */
+/* All descendants of this process, including those whose parents have ended. The counters include those of
+ * descendants that have ended. */
 struct process_tree;
 
 /* Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER). The caller frees `*tree`

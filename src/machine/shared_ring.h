@@ -1,6 +1,7 @@
 /* A ring of message buffers in memory that two processes of one machine share: one process writes the
- * messages, the other one reads them in place. The memory has no name in any file system, so none is left
- * when the processes are killed. No function blocks. Each end may be used by one thread at a time. */
+ * messages, the other one reads them in place. The memory has no name in any file system, so it is freed when
+ * both processes have ended, even if they are killed. No function blocks. Each end may be used by one thread
+ * at a time. */
 #ifndef FDSL_MACHINE_SHARED_RING_H
 #define FDSL_MACHINE_SHARED_RING_H
 
@@ -21,7 +22,8 @@ struct shared_ring_offer {
 };
 
 /* Writer: creates a ring of `buffers` messages of at most `bytes` bytes. The caller sends `*offer` to the
- * reader, and calls shared_ring_attached() after the reader's answer. STATUS_FAILED with the reason. */
+ * reader. After the reader's answer, the caller calls shared_ring_attached(), which closes the file
+ * descriptor; no reader can attach afterwards. STATUS_FAILED with the reason. */
 enum status shared_ring_create(size_t bytes, uint32_t buffers, struct shared_ring **ring,
                                struct shared_ring_offer *offer);
 void shared_ring_attached(struct shared_ring *ring);
@@ -34,8 +36,9 @@ enum status shared_ring_attach(const struct shared_ring_offer *offer, size_t byt
 /* Unmaps the memory; the other end may still use it. Ignores NULL. */
 void shared_ring_close(struct shared_ring *ring);
 
-/* Returns the memory of all buffers, for example to pin it, and its size in `*size`. Any number of processes
- * can attach to a ring if they use only this memory, which is initially zero, and no messages. */
+/* Returns the memory of all buffers, for example to pin it, and its size in `*size`. The memory is initially
+ * zero. More than two processes can attach to a ring that passes no messages and serves only as shared
+ * memory. */
 void *shared_ring_memory(const struct shared_ring *ring, size_t *size);
 
 /* Writer: returns the buffer of the next message; NULL while the reader has not freed it. */

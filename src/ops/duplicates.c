@@ -1,6 +1,6 @@
-/* A hash table with open addressing. Each slot is 0 or 1 + the number of a row. Threads insert rows
- * concurrently; for any order of the insertions, the slot of a hash finally contains the lowest row with this
- * hash. */
+/* A hash table with open addressing. An empty slot contains 0, any other slot a row number plus 1. Threads
+ * insert rows concurrently. After all insertions, in any order, the slot of a hash contains the lowest row
+ * with this hash. */
 #include "ops/duplicates.h"
 
 #include "core/parallel.h"
@@ -27,7 +27,8 @@ static void clear_slots(void *context, uint64_t task, int thread)
         job->table[i] = 0;
 }
 
-/* A slot never changes to a row with another hash, so a row is found in the first slot with its hash. */
+/* A row may replace another row in a slot only if both have the same hash. A search for a hash can therefore
+ * stop at the first slot that contains this hash. */
 static void insert(const struct job *job, uint64_t row)
 {
     uint64_t mine = row + 1, hash = job->hashes[row];

@@ -5,7 +5,7 @@
 #include "core/half.h"
 #include "core/philox.h"
 
-/* The last word of Philox counters, for independent random numbers. */
+/* The last word of the Philox counter. Streams with different last words are independent. */
 enum { STREAM_VALUES = 0x76616c73, STREAM_COLUMN = 0x636f6c73, STREAM_SOURCE = 0x64757073 };
 
 enum { SOURCE_DRAWS = 64 };
@@ -21,8 +21,8 @@ struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, doub
     return (struct input){seed, columns, dtype, fixed_share(bad), fixed_share(duplicates)};
 }
 
-/* Returns how many of the rows below `row` are chosen, if a share of the rows is chosen at equal distances.
- */
+/* Returns how many of the rows 0 to row - 1 are chosen, if a share of all rows is chosen at equal distances.
+ * The unit of `share` is 2^-32. */
 static uint64_t chosen_before(uint64_t share, uint64_t row)
 {
     return row * share >> 32;
@@ -65,8 +65,9 @@ static void store(const struct input *input, void *values, uint32_t column, floa
             input->dtype == DTYPE_F16 ? half_from_float(value) : bf16_from_float(value);
 }
 
-/* Writes uniform values with a variance of 1 / columns, times `scale`, so the norm is near `scale`. One value
- * per row has at least half of the largest magnitude, so that short rows are not too small by chance. */
+/* Writes uniform values with a variance of 1 / columns, times `scale`, so the norm is near `scale`. In
+ * each row, the magnitude of one value is drawn from the upper half of the range, so that the norm of a row
+ * with few columns is not too small by chance. */
 static void fill_values(const struct input *input, uint64_t row, float scale, void *values)
 {
     float largest = scale * (float)sqrt(3.0 / input->columns);

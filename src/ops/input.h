@@ -18,6 +18,7 @@ struct input {
 
 FDSL_C_BEGIN
 
+/* Returns the definition of the rows. `bad` and `duplicates` are shares of the rows, from 0 to 1. */
 struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad, double duplicates);
 
 /* Whether a row is bad. Consecutive bad rows are of five kinds in turn: too small, too large, NaN, infinity,
@@ -28,7 +29,7 @@ bool input_is_bad(const struct input *input, uint64_t row);
  */
 uint64_t input_source(const struct input *input, uint64_t row);
 
-/* Writes a row. */
+/* Writes the `columns` values of a row, in the type `dtype`. */
 void input_fill(const struct input *input, uint64_t row, void *values);
 
 FDSL_C_END

@@ -27,10 +27,10 @@ struct ops_control {
     bool timed; /* variants that combine steps in one pass measure the time of each step */
 };
 
-/* The input. Run n processes the rows rotated by n: its row i is row (i + n) mod count of this rank, and its
- * permutation has the seed `seed` + n. The results of consecutive runs therefore differ. If `sample` is not
- * 0, the rows are not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()).
- */
+/* The input. Run n processes the rows of this rank rotated by n: row i of the run is row (i + n) mod count of
+ * the rank. The permutation of run n has the seed `seed` + n. The results of consecutive runs therefore
+ * differ. If `sample` is not 0, the rows are not rotated, and consecutive runs draw consecutive batches of
+ * one permutation (ops_draw()). */
 struct ops {
     bool steps[OPS_STEPS];
     struct ops_format format; /* `to` is the stored type if rows are not converted; the variant computes
@@ -47,7 +47,7 @@ struct ops {
 
     /* For variants on a GPU. */
     bool resident; /* the rows are copied to the device before the timing */
-    bool async;    /* filling chunks, copying them and computing overlap */
+    bool async;    /* chunks are filled, copied and processed at the same time */
     bool pool;     /* memory of a run comes from a pool */
     uint32_t ring; /* chunks in flight */
     uint64_t chunk_bytes;
@@ -80,7 +80,7 @@ enum ops_array {
 
 struct ops_summary {
     uint64_t number;          /* number of the run; UINT64_MAX before the first */
-    uint64_t kept;            /* input rows that the mask kept; all rows without a mask */
+    uint64_t kept;            /* input rows that the mask and dedup kept; all rows without these steps */
     uint64_t outputs;         /* output rows */
     float tensor_scale;       /* NVFP4 */
     double step_s[OPS_STEPS]; /* mean over the threads; negative if unknown */
@@ -107,13 +107,13 @@ struct ops_traits {
 
 FDSL_C_BEGIN
 
-/* Returns the position of row 0 of a run. */
+/* Returns the shift of run `number`: the position, within this rank's rows, of row 0 of the run. */
 static inline uint64_t ops_shift(const struct ops *ops, uint64_t number)
 {
     return ops->count && !ops->sample ? number % ops->count : 0;
 }
 
-/* Returns the position of row `i` of a run with this shift. */
+/* Returns the position, within this rank's rows, of row `i` of a run with this shift. */
 static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint64_t i)
 {
     return i < ops->count - shift ? i + shift : i + shift - ops->count;
@@ -131,28 +131,28 @@ static inline const uint8_t *ops_row(const struct ops *ops, uint64_t position)
                                 : ops_span(ops, position, &count);
 }
 
-/* Variants call this after they read rows. If rows of a file have disappeared while they were read, their
- * values are wrong; the status is then STATUS_FAILED, and the message names the file. */
+/* Variants call this function after they have read rows. STATUS_FAILED, with the name of the file, if a file
+ * lost rows while a variant read them: the values of these rows are then wrong. */
 enum status ops_check_rows(const struct ops *ops);
 
-/* Bytes per element of a result; 0 if these steps do not have this result. */
+/* Returns the bytes per element of a result; 0 if no step of `ops` has this result. */
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
 
 /* Returns the draw of run `number` if the mask keeps `kept` rows. The candidate rows are the kept rows if the
- * steps compact, else all rows. An epoch is floor(candidates / sample) consecutive runs, which draw no row
- * twice. The next epoch has another permutation. */
+ * step compact runs, else all rows. An epoch is floor(candidates / sample) consecutive runs, which draw no
+ * row twice. The next epoch has another permutation. */
 struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 
 /* Number of output rows if the mask keeps `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
-/* Returns the least number of bytes that any program must read and write for these steps: the rows that it
- * reads, and the results. */
+/* Returns the least number of bytes that any implementation of these steps must read and write: the input
+ * rows that it needs, and the results. */
 double ops_least_bytes(const struct ops *ops, uint64_t kept);
 
 /* ---- For variants on the CPU ---- */
 
-/* Results in host memory. Arrays that the steps do not have are NULL. */
+/* Results in host memory. An array is NULL if no step has this result. */
 struct ops_results {
     struct ops_summary summary;
     uint8_t *kept;
@@ -167,7 +167,7 @@ struct ops_results {
 enum status ops_results_open(const struct ops *ops, struct ops_results *results);
 void ops_results_free(struct ops_results *results);
 
-/* Implements fetch(). */
+/* Implements fetch() of a variant whose results are in host memory. */
 enum status ops_results_fetch(const struct ops *ops, const struct ops_results *results,
                               struct ops_fetch *fetch);
 

@@ -94,7 +94,7 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 }
 
 #define STREAM_ROUNDS 9
-#define STREAM_TIME_S 2.0 /* no round starts after this time, except the first */
+#define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
 
 static int by_value(const void *a, const void *b)
 {
@@ -102,7 +102,7 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Compares the rate of runs with the reference bandwidth. Runs and measurements of the bandwidth alternate,
+/* Measures the bandwidth of runs / the reference bandwidth. Runs and measurements of the bandwidth alternate,
  * so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
                                   struct measures *measures)
@@ -144,8 +144,8 @@ struct chunk {
 
 struct errors {
     double largest, sum;
-    /* The number of values compared, and the number of those that are not 0 before the conversion. */
-    uint64_t values, relative;
+    uint64_t values;   /* number of values compared */
+    uint64_t relative; /* number of these values that are not 0 before the conversion */
 };
 
 static double output_value(const struct ops *ops, float tensor_scale, const struct chunk *chunk, uint64_t k,

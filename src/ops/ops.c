@@ -27,7 +27,8 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "read the rows from files: .npy, .safetensors, .pt or .pth, a folder with such files, a pattern, or "
+     "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, a "
+     "pattern, or "
      "several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
      "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors with two "
@@ -58,7 +59,8 @@ static const struct option_spec options[] = {
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "copy only K rows per run, a random batch: the next K rows of the permutation"},
+     "copy only a random batch of K rows per run: the next K rows of the permutation, which must have at "
+     "least K; needs the step permute"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
      "GPU variants: copy the set to GPU memory once, before the timing"},
     {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
@@ -67,7 +69,7 @@ static const struct option_spec options[] = {
      "GPU variants without --resident: size of a chunk"},
     {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
      "GPU variants without --resident: with on, different chunks are filled, copied and processed at the "
-     "same time; with off, each of these waits for the previous one. MODE is one of"},
+     "same time; with off, each of these operations waits for the previous one. MODE is one of"},
     {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
      "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
      "cudaMalloc (off). MODE is one of"},
@@ -128,11 +130,32 @@ static enum status check_steps(const struct options *given, const struct paramet
 enum status ops_check_bounds(double norm_min, double norm_max)
 {
     if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
-        return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
-                          norm_min, OPS_NORM_LEAST);
+        return status_set(
+            STATUS_USAGE,
+            "--norm-min %g: use 0 or at least %g; the square of a smaller norm is too small for a float",
+            norm_min, OPS_NORM_LEAST);
     if (norm_min > norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", norm_min, norm_max);
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g; change one of them",
+                          norm_min, norm_max);
     return STATUS_OK;
+}
+
+/* Returns the number of rows that the mask and --dedup keep. */
+static uint64_t count_kept(const struct ops_job *job)
+{
+    return job->ops.steps[OPS_DEDUP] ? job->oracle->distinct : job->oracle->valid_count;
+}
+
+/* A batch cannot have more rows than the permutation. */
+static enum status check_sample(const struct ops_job *job)
+{
+    const struct ops *ops = &job->ops;
+    uint64_t rows = ops->steps[OPS_COMPACT] ? count_kept(job) : ops->count;
+    if (ops->sample <= rows)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "--sample %llu: only %llu of %llu rows can be drawn%s; lower --sample",
+                      (unsigned long long)ops->sample, (unsigned long long)rows,
+                      (unsigned long long)ops->count, ops->count < job->rows ? " on this rank" : "");
 }
 
 static enum status take_rows(struct ops_job *job, const struct partition *partition)
@@ -141,7 +164,8 @@ static enum status take_rows(struct ops_job *job, const struct partition *partit
     TRY(ops_rows_take(job, partition));
     TRY(ops_oracle_open(&job->ops, job->oracle));
     TRY(job->ops.steps[OPS_DEDUP] ? ops_oracle_hash(&job->ops, job->oracle) : STATUS_OK);
-    return ops_check_rows(&job->ops);
+    TRY(ops_check_rows(&job->ops));
+    return check_sample(job);
 }
 
 static enum status ops_repartition(void *input, void *parameters, const struct partition *partition)
@@ -160,7 +184,7 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* Rejects options for generated rows if --data reads files, and --tensor if it does not. */
+/* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
 static enum status check_data(const struct options *given, const struct parameters *parameters)
 {
     static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
@@ -171,11 +195,12 @@ static enum status check_data(const struct options *given, const struct paramete
                 "--%s describes generated rows, and --data reads rows from files; drop one of them",
                 generated[i]);
     if (parameters->tensor && !parameters->data)
-        return status_set(STATUS_USAGE, "--tensor has an effect only with --data");
+        return status_set(STATUS_USAGE,
+                          "--tensor has an effect only with --data; add --data PATH, or drop --tensor");
     return STATUS_OK;
 }
 
-/* Sets the parameters of generated rows to the properties of rows from files, so that CSV rows show these. */
+/* With --data: sets --rows, --columns and --dtype to those of the files, so that CSV rows show them. */
 static void describe_set(const struct embeddings *set, struct parameters *parameters)
 {
     parameters->rows = set->rows;
@@ -273,8 +298,7 @@ static struct work ops_work(const void *input, const struct variant *variant)
 {
     const struct ops_job *job = input;
     const struct ops *ops = &job->ops;
-    uint64_t kept = ops->steps[OPS_DEDUP] ? job->oracle->distinct : job->oracle->valid_count;
-    double bytes = ops_least_bytes(ops, kept);
+    double bytes = ops_least_bytes(ops, count_kept(job));
     (void)variant;
     return (struct work){.items = (double)ops->count, .bytes = bytes, .least.once_bytes = bytes};
 }

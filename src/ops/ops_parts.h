@@ -41,11 +41,13 @@ static inline enum ops_type ops_stored_type(enum dtype type)
     return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
 }
 
-/* Opens the files of a set. */
+/* Opens the files of --data and sets job->set. `tensor` is the value of --tensor, or "". Returns the errors
+ * of guard_open() and embeddings_open(). */
 enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
 
 /* Generates this rank's rows, or reads its rows of the files into the page cache. Replaces the rows of an
- * earlier share. */
+ * earlier call. Then sets job->ops.first, count and parts. STATUS_USAGE if the available memory is too small.
+ * STATUS_FAILED if an allocation fails or a file cannot be read. */
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
 void ops_rows_free(struct ops_job *job);
 

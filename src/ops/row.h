@@ -15,7 +15,7 @@
 #include "core/half.h"
 #include "core/portable.h"
 
-/* Sums of squares are added up in this many accumulators. */
+/* Number of accumulators of ops_square_sum(). */
 #define OPS_ACCUMULATORS 128
 
 /* Types of output rows, in the order of the option --to. */
@@ -50,9 +50,9 @@ FDSL_HD float ops_value(const void *row, enum dtype type, uint32_t i)
 }
 
 /* Returns the sum of the squares of a row. Accumulator j sums the squares of values j, j + 128, j + 256, ...
- * with fmaf; then the accumulators are added in pairs at distances 64, 32, ... 1. All terms are at least 0,
- * and each passes at most ceil(columns / 128) + 7 roundings, so the relative error of a finite sum is at most
- * that number times 2^-24 (to first order), plus the error of squares that are too small for float. */
+ * with fmaf; then the accumulators are added in pairs at distances 64, 32, ... 1. No term is negative, and
+ * each term passes at most n = ceil(columns / 128) + 7 roundings. To first order, the relative error of a
+ * finite sum is therefore at most n * 2^-24. Squares that are too small for float add to this error. */
 FDSL_HD float ops_square_sum(const void *row, enum dtype type, uint32_t columns)
 {
     float sums[OPS_ACCUMULATORS] = {0};
@@ -66,8 +66,8 @@ FDSL_HD float ops_square_sum(const void *row, enum dtype type, uint32_t columns)
     return sums[0];
 }
 
-/* Whether a row with this sum of squares is valid: its norm is between the bounds, whose squares are computed
- * in float. NaN and infinity are invalid. */
+/* Whether a row with this sum of squares is valid: the sum is between the squares of the bounds, both
+ * computed in float. NaN and infinity are invalid. */
 FDSL_HD bool ops_in_bounds(float square_sum, float norm_min, float norm_max)
 {
     return norm_min * norm_min <= square_sum && square_sum <= norm_max * norm_max;
@@ -104,7 +104,7 @@ FDSL_HD bool ops_copies(enum dtype from, enum ops_type to)
            (from == DTYPE_BF16 && to == OPS_BF16);
 }
 
-/* Returns the bits of a float. NaN becomes 0x7FFFFFFF, as NaN of f16 and bf16 becomes 0x7FFF. */
+/* Returns the bits of a float. Every NaN becomes 0x7FFFFFFF; in f16 and bf16, every NaN becomes 0x7FFF. */
 FDSL_HD uint32_t ops_f32_bits(float value)
 {
     uint32_t bits = float_bits(value);
@@ -124,7 +124,8 @@ FDSL_HD void ops_store(const struct ops_format *format, float value, void *value
         ((uint8_t *)values)[i] = fp8_from_float(value, format->saturate);
 }
 
-/* Returns the scale of a block whose largest magnitude is `largest`, and sets the factor for its values. */
+/* Returns the scale of a block whose largest magnitude is `largest`, and sets the factor by which its values
+ * are multiplied. */
 FDSL_HD uint8_t ops_block_scale(const struct ops_format *format, uint32_t largest, float *factor)
 {
     if (format->to == OPS_MXFP4) {

@@ -14,7 +14,7 @@
 
 const uint8_t *ops_span(const struct ops *ops, uint64_t position, uint64_t *count)
 {
-    size_t low = 0, high = ops->part_count; /* parts[low].first <= position < parts[high].first */
+    size_t low = 0, high = ops->part_count; /* invariant: parts[low].first <= position < parts[high].first */
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         *(ops->parts[middle].first <= position ? &low : &high) = middle;
@@ -116,7 +116,7 @@ static enum status read_rows(struct ops_job *job)
     return ops_check_rows(&job->ops);
 }
 
-/* ---- Both ---- */
+/* ---- Taking and freeing rows ---- */
 
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition)
 {

@@ -1,5 +1,5 @@
 /* The sample source `embeddings`: reads sets of embeddings, drops bad rows and duplicates, and converts the
- * rest. Each sample is a file with some of the rows, and the hashes of its rows. */
+ * rest. Each sample consists of a file with some of the rows and a file with the hashes of these rows. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "ops/duplicates.h"
 #include "ops/ops_parts.h"
 
-#define FILE_BYTES (UINT64_C(128) << 20) /* default size of the rows of a file */
+#define FILE_BYTES (UINT64_C(128) << 20) /* default size of the rows in an output file */
 #define TASK_ROWS  256
 
 enum encoding { SAFETENSORS, NPY };
@@ -44,7 +44,7 @@ struct cleaner {
     size_t row_bytes, row_room;
     uint64_t kept_count, rows_per_file;
     uint64_t *starts; /* per output file: its first row in the set */
-    atomic_bool lost; /* rows disappeared */
+    atomic_bool lost; /* a row could not be read */
 };
 
 static void embeddings_source_close(void *state)
@@ -65,7 +65,8 @@ static void embeddings_source_close(void *state)
 static const uint8_t *read_row(struct cleaner *cleaner, uint64_t row, int thread)
 {
     const struct embeddings_part *parts = cleaner->set->parts;
-    size_t low = 0, high = cleaner->set->part_count; /* parts[low].first <= row < parts[high].first */
+    size_t low = 0,
+           high = cleaner->set->part_count; /* invariant: parts[low].first <= row < parts[high].first */
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         *(parts[middle].first <= row ? &low : &high) = middle;
@@ -77,7 +78,7 @@ static const uint8_t *read_row(struct cleaner *cleaner, uint64_t row, int thread
     return copy;
 }
 
-/* Returns the error if rows disappeared or a file was changed. */
+/* Returns STATUS_FAILED if a row could not be read or a file was changed. */
 static enum status check_lost(struct cleaner *cleaner)
 {
     TRY(embeddings_check_files(cleaner->set));
@@ -133,7 +134,7 @@ static enum status drop_duplicates(struct cleaner *cleaner)
     return STATUS_OK;
 }
 
-/* Computes `kept`, and the scale of an NVFP4 tensor. */
+/* Computes cleaner->kept and, for NVFP4, the scale of the tensor. */
 static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 {
     uint64_t rows = cleaner->set->rows;
@@ -152,9 +153,12 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
     if (dedup)
         TRY(drop_duplicates(cleaner));
     cleaner->kept_count = count_kept(cleaner);
-    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid, and %" PRIu64
-               " are duplicates",
-               cleaner->kept_count, rows, rows - valid, valid - cleaner->kept_count);
+    char duplicates[64] = "";
+    if (dedup)
+        snprintf(duplicates, sizeof duplicates, ", and %" PRIu64 " are duplicates",
+                 valid - cleaner->kept_count);
+    status_say("embeddings: %" PRIu64 " of %" PRIu64 " rows are kept; %" PRIu64 " are invalid%s",
+               cleaner->kept_count, rows, rows - valid, duplicates);
     return cleaner->kept_count > 0
                ? STATUS_OK
                : status_set(STATUS_FAILED,
@@ -260,7 +264,7 @@ static size_t describe_tensors(const struct product *product, struct safetensor 
     return scale_bytes == 0 ? SCALES : format->to == OPS_NVFP4 ? PARTS : TENSOR_SCALE;
 }
 
-/* Allocates an output file and writes its header, and the scale of the tensor. */
+/* Allocates the memory of an output file. Writes its header and, for NVFP4, the scale of the tensor. */
 static enum status begin_file(struct product *product)
 {
     static const char *const about[] = {"fdsl-bench", "embeddings", NULL};
@@ -404,6 +408,7 @@ static enum status embeddings_source_open(const struct source_request *request, 
     cleaner->rows_per_file = parameters->rows_per_file ? parameters->rows_per_file : FILE_BYTES / bytes;
     facts->samples = (cleaner->kept_count - 1) / cleaner->rows_per_file + 1;
     facts->sample_bytes = cleaner->rows_per_file * bytes;
+    facts->rows = cleaner->kept_count;
     facts->identity =
         checksum_whole((const uint8_t *)cleaner->hashes, cleaner->set->rows * sizeof *cleaner->hashes);
     free(cleaner->hashes);
@@ -417,7 +422,8 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "files (.npy, .safetensors, .pt, .pth) and folders with such files, separated by ','; shell patterns "
+     "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; shell "
+     "patterns "
      "are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
      "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
@@ -432,12 +438,10 @@ static const struct option_spec options[] = {
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
      "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "safetensors", 0, 0, encodings, true,
-     "file format; npy only for f32 and f16. KIND is one of"},
+     "file format; npy supports only f32 and f16. KIND is one of"},
     {"rows-per-file", "N", OPTION_COUNT, AT(rows_per_file), NULL, 1, 1e9, NULL, true,
      "rows per file (default: about 128 MiB per file)"},
 };
-
-static const char *const columns[] = {"first_row", "rows", NULL};
 
 const struct source source_embeddings = {
     .name = "embeddings",
@@ -446,7 +450,7 @@ const struct source source_embeddings = {
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
     .whole_files = true,
-    .columns = columns,
+    .columns = embeddings_sample_columns,
     .open = embeddings_source_open,
     .close = embeddings_source_close,
     .make = embeddings_source_make,

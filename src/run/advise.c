@@ -28,14 +28,14 @@ static const struct option_spec specs[] = {
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, FIT_RES_MAX, NULL, false,
      "width and height of the images that the step gets (default: as stored; 224 for JPEG and PNG files)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fit_names, false,
-     "how a decoded image gets this size; see --workload load --help. HOW is one of"},
+     "how a decoded image gets the size --out-res; see --workload load --help. HOW is one of"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
      "folder that keeps copies of the shards of a URL; reading these copies is then measured too"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
      "maximum size of --cache-dir; 0 is unlimited"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
-     "measure only the first shards of a folder, at most this many bytes, and at least one shard"},
+     "measure only the first shards of a folder: as many as fit into this size, but at least one"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, false,
      "what to do with an image that cannot be read: fail, or skip it. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, 4096, NULL, false,
@@ -56,9 +56,9 @@ static void print_help(void)
          "\n"
          "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
          "\n"
-         "Measures each way for a few seconds on this machine and says which one lets a training step wait "
-         "least,\n"
-         "and what each costs in disk, memory and energy.\n"
+         "Measures each source of images (generator, GPU memory, memory, disk, URL) for a few seconds on\n"
+         "this machine. Says with which source a training step waits least, and what each source costs in\n"
+         "disk, memory and energy.\n"
          "\n"
          "examples:\n"
          "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
@@ -74,9 +74,11 @@ static void print_help(void)
 
 /* ---- Candidates ---- */
 
+/* Where the images come from. */
 enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
 
-/* A way to get images. Files that are not shards have their own variant; NULL if it is the same. */
+/* A source of images. `name_of_files` and `variant_of_files` are the name and variant for a data set of
+ * single files; NULL if they are the same as for shards. */
 static const struct candidate {
     const char *name, *name_of_files;
     enum place place;
@@ -94,14 +96,14 @@ static const struct candidate {
     {"shards from the URL", NULL, REMOTE, false, "load", "shards-omp", NULL, NULL},
 };
 
-/* What is measured, and where. */
+/* The data set to measure, the options and the machine. */
 struct situation {
     const struct advise_options *options;
     const struct options *given;
     struct resources resources;
     bool gpu;
     struct advise_set set;
-    const char *rows; /* folder of the rows */
+    const char *rows; /* folder of the CSV files with the rows */
     struct advice_question question;
 };
 
@@ -115,19 +117,21 @@ static enum status check_room(const char *what, uint64_t bytes, uint64_t room)
 {
     return room == 0 || bytes <= room
                ? STATUS_OK
-               : status_set(STATUS_UNAVAILABLE, "the set has %.3g GB, and %.3g GB of %s are free",
+               : status_set(STATUS_UNAVAILABLE, "the data set has %.3g GB, but only %.3g GB of %s are free",
                             1e-9 * (double)bytes, 1e-9 * (double)room, what);
 }
 
-/* Returns STATUS_OK if nothing is known to prevent this way, otherwise STATUS_UNAVAILABLE with the reason.
- * The run may still fail for other reasons. */
+/* Returns STATUS_UNAVAILABLE, with the reason, if this way certainly cannot work here. After STATUS_OK, the
+ * run may still fail. */
 static enum status is_possible(const struct situation *situation, const struct candidate *candidate)
 {
     const struct advise_set *set = &situation->set;
     struct device_info device;
     if ((candidate->place == MEMORY || candidate->place == DISK) && set->remote &&
         !situation->options->cache_dir)
-        return status_set(STATUS_UNAVAILABLE, "the set is at a URL; --cache-dir DIR keeps a copy");
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "the data set is at a URL; to measure this, add --cache-dir DIR, which keeps a copy");
     TRY(variant_available(variant_find(variant_of(situation, candidate)), &situation->resources));
     if (candidate->place == MEMORY)
         return check_room("memory", set->bytes, memory_available_bytes());
@@ -209,7 +213,8 @@ static void fill_arguments(const struct situation *situation, const struct candi
     }
     add_number(arguments, "--res", situation->set.res);
     add_number(arguments, "--channels", situation->set.channels);
-    add(arguments, "--dtype", candidate->gpu ? "f16" : "u8"); /* as the readers deliver pixels */
+    /* The types in which the variants of load deliver pixels. */
+    add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
     add(arguments, "--classes", "1000");
 }
 
@@ -232,7 +237,7 @@ static void count_costs(const struct situation *situation, const struct candidat
         advice->memory_bytes += (double)(set->bytes - set->measured_bytes);
 }
 
-/* Measures a way without a step and, on a GPU, with one. */
+/* Measures a way without a training step and, if there is a GPU, also with one. */
 static enum status measure(struct situation *situation, const struct candidate *candidate,
                            struct advice *advice)
 {
@@ -294,7 +299,7 @@ static enum status measure_all(struct situation *situation, struct advice *advic
     return STATUS_OK;
 }
 
-/* ---- From start to end ---- */
+/* ---- The whole command ---- */
 
 /* Creates the folder of --out before anything is measured. */
 static enum status make_out(const char *folder)

@@ -1,5 +1,6 @@
-/* fdsl-bench advise --data DIR --compute MS: measures for a few seconds each whether it is best to generate
- * images, to keep the data set in GPU memory, or to read it from memory, from disk or from a URL. */
+/* fdsl-bench advise --data DIR --compute MS: measures several ways to get images, a few seconds each, and
+ * names the best one. The ways are to generate images, to keep the data set in GPU memory, and to read it
+ * from memory, from disk or from a URL. */
 #ifndef FDSL_RUN_ADVISE_H
 #define FDSL_RUN_ADVISE_H
 

@@ -1,4 +1,5 @@
-/* Internal interface of the files that implement `advise`. No other file includes this header. */
+/* Internal interface of the files that implement `advise`. Only these files and their tests include this
+ * header. */
 #ifndef FDSL_RUN_ADVISE_PARTS_H
 #define FDSL_RUN_ADVISE_PARTS_H
 
@@ -15,23 +16,23 @@
 /* One way to get batches, and what was measured. Unknown numbers are NaN. */
 struct advice {
     const char *name, *variant; /* "shards from memory", "shards-omp" */
-    bool reads;                 /* the data set; false for generators */
+    bool reads;                 /* reads the data set; false for generators */
     bool measured;
     char reason[512];        /* why it was not measured */
     double images_per_s;     /* delivered without a training step */
     double stall_share;      /* share of the time that a step waits; measured on a GPU, otherwise computed */
     double reached_per_s;    /* images that steps consume per second; measured on a GPU, otherwise computed */
     double disk_bytes;       /* on this machine */
-    double memory_bytes;     /* of buffers, on host and device, and of the page cache */
+    double memory_bytes;     /* buffers on host and device, and the data in the page cache */
     double joules_per_image; /* energy of the GPU */
 };
 
-/* What is compared. */
+/* The training step for which the ways are compared. */
 struct advice_question {
     double step_s; /* duration of a step alone; NaN until a step was measured (--compute train) */
     uint64_t batch;
     uint32_t res;   /* width and height of the images */
-    bool estimated; /* there is no GPU that could run the step */
+    bool estimated; /* waits are computed, not measured, because there is no GPU */
 };
 
 /* Returns the images per second that a step consumes if it never waits. */
@@ -40,10 +41,10 @@ double advise_needed(const struct advice_question *question);
 /* Computes `stall_share` and `reached_per_s` as if the step and the way did not slow each other down. */
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
-/* Returns the index of the best advice, or `count` if none was measured. The best has the highest
- * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best.
- * Among those whose sizes differ by at most ADVISE_SMALL_BYTES, the one with the least energy is best, or the
- * fastest if an energy is unknown. Unknown sizes count as 0. */
+/* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is
+ * within ADVISE_MARGIN of the highest are compared. Of two ways, the one that takes less disk and memory is
+ * better. If these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the
+ * faster one if an energy is unknown. Unknown sizes count as 0. */
 #define ADVISE_MARGIN      0.03
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
@@ -68,7 +69,7 @@ struct advise_set {
     bool shards, remote; /* a remote set always has shards */
     bool coded;          /* images are JPEG or PNG files */
     uint32_t res;        /* width and height of the images that the step gets */
-    uint32_t channels;   /* of these images */
+    uint32_t channels;   /* channels of the images that the step gets */
     uint64_t samples, bytes;
     uint32_t files, measured_files; /* shards, and how many of them are measured */
     uint64_t measured_bytes;
@@ -76,10 +77,10 @@ struct advise_set {
     char data[PATH_MAX];       /* what is measured: the set, or a folder with links to some of its shards */
 };
 
-/* Looks at a data set of images and makes a temporary folder. STATUS_USAGE if the first sample has no image.
- * If the set has more than --subset bytes of local shards, the folder gets links to the first of them. Call
- * advise_set_close() also after a failure: it removes the folder. Until then, signals that would end the
- * program are held back (file_hold_signals()). */
+/* Opens a data set of images, finds the facts about it, and creates a temporary folder. STATUS_USAGE if the
+ * first sample has no image. If the set has more than --subset bytes of local shards, the folder gets links
+ * to the first of them. Call advise_set_close() also after a failure: it removes the folder. Until then,
+ * signals that would end the program are held back (file_hold_signals()). */
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
 void advise_set_close(const struct advise_set *set);
 
@@ -98,14 +99,15 @@ struct advise_row {
     double compute_ms, stall_share, step_s, busy_share; /* of the training step */
 };
 
-/* Runs this program in a child process, and reads the row that it wrote. STATUS_UNAVAILABLE, with the last
- * line that the child printed to stderr, if it failed. STATUS_FAILED if a signal ended it, if this program
- * received a signal (file_signal_held()), or if the row cannot be read. */
+/* Runs this program in a child process, and reads the row that it wrote. STATUS_UNAVAILABLE if the child
+ * failed; the message is the last line that the child printed to stderr. STATUS_FAILED if a signal ended the
+ * child, if this program received a signal (file_signal_held()), or if the row cannot be read. */
 enum status advise_measure(const struct advise_run *run, struct advise_row *row);
 
 /* ---- Output (advise_report.c) ---- */
 
-/* Prints the table and the verdict, or rows. STATUS_FAILED if nothing could be measured. */
+/* Prints the table and the verdict or, with --format csv or json, rows. STATUS_FAILED if nothing could be
+ * measured. */
 enum status advise_print(const struct advise_options *options, const struct advise_set *set,
                          const struct advice_question *question, const struct advice *advice, size_t count);
 

@@ -1,4 +1,4 @@
-/* The output of `advise`: a table and the verdict, or rows. */
+/* The output of `advise`: a table and the verdict or, with --format csv or json, rows. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

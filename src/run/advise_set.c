@@ -72,8 +72,7 @@ static void name_link(const struct advise_set *set, uint32_t shard, char *path, 
     snprintf(path, size, "%s/subset/%06u.tar", set->folder, shard);
 }
 
-/* Makes a folder with links to the first shards: as many as have at most `most` bytes in all, but at least
- * one. */
+/* Creates a folder with links to the first shards: as many as fit into `most` bytes, but at least one. */
 static enum status link_shards(const struct dataset *dataset, uint64_t most, struct advise_set *set)
 {
     char whole[PATH_MAX], target[PATH_MAX * 2], path[PATH_MAX + 64];
@@ -96,7 +95,7 @@ static enum status link_shards(const struct dataset *dataset, uint64_t most, str
     return STATUS_OK;
 }
 
-/* Makes the temporary folder. From here on, a signal waits until advise_set_close() has removed it. */
+/* Creates the temporary folder. Holds signals back until advise_set_close() has removed the folder. */
 static enum status open_folder(struct advise_set *set)
 {
     const char *temporary = getenv("TMPDIR");
@@ -142,7 +141,7 @@ static enum status look(const struct advise_options *options, const struct datas
     set->files = set->measured_files = dataset->shards ? dataset->file_count : 0;
     set->measured_bytes = set->bytes;
     if (snprintf(set->data, sizeof set->data, "%s", options->data) >= (int)sizeof set->data)
-        return status_set(STATUS_USAGE, "--data: the name is too long");
+        return status_set(STATUS_USAGE, "--data: the name is too long; use a shorter path");
     TRY(look_at_images(options, dataset, set));
     TRY(open_folder(set));
     if (options->out_res)

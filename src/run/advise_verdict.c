@@ -27,7 +27,7 @@ static double bytes_of(const struct advice *advice)
            (isnan(advice->memory_bytes) ? 0 : advice->memory_bytes);
 }
 
-/* Whether `a` costs less than `b`. */
+/* Whether advise_best() prefers `a` to `b` if both are equally fast. */
 static bool is_cheaper(const struct advice *a, const struct advice *b)
 {
     if (fabs(bytes_of(a) - bytes_of(b)) > ADVISE_SMALL_BYTES)

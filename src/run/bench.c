@@ -85,8 +85,8 @@ static enum status summarise(struct bench *bench, double max_median_error)
 }
 
 /* Sets `*enough` if there are enough samples. All ranks reach the same decision, because all pass the same
- * samples and elapsed time. Computing the statistics sorts all samples. It is therefore repeated only when
- * the number of samples has grown by 1/16, so that it costs little even for the shortest runs. */
+ * samples and elapsed time. Computing the statistics sorts all samples. To keep this cost low even for the
+ * shortest runs, the statistics are computed again only when the number of samples has grown by 1/16. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
                           struct bench_together *together, bool *enough)
 {
@@ -114,7 +114,7 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
-/* A clock reading, and the CPU time and involuntary context switches of this process up to then. */
+/* A clock reading, and the CPU time and involuntary context switches of this process until this reading. */
 struct usage {
     double clock_s, cpu_s;
     uint64_t preempted;

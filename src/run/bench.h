@@ -39,8 +39,8 @@ struct bench {
     double wall_s;     /* median wall time */
 
     /* The next four values cover the span from the start of the first timed run to the end of the last one,
-     * including the time between runs. span_s is the length of this span. */
-    double span_s;
+     * including the time between runs. */
+    double span_s;      /* length of the span */
     double timed_s;     /* sum of the wall times of the timed runs */
     double cpu_s;       /* CPU time of all threads of this process */
     uint64_t preempted; /* involuntary context switches of all threads of this process */

@@ -47,8 +47,8 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on to the command. SIGTSTP is not among them: it stops this program, and the
- * terminal also sends it to the command. */
+/* Signals that are passed on to the command. SIGTSTP is not among them, because the terminal sends it both to
+ * this program and to the command. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)
@@ -64,7 +64,7 @@ static void collect_signals(sigset_t *set)
 static void become(const struct watch *watch, int report)
 {
     char *const *command = watch->settings->command;
-    signal(SIGXFSZ, SIG_DFL); /* the main program ignores it */
+    signal(SIGXFSZ, SIG_DFL); /* this program ignores SIGXFSZ; the command must not */
     signal(SIGCHLD, watch->on_child);
     sigprocmask(SIG_SETMASK, &watch->before, NULL);
     execvp(command[0], command);
@@ -137,8 +137,8 @@ static enum status begin_monitor(struct watch *watch)
     return monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &watch->monitor);
 }
 
-/* Passes a signal on to the command. The terminal sends its signals to the whole process group. The command
- * has received such a signal already, unless it left the group. */
+/* Passes a signal on to the command. A signal from the terminal goes to the whole process group, so the
+ * command already has it; it is passed on only if the command left the group. */
 static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
 {
     bool from_terminal = signal_info->si_code == SI_KERNEL;
@@ -146,8 +146,9 @@ static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
         kill(watch->child, signal_info->si_signo);
 }
 
-/* Writes the samples so far. If this fails, they stay in memory for the next call or for monitor_stop().
- * Warns only at the second failure in a row, because another process may hold the lock for a moment. */
+/* Writes the samples so far. If writing fails, the samples stay in memory for the next call or for
+ * monitor_stop(). Warns only at the second failure in a row, because another process may hold the lock for a
+ * moment. */
 static void flush(const struct watch *watch, size_t *failures)
 {
     *failures = monitor_try_flush(watch->monitor) == STATUS_OK ? 0 : *failures + 1;
@@ -229,7 +230,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }
 
-/* ---- From start to end ---- */
+/* ---- The whole command ---- */
 
 static enum status watch_command(struct watch *watch, int *exit_status)
 {

@@ -11,9 +11,10 @@
 #define AT(field) offsetof(struct comparison, field)
 static const struct option_spec specs[] = {
     {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
-     "the largest difference that does not matter. The verdict on a row is same if its whole confidence "
-     "interval is inside this margin, slower or faster if the whole interval is outside the margin, and "
-     "undecided otherwise. For columns that are neither times nor rates, the verdicts are worse and better"},
+     "the largest relative difference that counts as no difference. The verdict on a row is same if its "
+     "whole confidence interval is inside this margin. It is slower or faster if the whole interval is "
+     "outside the margin, otherwise undecided. For columns that are neither times nor rates, the verdicts "
+     "are worse and better"},
     {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
      "the column to compare, such as time_p99_s or energy_j_per_item"},
     {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,

@@ -85,7 +85,9 @@ enum status compare_choose_measure(struct comparison *comparison)
     if (table_column(table, name) != TABLE_NONE)
         return status_set(
             STATUS_USAGE,
-            "--measure %s: it is not known whether lower or higher values of this column are better", name);
+            "--measure %s: it is not known whether lower or higher values of this column are better; "
+            "compare --help lists the measures",
+            name);
 
     const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;
@@ -373,8 +375,8 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
 
 /* Returns the latest entry of the run to which `entry`, the row of an epoch, belongs. Returns NULL if this
  * epoch begins a run. Chooses the most recent run of the same process whose latest epoch is earlier. Several
- * runs can be unfinished, because the rows of two concurrent trainings may alternate in a file. `group` is
- * the first entry with the same key and process. */
+ * runs can be unfinished, because the rows of two concurrent training runs may alternate in a file. `group`
+ * is the first entry with the same key and process. */
 static struct entry *continued(struct entry *group, struct entry *entry)
 {
     if (isnan(entry->epoch) || entry->epoch <= 1)
@@ -411,8 +413,8 @@ static bool is_finished(const struct comparison *comparison, const struct entry 
 }
 
 /* Moves the entries of a run that have a value to the front, and counts the others. For a measure that
- * describes a whole training, only the entry of the last epoch counts. Returns the number of entries with a
- * value. */
+ * describes a whole training run, only the entry of the last epoch counts. Returns the number of entries with
+ * a value. */
 static size_t keep_valued(struct comparison *comparison, struct entry *run, size_t count)
 {
     size_t kept = 0, side = run->side;
@@ -474,8 +476,9 @@ static void warn_left_out(const struct comparison *comparison, size_t side)
         status_warn("%s: left out %zu row%s without a positive %s (the first: line %zu)", path, without,
                     without == 1 ? "" : "s", comparison->measure.name, comparison->without_line[side]);
     if (unfinished > 0)
-        status_warn("%s: left out %zu run%s without the last epoch, because %s describes a whole training",
-                    path, unfinished, unfinished == 1 ? "" : "s", comparison->measure.name);
+        status_warn(
+            "%s: left out %zu run%s without the last epoch, because %s describes a whole training run", path,
+            unfinished, unfinished == 1 ? "" : "s", comparison->measure.name);
 }
 
 /* ---- All pairs ---- */

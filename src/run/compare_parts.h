@@ -26,9 +26,9 @@ struct side {
 void side_add(struct side *side, double value, double error);
 
 /* Adds a run of `count` >= 2 epochs, given by their positive values in the order of measurement. The value of
- * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. It is
- * unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if memory
- * runs out. */
+ * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. The
+ * error is unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if
+ * memory runs out. */
 enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {
@@ -36,8 +36,8 @@ struct ratio {
     double low, high; /* confidence interval of the ratio; NaN if unknown */
 };
 
-/* Returns the ratio B / A of the geometric means of two sides, each with at least one run. `confidence`, in
- * (0, 1), is the confidence level of the interval. */
+/* Returns the ratio B / A of the geometric means of two sides, each with at least one run. `confidence` is
+ * the confidence level of the interval, between 0 and 1. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
 
 enum verdict {
@@ -66,12 +66,13 @@ extern const char *const compare_origins[COMPARE_ORIGINS];
 
 enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
 
-/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training.
- * Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
+/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training
+ * run. Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
 struct direction {
     const char *column;
     bool higher_is_better;
-    bool is_final; /* describes a whole training: the value in the last epoch's row is the value of the run */
+    bool is_final; /* describes a whole training run: the value in the last epoch's row is the value of the
+                      run */
 };
 extern const struct direction compare_directions[]; /* ends with an entry whose column is NULL */
 

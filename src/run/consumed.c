@@ -17,7 +17,8 @@ struct consumed {
     bool timed;             /* the latest run was a timed one */
     /* The sum over all measurements. If a run delivers many batches, each run is one measurement. Otherwise
      * all timed runs together are one measurement. first_wait_s is the first wait of the first measurement;
-     * wait_s includes the first waits of later measurements. loss is from the latest measurement. */
+     * wait_s includes the first waits of all later measurements. `loss` is not a sum: it is from the latest
+     * measurement. */
     struct consumer_times sum;
 };
 
@@ -44,7 +45,7 @@ static void consumed_teardown(void *state)
 {
     struct consumed *self = state;
     struct consumer_times unused;
-    /* Errors of the remaining steps no longer matter. */
+    /* Ignore errors of the remaining steps, because no result depends on them. */
     (void)consumer_finish(self->job.consumer, &unused);
     set_consumer(self, NULL);
     for (int i = 0; i < self->state_count; i++)

@@ -20,8 +20,8 @@ struct consumed_job {
  *
  * If a run produces one batch (workload->batches.hand_over), batches on the device alternate between two
  * states of the wrapped variant. Run n waits for the training step on batch n - 2, and overwrites that batch
- * while the training step on batch n - 1 runs. Then it passes the new batch to the consumer. Host batches are
- * copied when they are passed on, so one state is enough.
+ * while the training step on batch n - 1 runs. Then it passes the new batch to the consumer. A batch in host
+ * memory is copied when it is passed on, so one state is enough.
  *
  * If a run delivers many batches (workload->batches.set_consumer), the wrapped variant passes them to the
  * consumer itself, and the run ends when the last step has ended. */

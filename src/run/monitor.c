@@ -17,9 +17,12 @@
 
 #define COST_MAX   0.01 /* warn if the thread uses more than this share of a core */
 #define MISSED_MAX 0.1  /* warn if more than this share of the samples is missed */
-#define WRITE_ROWS \
-    16384            /* rows per write; limits memory, because a row takes about 2 KiB while it is written */
-#define TRY_LOCK_S 1 /* waiting for a lock delays the signals to a command by at most this time */
+
+/* Rows per write. Limits memory, because a row takes about 2 KiB while it is written. */
+#define WRITE_ROWS 16384
+
+/* Maximum wait for the lock of the file. While this program waits, it passes no signals on to the command. */
+#define TRY_LOCK_S 1
 
 /* With a shorter period per GPU, the PCIe columns stay empty: NVML measures each direction for 20 ms. */
 #define TRAFFIC_PERIOD_MS 50
@@ -274,7 +277,7 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
 }
 
 /* Writes `count` samples, starting with number `first`. First copies them under the lock, because the thread
- * may move the array. Writes without the lock, so that the thread does not wait for the disk. */
+ * may reallocate the array. Writes without the lock, so that the thread does not wait for the disk. */
 static enum status write_samples(struct monitor *monitor, size_t first, size_t count)
 {
     struct monitor_sample *samples = malloc(count * sizeof *samples);

@@ -1,10 +1,10 @@
 /* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed intervals
  * while the main thread works.
  *
- * Samples stay in memory until one of the functions below writes them. The runner calls these only when
- * nothing is timed: at the end of each variant and of the run. docs/monitor.md describes the source of each
- * column. Only the main thread may call these functions. All except monitor_check() and monitor_open() accept
- * a NULL monitor and then do nothing. */
+ * Samples stay in memory until monitor_flush(), monitor_try_flush(), monitor_end() or monitor_stop() writes
+ * them. The runner calls monitor_end() after each variant and monitor_stop() after the run, while nothing is
+ * timed. docs/monitor.md describes the source of each column. Only the main thread may call these functions.
+ * All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
 
@@ -68,8 +68,8 @@ struct monitor_summary {
 
 struct monitor;
 
-/* Checks that samples can be appended to the CSV file at `path`. Fails like csv_check(). Call before
- * measuring. */
+/* Checks that samples can be appended to the CSV file at `path`. Returns the errors of csv_check(). Call
+ * before measuring. */
 enum status monitor_check(const char *path);
 
 /* Starts a thread that samples every `period_ms` milliseconds. The samples are for the CSV file at `path`, a

@@ -12,7 +12,7 @@
 #include "run/bench.h"
 #include "core/record.h"
 
-/* Values of one rank that its row lacks or has only in part. */
+/* Values of one rank that the combined row needs, and that the row of the rank lacks or has only in part. */
 struct rank_facts {
     double items, bytes;
     struct roofline roofline;
@@ -20,7 +20,7 @@ struct rank_facts {
     double median_s; /* median time of its runs */
     uint64_t throttle_reasons;
     double run_j;                      /* energy per run in joules; NaN if unknown */
-    double cpu_share, preempted_per_s; /* from runner_cpu_use(); NaN if not meaningful */
+    double cpu_share, preempted_per_s; /* from runner_cpu_use(), which says when they are NaN */
 };
 
 /* Collective: gathers the rows and facts of all ranks. On rank 0, `*rows` and `*facts` become arrays of

@@ -323,9 +323,11 @@ static void print_line(struct report *report, const struct result *result)
     if (result->row_count) {
         const struct stats *stats = &result->bench.time;
         double item_s = stats->median / result->work.items;
-        format_time(item_s, time, sizeof time);
         error_text(report, result, error, sizeof error);
-        snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
+        if (result->work.items > 0) {
+            format_time(item_s, time, sizeof time);
+            snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
+        }
         if (result->speedup > 0)
             snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
         if (result->roofline.floor_s > 0)

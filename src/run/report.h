@@ -25,10 +25,10 @@ struct result {
     int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative if unknown */
     double run_j;                    /* energy of the whole GPU per run, in joules; NaN if unknown */
     const char *instruction_set;     /* "" if the variant does no arithmetic on the CPU */
-    const char *baseline;            /* the variant that `speedup` compares with; "" if unknown */
-    double speedup;                  /* the baseline's time per item / this variant's; 0 if unknown */
-    double imbalance;  /* the slowest rank's median time / the mean over all ranks; 0 with one rank */
-    double efficiency; /* parallel efficiency (ranks_efficiency()); 0 if unknown */
+    const char *baseline; /* the variant whose time is in the numerator of `speedup`; "" if unknown */
+    double speedup;       /* the baseline's time per item / this variant's; 0 if unknown */
+    double imbalance;     /* the slowest rank's median time / the mean over all ranks; 0 with one rank */
+    double efficiency;    /* parallel efficiency (ranks_efficiency()); 0 if unknown */
     bool verified;
     uint64_t wrong;
     double stall_share;     /* share of time that the GPU waited for batches; negative without --compute */

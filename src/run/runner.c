@@ -274,7 +274,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .stall_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
-    /* Epochs are not repeated, so rank 0 is not timed alone. */
+    /* Rank 0 is not timed alone if the workload has epochs, because epochs are not repeated, or if one rank
+     * alone cannot process an item. */
     bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more && !workload->ranks.joint;
     enum status status =
         times_alone ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
@@ -430,8 +431,8 @@ static enum status run_consumed(struct runner *runner)
         return run_all(runner);
     TRY(comm_agree(runner->sharers > 1
                        ? status_set(STATUS_USAGE,
-                                    "--compute: %d ranks share a GPU, but a training step needs it "
-                                    "exclusively; start one rank per GPU",
+                                    "--compute: %d ranks share a GPU, but a training step needs a GPU "
+                                    "of its own; start one rank per GPU",
                                     runner->sharers)
                        : STATUS_OK));
     enum status status =

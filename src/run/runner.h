@@ -6,7 +6,7 @@
 #include "run/settings.h"
 
 /* Connects this rank with the other ranks (comm_open()). `read` is the status of parsing this rank's command
- * line. If it is a failure on any rank, all ranks return that failure. STATUS_USAGE if some ranks have
+ * line. If parsing failed on any rank, all ranks return that failure. STATUS_USAGE if some ranks have
  * --prepare and others do not. */
 enum status runner_join(const struct settings *settings, enum status read);
 

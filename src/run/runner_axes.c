@@ -72,8 +72,8 @@ static void prepare_farewell(const struct settings *settings, const struct sweep
                            done, in, where, text);
 }
 
-/* Runs one combination. Its warnings begin with its options. STATUS_FAILED, for example a full disk or a
- * broken device, ends the sweep; any other failure is printed and counted. */
+/* Runs one combination. Warnings begin with the options of the combination. STATUS_FAILED, for example a full
+ * disk or a broken device, ends the sweep; any other failure is printed and counted. */
 static enum status run_one(struct settings *settings, size_t number, struct sweep *sweep,
                            struct report **report)
 {

@@ -67,7 +67,7 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
     result->speedup = itself ? 1 : 0;
     if (itself)
         TRY(add_time(times, item_s));
-    else if (times->count > 0) /* the median over the baseline's rows, because it may have one per epoch */
+    else if (times->count > 0) /* the median over the baseline's rows; there may be one row per epoch */
         result->speedup = stats_quantile(times->item_s, times->count, 0.5) / item_s;
     result->baseline = result->speedup > 0 ? baseline->entry->name : "";
     return STATUS_OK;

@@ -1,5 +1,6 @@
-/* Declarations shared by the files of the runner. No other file includes this header. Functions marked
- * "Agrees" are collective: the ranks agree on failures (comm_agree()).
+/* Declarations shared by the files of the runner. Only these files and their tests include this header.
+ * "Collective, like comm_agree()" means: all ranks call the function, and all return the worst status of any
+ * rank.
  *
  * runner.c           the sequence of steps per variant
  * runner_axes.c      all combinations of lists and ranges
@@ -46,7 +47,7 @@ struct runner {
     struct device_info device; /* its name is "" without a device */
     char driver[64];
     void *input;
-    struct report *report;      /* of all combinations; NULL except on rank 0 */
+    struct report *report;      /* the report on all combinations; NULL on ranks other than 0 */
     struct monitor *monitor;    /* NULL without --monitor */
     struct partition partition; /* of this rank */
     struct consumer *consumer;  /* NULL without --compute */
@@ -72,8 +73,9 @@ struct runner {
 
 /* ---- runner.c ---- */
 
-/* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`, which it
- * begins if it is NULL; the caller ends it, also after a failure. Agrees. */
+/* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
+ * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), also after a
+ * failure. Collective, like comm_agree(). */
 enum status runner_combination(struct settings *settings, struct report **report);
 
 /* Whether this is rank 0, which prints and writes for all ranks. */
@@ -84,8 +86,8 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* These functions describe the current variant. They return whether it runs on a GPU, its number of CPU
- * threads, and the maximum number of physical cores that these threads can use. */
+/* These functions describe the current variant: whether it runs on a GPU, its number of CPU threads, and the
+ * maximum number of physical cores that these threads can use. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
@@ -114,15 +116,15 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
 
 /* ---- runner_progress.c ---- */
 
-/* The bench_progress of bench_measure(), with the runner as context: shows the number of samples and the
- * elapsed time on a terminal. */
+/* Shows the number of samples and the elapsed time on a terminal. bench_measure() calls this function;
+ * `context` is the runner. */
 void runner_show_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
 
 /* Shows on a terminal what the current variant is doing; NULL clears the line. */
 void runner_show_phase(const struct runner *runner, const char *phase);
 
 /* Sets the message that is printed if a signal ends the run: which rows and checkpoints are kept, and how to
- * continue. Call on rank 0 whenever that changes. */
+ * continue. Call on rank 0 whenever this message changes. */
 void runner_say_what_is_kept(const struct runner *runner);
 
 /* Whether all rows are lost if a signal ends the run: without --out, JSON is printed only at the end. */
@@ -137,7 +139,7 @@ static inline bool runner_loses_rows(const struct settings *settings)
 bool runner_wants_largest(const struct settings *settings);
 
 /* Replaces --batch max by the largest batch that fits into memory. With --dry-run, only checks the options.
- * STATUS_USAGE for several variants. Agrees. */
+ * STATUS_USAGE for several variants. Collective, like comm_agree(). */
 enum status runner_find_batch(struct runner *runner);
 
 /* ---- runner_verify.c ---- */
@@ -149,14 +151,14 @@ enum status runner_find_batch(struct runner *runner);
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
-/* Before timing: performs run 0 (not for workloads with epochs), verifies it (--verify) and writes the output
- * files that the user requested. Agrees. If results are wrong, adds a line without a time to the report and
- * returns STATUS_WRONG. */
+/* Before timing: performs run 0, verifies it if --verify is given, and writes the output files that the user
+ * requested. Does not perform run 0 for workloads with epochs. Collective, like comm_agree(). If results are
+ * wrong, adds a line without a time to the report and returns STATUS_WRONG. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,
- * chosen at random. Agrees. If results are wrong, adds a line without a time to the report and returns
- * STATUS_WRONG. */
+ * chosen at random. Collective, like comm_agree(). If results are wrong, adds a line without a time to the
+ * report and returns STATUS_WRONG. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_baseline.c ---- */
@@ -168,8 +170,8 @@ enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 
 /* Sets result->speedup and result->baseline from the times of the baseline on this rank, or on all ranks
- * combined if `all` is true. If the result is the baseline's own, first adds its time to these times.
- * STATUS_FAILED if memory runs out. */
+ * combined if `all` is true. If the current variant is the baseline, first adds the time of `result` to these
+ * times. STATUS_FAILED if memory runs out. */
 enum status runner_compare(struct runner *runner, bool all, struct result *result);
 
 /* ---- runner_warn.c ---- */
@@ -206,10 +208,10 @@ enum status runner_publish_ranks(struct runner *runner, void *state, const struc
 /* Whether the run needs a GPU, for a chosen variant or for --compute. */
 bool runner_any_on_gpu(const struct settings *settings);
 
-/* STATUS_USAGE if ranks have different options, or run different builds. Agrees. */
+/* STATUS_USAGE if ranks have different options, or run different builds. Collective, like comm_agree(). */
 enum status runner_check_alike(const struct settings *settings);
 
-/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */
+/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Collective, like comm_agree(). */
 enum status runner_check_data(const struct runner *runner);
 
 /* STATUS_USAGE if --device or --best-gpu is given to several ranks or together with --rank-device, or if the
@@ -221,21 +223,22 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
 enum status runner_take_scaling(struct runner *runner);
 
 /* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
- * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Agrees. */
+ * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Collective, like
+ * comm_agree(). */
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
 
 /* Whether --threads lists 0 and also the number of threads that 0 means. */
 bool runner_repeats_threads(const struct settings *settings);
 
-/* Selects the GPU that --rank-device names for this rank. If it names none, rank i of a machine uses GPU i
- * modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces GPU variants by the
- * CPU variant of the workload. Not collective. STATUS_USAGE if there is no such GPU or CPU variant. The
- * caller frees runner->stand_ins. */
+/* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
+ * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not
+ * exist, or if the workload has no CPU variant. The caller frees runner->stand_ins. */
 enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
- * Agrees. */
+ * Collective, like comm_agree(). */
 enum status runner_count_sharers(struct runner *runner);
 
 #endif

@@ -41,16 +41,22 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants that have no row yet. If the baseline has a row and other variants have none, also
- * lists the baseline and returns true: the speed-ups of these variants need the baseline in the same run. The
- * baseline is the first variant. */
-static bool list_rest(const struct runner *runner, char *text, size_t size)
+/* Returns the index of the first variant that has no row yet. */
+static size_t rest_begins(const struct runner *runner)
+{
+    size_t first = 0;
+    while (runner->settings->variants[first] != runner->entry)
+        first++;
+    return first + runner->published;
+}
+
+/* Lists the variants from index `first` on. If the baseline has a row but other variants have none, also
+ * lists the baseline and returns true, because a speed-up needs both variants in the same run. The baseline
+ * is the first variant. */
+static bool list_rest(const struct runner *runner, size_t first, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
-    size_t first = 0, used = 0;
-    while (settings->variants[first] != runner->entry)
-        first++;
-    first += runner->published;
+    size_t used = 0;
     bool again = runner->baseline.entry && first > 0 && first < settings->variant_count;
     text[0] = '\0';
     if (again)
@@ -65,9 +71,12 @@ static bool list_rest(const struct runner *runner, char *text, size_t size)
 static void describe_remedy(const struct runner *runner, char *text, size_t size)
 {
     char rest[512];
-    bool again = list_rest(runner, rest, sizeof rest);
+    size_t first = rest_begins(runner);
+    bool again = list_rest(runner, first, rest, sizeof rest);
     if (runner_loses_rows(runner->settings))
         snprintf(text, size, "repeat the same command with --out FILE");
+    else if (first == 0)
+        snprintf(text, size, "repeat the same command");
     else if (*rest)
         snprintf(text, size, "repeat the same command with --variant %s%s%s%s", rest, again ? " (" : "",
                  again ? runner->baseline.entry->name : "", again ? " again, for the speed-up)" : "");
@@ -94,8 +103,8 @@ void runner_say_what_is_kept(const struct runner *runner)
     const struct workload *workload = settings->workload;
     const char *folder = workload->epochs.folder ? workload->epochs.folder(runner->input) : NULL;
     char rows[512], remedy[600];
-    if (axes_combinations(&settings->axes) > 1) /* then runner_axes.c sets the message */
-        return;
+    if (axes_combinations(&settings->axes) > 1)
+        return; /* runner_axes.c sets the message */
     describe_rows(runner, rows, sizeof rows);
     describe_remedy(runner, remedy, sizeof remedy);
     if (folder && runner->checkpointed)

@@ -94,7 +94,7 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     double ranks = (double)runner->partition.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
     total->roofline = ranks_roofline(facts, runner->partition.ranks);
-    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* set by ranks_combine() */
+    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* unknown; ranks_combine() sets these columns */
     total->run_j = 0;
     for (uint64_t i = 0; i < runner->partition.ranks; i++) {
         total->work.items += facts[i].items;

@@ -1,4 +1,5 @@
-/* Assigns cores, a GPU and a scaling to each rank. Checks that all ranks have the same options and data. */
+/* Assigns cores, a GPU and the scaling (weak or strong) to each rank. Checks that all ranks have the same
+ * options and data. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,7 @@ enum status runner_join(const struct settings *settings, enum status read)
 /* Ranks with different options would deadlock, or produce results that cannot be combined. */
 enum status runner_check_alike(const struct settings *settings)
 {
-    static const char *const own[] = {"threads", NULL}; /* options that each rank may have for itself */
+    static const char *const own[] = {"threads", NULL}; /* options that may differ between ranks */
     static const char version[] = FDSL_VERSION;
     uint64_t build = fnv_add(FNV_BEGIN, version, sizeof version);
     TRY(comm_check_same(fnv_add(build, env_revision(), strlen(env_revision())), "version and revision",

@@ -16,7 +16,7 @@ int runner_threads(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
-#define CPU_SPAN_MIN_S 0.25 /* in less time, there are too few context switches to judge */
+#define CPU_SPAN_MIN_S 0.25 /* a shorter span has too few context switches to judge */
 
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s)
@@ -80,7 +80,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     }
 }
 
-/* Adds a number, or "" if it is not positive, that is, unknown. */
+/* Adds a number. A value that is not positive is unknown and becomes "". */
 static void row_positive(struct row *row, const char *column, double value)
 {
     row_real(row, column, value > 0 ? value : NAN);

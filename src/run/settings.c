@@ -35,7 +35,7 @@ static const struct option_spec specs[] = {
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
      "check the files of an embedding set (--prepare --from embeddings) against the hashes stored with them, "
-     "and name bad files and rows"},
+     "and name bad files and rows; other options do not apply"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
@@ -49,13 +49,13 @@ static const struct option_spec specs[] = {
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
-     "combinations; with --recipe, print the options that it adds to yours. train still writes the files "
+     "combinations; with --recipe, print the options that the recipe adds. train still writes the files "
      "of --export-data, --export-step and --save-batch"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append the results to this CSV file: one row per variant and combination of values (train: one row per "
-     "epoch); with several ranks, each of these becomes one row per rank and one row for all ranks together"},
+     "epoch). With several ranks, each result has one row per rank and one row for all ranks together"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
      "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
      "be written are printed to stderr"},
@@ -75,33 +75,34 @@ static const struct option_spec specs[] = {
      "for a single rank, use the CUDA device with the most free memory"},
     {"rank-device", "LIST", OPTION_TEXT, AT(rank_device), NULL, 0, 0, NULL, false,
      "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the GPU "
-     "described at --device. In train, a rank can also use the CPU and train together with GPUs, such as "
-     "0:cuda:0,1:cpu"},
+     "described at --device. In train, some ranks can use the CPU and train together with the ranks on "
+     "GPUs, such as 0:cuda:0,1:cpu"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
      "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. The ranks "
-     "of load always divide the data set, as with strong. HOW is one of"},
+     "of load and ops always divide the data set, as with strong. HOW is one of"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
      "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none leaves "
      "the binding unchanged. HOW is one of"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, there is no "
-     "limit, except 300 s for a rank that does not start"},
+     "under mpirun, end the run when a rank has waited S seconds for another rank. 0 means no limit. In "
+     "any case, all ranks must start within 300 s"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first timed sample. This option and the following ones up to --loops "
-     "do not apply to train"},
+     "minimum number of runs before the first timed sample (not for train)"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
-     "minimum time of the warm-up in seconds"},
+     "minimum time of the warm-up in seconds (not for train)"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
-     "minimum number of timed samples"},
+     "minimum number of timed samples (not for train)"},
     {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
-     "minimum total sampling time in seconds"},
+     "minimum total sampling time in seconds (not for train)"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
      "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, but not "
-     "before --min-samples"},
+     "before --min-samples (not for train)"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median"},
+     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median "
+     "(not for train)"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N timed samples and ignore the time and error limits, for example for a stress test"},
+     "take exactly N timed samples and ignore the time and error limits, for example for a stress test (not "
+     "for train)"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -113,14 +114,15 @@ static const struct option_spec specs[] = {
 
 static const char list_help[] =
     "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
-    "             accepts several values, except --baseline, --compute, --data, --device, --preset and\n"
-    "             --warmups. Every combination is measured. With the workload synth, for example,\n"
+    "             accepts several values. The exceptions are --baseline, --compute, --data, --device,\n"
+    "             --preset and --warmups. Every combination is measured. With the workload synth, for "
+    "example,\n"
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
     "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
     "             fastest.\n"
-    "none:        an option that takes a number and has no default accepts none, as if it were not given. "
-    "So\n"
-    "             a part of --recipe or --config can be switched off.\n";
+    "none:        --OPTION none unsets an option that takes a number and has no default, or sets a real\n"
+    "             number with the default 0 to 0, for example to switch off a part of --recipe or "
+    "--config.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -294,7 +296,7 @@ static const char *output_at(const struct options *options, size_t number, const
     return NULL;
 }
 
-/* Refuses to write two outputs to one file: the later one would destroy the earlier one. */
+/* Refuses to write two outputs to one file, because the second would overwrite the first. */
 static enum status check_outputs_differ(const struct options *options)
 {
     const char *first, *second, *first_name, *second_name;
@@ -307,8 +309,8 @@ static enum status check_outputs_differ(const struct options *options)
     return STATUS_OK;
 }
 
-/* Refuses an output file that is named like an element type: "--out f16" may be meant as "--dtype f16", which
- * was formerly "--output f16". */
+/* Refuses an output file that is named like an element type, because "--out f16" may be meant as "--dtype
+ * f16". */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -374,18 +376,10 @@ static enum status read_monitor(struct settings *settings)
 /* For -- COMMAND: refuses options that only apply to runs of variants. */
 static enum status check_command(struct settings *settings)
 {
-    static const char *const shared[] = {"monitor", "device", "config", "lock-timeout"};
+    static const char *const allowed[] = {"monitor", "device", "config", "lock-timeout", NULL};
     if (!*settings->command)
         return status_set(STATUS_USAGE, "name a command after --, e.g. --monitor FILE -- python3 train.py");
-    for (size_t t = 0; t < settings->options.table_count; t++)
-        for (size_t i = 0; i < settings->options.tables[t].count; i++) {
-            const char *name = settings->options.tables[t].specs[i].name;
-            bool applies = false;
-            for (size_t j = 0; j < COUNT_OF(shared); j++)
-                applies |= strcmp(name, shared[j]) == 0;
-            if (!applies && options_given(&settings->options, name))
-                return status_set(STATUS_USAGE, "--%s does not apply to -- COMMAND; leave one out", name);
-        }
+    TRY(options_check_only(&settings->options, "-- COMMAND", allowed));
     if (!settings->monitor)
         return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
                           settings->command[0]);
@@ -426,7 +420,8 @@ static enum status check_single(const struct settings *settings)
     const char *const *single = settings->workload->single;
     for (; single && *single && settings->variant_count > 1; single++)
         if (options_given(&settings->options, *single))
-            return status_set(STATUS_USAGE, "--%s works with one variant at a time, but --variant names %zu",
+            return status_set(STATUS_USAGE,
+                              "--%s works with one variant at a time, but --variant names %zu; name one",
                               *single, settings->variant_count);
     return STATUS_OK;
 }
@@ -553,6 +548,9 @@ enum status settings_read(struct settings *settings, const struct config *config
     TRY(options_parse(&settings->options, argc, argv));
     if (settings->help || settings->version)
         return STATUS_OK;
+    if (settings->verify_set)
+        return options_check_only(&settings->options, "--verify-set",
+                                  (const char *const[]){"verify-set", "config", NULL});
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));

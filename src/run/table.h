@@ -1,4 +1,4 @@
-/* Reads a CSV file of rows. */
+/* Reads a CSV file into memory. */
 #ifndef FDSL_RUN_TABLE_H
 #define FDSL_RUN_TABLE_H
 

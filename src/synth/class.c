@@ -93,9 +93,10 @@ enum status class_check(const struct atom_class *class_)
 
 /* The random words of a class: Philox with key philox_key(seed) and counter (block, 0, CLASS_STREAM, id) for
  * block 0, 1, ..., four words per block. Keys of images use the counters (instance, class, 0), where the
- * 64-bit instance fills two words. The counters of classes and images differ even if both have the same seed:
- * numbers of drawn classes are below 2^20, so the counter of an image never contains CLASS_STREAM. Do not
- * change this layout or the order of draws in class_draw(): golden hashes depend on both. */
+ * 64-bit instance fills two words. The third word of the counter is CLASS_STREAM for a class. For an image of
+ * a drawn class it is the class number, which is below 2^20. The counters therefore differ even if classes
+ * and images have the same seed. Do not change this layout or the order of draws in class_draw(): golden
+ * hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {

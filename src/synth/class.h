@@ -38,9 +38,10 @@ struct class_ranges {
 FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg if path is
- * NULL. STATUS_USAGE, with a message that names the file and the reason: the file is unreadable or malformed;
- * the section is unknown (the message suggests the nearest name); a key is missing, unknown or repeated; a
- * value is not a number; or a minimum exceeds its maximum. STATUS_UNAVAILABLE if the build has no inih. */
+ * NULL. STATUS_USAGE, with a message that names the file and the reason, in these cases: the file is
+ * unreadable or malformed; the section is unknown (the message suggests the nearest name); a key is missing,
+ * unknown or repeated; a value is not a number; or a minimum exceeds its maximum. STATUS_UNAVAILABLE if the
+ * build has no inih. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
 /* Draws class number `id` from the ranges. The class is a pure function of `ranges` and `id`. */
@@ -49,7 +50,8 @@ void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_clas
 /* Returns an upper bound on the distance of any vertex of the class from the centre, in pixels. */
 double class_reach(const struct atom_class *class_);
 
-/* Checks a class against the limits CLASS_..._MAX. STATUS_USAGE names the class and the parameter. */
+/* Checks the parameters of a class against the limits CLASS_..._MAX. STATUS_USAGE, with a message that names
+ * the class and the parameter. */
 enum status class_check(const struct atom_class *class_);
 
 /* Checks that no two classes have the same id. STATUS_USAGE names the id. */

@@ -25,6 +25,7 @@ enum status class_open(const char *path, FILE **stream);
 enum { CLASS_COLUMNS = 10 };
 extern const struct number class_columns[CLASS_COLUMNS];
 
+/* Returns a parameter of a class as a double. */
 double class_column_value(const struct number *column, const struct atom_class *class_);
 
 /* Checks a class like class_check(), but the message does not contain the class's number. */

@@ -1,5 +1,5 @@
-/* Embeds the presets of configs/ as strings, so that each preset has one source. The paths are relative to
- * the repository root, where the compiler runs. */
+/* Embeds the presets of configs/ as strings, so that no preset exists twice in the source tree. The paths are
+ * relative to the repository root, where the compiler runs. */
 	.section .rodata
 .macro embed name, file
 	.global \name

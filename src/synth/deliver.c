@@ -31,7 +31,7 @@ static enum status check_index(const char *folder, char *path)
     bool slash = *folder && folder[strlen(folder) - 1] != '/';
     if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
         return status_set(STATUS_USAGE, "the name of folder '%s' is too long", folder);
-    /* file_check_kind() would refuse a folder that does not exist yet. */
+    /* file_check_kind() would refuse an index in a folder that does not exist yet. */
     return access(path, F_OK) != 0 ? STATUS_OK : file_check_kind(path, &index);
 }
 

@@ -29,7 +29,7 @@ static enum status host_make(struct generator *generator, const struct generator
     return self->variant->run(self->state, 0, &unused);
 }
 
-/* Returns the size of canvases and labels. Tables are small by comparison. */
+/* Returns the bytes of the canvases and labels. Omits the tables, which are small by comparison. */
 static uint64_t host_memory_bytes(const struct generator *generator)
 {
     const struct host_generator *self = (const struct host_generator *)generator;

@@ -25,7 +25,7 @@ struct synth_call {
     uint64_t first;          /* the first of consecutive image numbers, relative to synth->first */
     uint64_t count;
     uint8_t *images; /* synth_output_bytes() per image */
-    int64_t *labels;
+    int64_t *labels; /* one class number per image */
 };
 
 /* The input of the workload, which all runs share. Image j of run n has number g = first + n * stride + j.
@@ -79,8 +79,8 @@ static inline uint64_t synth_run_count(const struct synth *synth)
     return synth->call ? synth->call->count : synth->batch;
 }
 
-/* Returns the identity of image j of run number `run`. If synth->call is set, returns that of image j of the
- * call. */
+/* Returns the identity of image j of run number `run`. If synth->call is set, ignores `run` and returns the
+ * identity of image j of the call. */
 static inline struct synth_image synth_run_image(const struct synth *synth, uint64_t run, uint64_t j)
 {
     const struct synth_call *call = synth->call;
@@ -95,12 +95,14 @@ FDSL_C_BEGIN
 /* Sets synth->classes to `count` classes of a preset. If `preset_file` is NULL and the preset is a built-in
  * list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section `preset`
  * of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(),
- * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
+ * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
+ * STATUS_UNAVAILABLE if ranges must be read and this build has no inih; STATUS_FAILED if memory runs out. */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 
 /* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
- * also after an error. STATUS_USAGE if the tables do not fit in memory. */
+ * also after an error. STATUS_USAGE if the available memory is too small; STATUS_FAILED if an allocation
+ * fails. */
 enum status synth_fill_tables(struct synth *synth);
 
 /* Frees the classes and the tables; accepts a zeroed input. */

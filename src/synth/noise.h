@@ -3,7 +3,7 @@
  *
  * The fade curve and the permutation are those of Ken Perlin, "Improving noise", SIGGRAPH 2002. The position
  * is uniform in [0, 10000) and drawn anew for each vertex, orbit and axis, so the values are independent.
- * Only their distribution is that of Perlin noise. */
+ * They have the distribution of Perlin noise, but not its correlation between neighbours. */
 #ifndef FDSL_SYNTH_NOISE_H
 #define FDSL_SYNTH_NOISE_H
 
@@ -21,8 +21,8 @@
 
 /* Two programs interpret the formula of an image in different ways; docs/visualatom.md defines both. */
 enum formula {
-    FORMULA_UJI,       /* as in the CUDA code fdsl-gpu-pipeline */
-    FORMULA_VISUALATOM /* as in the renderer of the published data set */
+    FORMULA_UJI,       /* the formula of the CUDA code fdsl-gpu-pipeline */
+    FORMULA_VISUALATOM /* the formula of the renderer of the published data set */
 };
 
 FDSL_C_BEGIN

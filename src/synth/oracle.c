@@ -198,7 +198,7 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 #define NOISE_IMAGES  8      /* images whose noise the distribution test samples */
 #define NOISE_SAMPLES 524288 /* draws per image, spread over all orbits */
 #define NOISE_ALPHA   1e-6   /* significance level: a correct generator fails once in a million tests */
-#define STREAM_PREFIX 12     /* draws compared per stream; equal by chance with probability <= 2^-100 */
+#define STREAM_PREFIX 12     /* draws compared per stream; chance of equality of two streams: <= 2^-100 */
 
 struct noise_check {
     float *fetched, *expected; /* sampled noise of the variant and of the reference */

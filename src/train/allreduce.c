@@ -55,7 +55,8 @@ static enum status exchange_open(const struct options *given, void *parameters_,
         return status_set(STATUS_FAILED, "out of memory");
     if (parameters->bytes % value_bytes)
         return status_set(STATUS_USAGE,
-                          "--bytes %" PRIu64 ": not a multiple of %zu, the bytes of one %s value",
+                          "--bytes %" PRIu64
+                          ": not a multiple of %zu, the bytes of one %s value; give a multiple",
                           parameters->bytes, value_bytes, types[parameters->type]);
     if (partition->ranks == 1 && !warned)
         status_warn("one rank exchanges nothing, so busbw_gbs is 0; start more ranks with: mpirun -n N");
@@ -91,14 +92,14 @@ static struct work exchange_work(const void *input, const struct variant *varian
  * of k calls is S N^(k-1).
  *
  * A value of the type has p significant bits, and each rounding has a relative error of at most u = 2^-p. All
- * terms are positive, so a sum has at most the largest relative error of its terms, times 1 + u per addition.
- * Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and round once
- * to the type; both are at most N roundings per call. After k calls, the relative error is at most
+ * terms are positive, so the relative error of a sum is at most that of its worst term, plus one rounding per
+ * addition. Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and
+ * round once to the type; both are at most N roundings per call. After k calls, the relative error is at most
  * (1 + u)^(kN) - 1.
  *
- * If N is a power of two and N^2 times the largest term is at most 2^p, no addition rounds: after each call,
- * each value is an integer of at most N times the largest term, times a power of two, and partial sums are at
- * most N times that integer. */
+ * If N is a power of two and N^2 times the largest term is at most 2^p, no addition rounds. After each call,
+ * each value is a power of two times an integer, and the integer is at most N times the largest term. A
+ * partial sum is at most N such values, so its integer has at most p bits. */
 double allreduce_tolerance(const struct allreduce_job *job)
 {
     double ranks = job->ranks, significand = job->bf16 ? 0x1p8 : 0x1p24;
@@ -225,8 +226,8 @@ static enum status exchange_observe(const void *input, const struct variant *var
     return status;
 }
 
-/* The bandwidths are those of nccl-tests. The bus bandwidth does not depend on the number of ranks if the
- * links are the limit: to all-reduce an array, each rank must send and receive 2 (N - 1) / N of its bytes. */
+/* The bandwidths are defined as in nccl-tests. To all-reduce an array, each of N ranks must send and receive
+ * 2 (N - 1) / N of its bytes. If the links are the limit, the bus bandwidth does not depend on N. */
 static void exchange_rates(const void *input, double median_s, struct measures *measures)
 {
     const struct allreduce_job *job = input;

@@ -1,5 +1,6 @@
 /* The input of the workload `exchange`: arrays whose sums over all ranks the variants compute, in place. One
- * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so no call can be left out.
+ * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so a variant that skips a
+ * call gets a wrong result.
  *
  * Before the first call, each value is ALLREDUCE_UNIT times an integer from 1 to allreduce_term_max(). The
  * integer is a function of the run, the rank and the index.
@@ -31,9 +32,9 @@ struct allreduce_job {
 /* Variants of `exchange` have these traits. */
 struct allreduce_traits {
     bool bf16;    /* supports bf16 */
-    bool updates; /* updates parameters, which are the result */
+    bool updates; /* also updates parameters; fetch() then returns these instead of the sums */
     bool grows;   /* if it updates: replaces the gradients by their sums, so each call has larger gradients */
-    uint64_t (*memory_bytes)(const void *state); /* device memory, without the array */
+    uint64_t (*memory_bytes)(const void *state); /* device memory besides the array */
     const char *(*nccl_version)(void);           /* NULL: does not use NCCL */
 };
 
@@ -44,9 +45,9 @@ struct allreduce_result {
         number; /* number of the latest run, which produced the values; UINT64_MAX before the first run */
 };
 
-/* Returns the largest integer that a value may have before the first call, in units of ALLREDUCE_UNIT. Any
- * sum of integers is exact in bf16, which has 8 significant bits, if
- * ranks * ranks * allreduce_term_max(ranks) <= 2^8. */
+/* Returns the largest integer that a value may have before the first call, in units of ALLREDUCE_UNIT. With
+ * 1, 2, 4 or 8 ranks, ranks * ranks * allreduce_term_max(ranks) is at most 2^8, so all sums are exact even in
+ * bf16, which has 8 significant bits (allreduce_tolerance()). */
 FDSL_HD uint32_t allreduce_term_max(uint32_t ranks)
 {
     return ranks <= 2 ? 64 : ranks <= 8 ? 256 / (ranks * ranks) : 4;
@@ -82,12 +83,13 @@ FDSL_HD float allreduce_gradient(const struct allreduce_job *job, uint64_t numbe
 
 FDSL_C_BEGIN
 
-/* Returns the update of a call, counted from 0. Epsilon is about as large as the gradients. Otherwise, Adam
- * would divide out a wrong factor of all gradients, and the parameters would not show it. */
+/* Returns the update of a call, counted from 0. Epsilon is about as large as the gradients. With a small
+ * epsilon, Adam would cancel a wrong factor common to all gradients, and verification would miss it. */
 struct update allreduce_update(int call);
 
 /* Returns the number of parameters after run `number` that are not bit-identical to those that
- * optimizer_step() computes from sums in rank order. */
+ * optimizer_step() computes from sums in rank order. `parameters` has job->count values; `grows` is that of
+ * the variant's traits. */
 uint64_t allreduce_count_wrong_parameters(const struct allreduce_job *job, uint64_t number, bool grows,
                                           const float *parameters);
 

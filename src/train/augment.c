@@ -7,7 +7,8 @@
 
 /* ---- The plan ---- */
 
-/* Angles of rotations are positive counterclockwise. Shears keep the top left corner. */
+/* Angles of rotations are positive counterclockwise. Shears leave the top left corner of the image in place.
+ */
 struct augment_numbers augment_numbers(enum augment_operation operation, bool negative, double magnitude,
                                        const struct shape *shape)
 {
@@ -128,7 +129,7 @@ static void resize_rows(const struct augment_scratch *scratch, const struct resa
     }
 }
 
-/* Resizes the resized rows along y. */
+/* Resizes scratch->rows, which resize_rows() has computed, along y. */
 static void resize_columns(const struct augment_scratch *scratch, const struct resample_axis *axis,
                            uint32_t width, bool flip, uint8_t *plane)
 {
@@ -143,7 +144,7 @@ static void resize_columns(const struct augment_scratch *scratch, const struct r
     }
 }
 
-/* A canvas of one channel is resized once and copied to all channels. */
+/* Crops, resizes and flips an image. A canvas of one channel is resized once and copied to all channels. */
 static void resize(const struct augment_plan *plan, const uint8_t *stored, struct image_box box, bool flip,
                    const struct augment_scratch *scratch, uint8_t *image)
 {
@@ -165,7 +166,7 @@ static void resize(const struct augment_plan *plan, const uint8_t *stored, struc
 
 /* ---- RandAugment ---- */
 
-/* Computes what the tables of an operation depend on. */
+/* Counts how often each value occurs in each channel, and computes the statistics of the channels. */
 static void count_values(const struct shape *shape, const uint8_t *image, uint32_t counts[][AUGMENT_LEVELS],
                          struct augment_channel *channels)
 {

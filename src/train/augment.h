@@ -1,12 +1,12 @@
 /* Images that are computed anew from the stored samples in every epoch: random-resized-crop, flip, and
- * RandAugment. All steps work on bytes. Afterwards the samples are gathered: shifted, normalised and erased
- * (data_gather()).
+ * RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples are
+ * gathered: shifted, normalised and erased (data_gather()).
  *
  *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
  *
  * An image is a pure function of the seed, the epoch and the number of the sample. Host and device share the
- * functions below. Their arithmetic is in integers, float or double, in a fixed order, without contraction
- * (Makefile), so both give the same bits. */
+ * functions below. Their arithmetic is in integers, float or double, in a fixed order. The Makefile forbids
+ * compilers to contract a * b + c to an FMA, so both give the same bits. */
 #ifndef FDSL_TRAIN_AUGMENT_H
 #define FDSL_TRAIN_AUGMENT_H
 
@@ -23,7 +23,7 @@
 
 #define AUGMENT_CHANNELS_MAX   3
 #define AUGMENT_MAGNITUDE_MAX  30
-#define AUGMENT_OPERATIONS_MAX 16 /* per sample */
+#define AUGMENT_OPERATIONS_MAX 16 /* maximum operations per sample */
 #define AUGMENT_LEVELS         256
 
 /* The operations of RandAugment. Each is equally likely. */
@@ -56,7 +56,7 @@ struct augment_numbers {
 
 struct augment_plan {
     uint64_t seed;
-    uint32_t samples; /* of the training set; train_picked() gives the copies numbers from here on */
+    uint32_t samples;           /* size of the training set; larger numbers are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
     uint32_t operations;                                   /* per sample */
@@ -65,7 +65,7 @@ struct augment_plan {
 
 /* ---- Draws ---- */
 
-/* The part of the canvas that becomes the image. */
+/* Returns the part of the canvas that becomes the image. */
 FDSL_HD struct image_box augment_box(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
     struct image_box whole = {0, 0, plan->canvas.width, plan->canvas.height};
@@ -77,7 +77,7 @@ FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint
     return plan->flip && draw_flip(plan->seed, epoch, sample);
 }
 
-/* Draws operation `i` of a sample and its sign. Counter: i, sample, epoch. */
+/* Draws operation `i` of a sample and its sign. The Philox counter is (i, sample, epoch). */
 FDSL_HD enum augment_operation augment_draw(const struct augment_plan *plan, uint32_t epoch, uint32_t sample,
                                             uint32_t i, const struct augment_numbers **numbers)
 {
@@ -115,19 +115,19 @@ FDSL_HD float augment_gray(float red, float green, float blue)
     return fmaf(0.114f, blue, fmaf(0.587f, green, 0.299f * red));
 }
 
-/* Operations that map each value of a channel by a table, the same for every pixel. */
+/* Returns whether the operation maps each value of a channel by a table, the same for every pixel. */
 FDSL_HD bool augment_has_table(enum augment_operation operation)
 {
     return operation == AUGMENT_BRIGHTNESS || operation == AUGMENT_CONTRAST || operation >= AUGMENT_POSTERIZE;
 }
 
-/* Operations whose table depends on how often each value occurs. */
+/* Returns whether the operation's table depends on how often each value occurs. */
 FDSL_HD bool augment_counts(enum augment_operation operation)
 {
     return operation == AUGMENT_CONTRAST || operation >= AUGMENT_AUTOCONTRAST;
 }
 
-/* Operations that move pixels. */
+/* Returns whether the operation moves pixels. */
 FDSL_HD bool augment_warps(enum augment_operation operation)
 {
     return operation >= AUGMENT_SHEAR_X && operation <= AUGMENT_ROTATE;
@@ -184,7 +184,7 @@ FDSL_HD uint8_t augment_entry(enum augment_operation operation, const struct aug
 
 /* ---- Operations on planes: height x width values of one channel ---- */
 
-/* A pixel of color: the value of channel `c` of the pixel at `i`. */
+/* The operation color: returns the new value of channel `c` of the pixel at index `i`. */
 FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, uint32_t c, uint32_t i,
                               float factor)
 {
@@ -195,8 +195,8 @@ FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, u
     return augment_blend(factor, value, augment_gray(image[i], image[plane + i], image[2 * plane + i]));
 }
 
-/* A pixel of sharpness. The image is blended with a smoothed one, whose weights are 1 1 1, 1 5 1, 1 1 1.
- * Border pixels do not change. */
+/* The operation sharpness: returns the new value of one pixel, blended with the weighted mean of its 3 x 3
+ * neighbourhood (weights 1 1 1, 1 5 1, 1 1 1). Border pixels do not change. */
 FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                               float factor)
 {
@@ -215,7 +215,7 @@ FDSL_HD float augment_at(const uint8_t *plane, uint32_t height, uint32_t width, 
     return (uint32_t)y < height && (uint32_t)x < width ? plane[(uint32_t)y * width + (uint32_t)x] : 0;
 }
 
-/* A pixel of a shear, a translation or a rotation, with bilinear interpolation. */
+/* Shears, translations and rotations: returns the new value of one pixel, with bilinear interpolation. */
 FDSL_HD uint8_t augment_warped(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                                const float *map)
 {
@@ -237,13 +237,13 @@ FDSL_C_BEGIN
 
 struct train;
 
-/* Prepares the augmentation of a training run with augment_computes(). STATUS_USAGE if the samples are not
- * images of bytes with one or three channels. */
+/* Prepares the augmentation of a training run for which augment_computes() is true. STATUS_USAGE if the
+ * samples are not images of bytes with one or three channels. */
 enum status augment_plan(const struct train *train, struct augment_plan *plan);
 
 /* Memory of a thread that computes images. Zero it before the first use. */
 struct augment_scratch {
-    uint8_t *rows, *other; /* resized rows of a channel; the image of the previous operation */
+    uint8_t *rows, *other; /* resized rows of a channel; the output of an operation */
     int16_t *weights;      /* of one output */
     uint32_t *first, *count;
     int16_t *across; /* weights of all outputs along a row */

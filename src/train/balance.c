@@ -125,11 +125,16 @@ bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32
         return false;
     text += length;
     for (uint32_t i = 0; i < ranks; i++) {
-        int used = 0;
-        if (*text != (i == 0 ? ' ' : ':') || sscanf(text + 1, "%" SCNu32 "%n", &shares[i], &used) != 1)
+        char number[32];
+        uint64_t share;
+        int digits = *text ? (int)strcspn(text + 1, ":") : 0;
+        snprintf(number, sizeof number, "%.*s", digits, text + 1);
+        if (*text != (i == 0 ? ' ' : ':') ||
+            parse_count(names[balance], number, 0, batch, &share) != STATUS_OK)
             return false;
-        text += 1 + used;
-        sum += shares[i];
+        text += 1 + digits;
+        shares[i] = (uint32_t)share;
+        sum += share;
     }
     return !*text && sum == batch;
 }

@@ -1,5 +1,5 @@
-/* --balance: how the ranks divide the samples of a step. docs/distributed.md describes it. All functions are
- * pure; train/trainer_balance.c uses them. */
+/* --balance: how the ranks divide the samples of a step. A rank's share is its number of samples per step.
+ * docs/distributed.md describes the option. All functions are pure; train/trainer_balance.c uses them. */
 #ifndef FDSL_TRAIN_BALANCE_H
 #define FDSL_TRAIN_BALANCE_H
 
@@ -11,12 +11,12 @@
 
 enum balance {
     BALANCE_EQUAL,
-    BALANCE_MEASURED, /* by speed, measured in each epoch */
-    BALANCE_MEMORY,   /* by free memory */
-    BALANCE_FIXED,    /* by the numbers in the value of the option */
+    BALANCE_MEASURED, /* shares in proportion to the speeds, measured in each epoch */
+    BALANCE_MEMORY,   /* shares in proportion to the free memory */
+    BALANCE_FIXED,    /* shares in proportion to the numbers in the value of --balance */
 };
 
-/* `measured` changes the shares only if this is expected to save a larger part of a step's time. */
+/* --balance measured changes the shares only if it expects to save more than this part of a step's time. */
 #define BALANCE_GAIN_MIN 0.02
 
 /* Parses the value of --balance: "equal", "measured", "memory", or one number per rank, such as "3:1". Sets
@@ -40,7 +40,7 @@ double balance_improve(const double *speeds, uint32_t ranks, double gain_min, co
 char *balance_text(enum balance balance, const uint32_t *shares, uint32_t ranks);
 
 /* Reads what balance_text() wrote. Returns false, and leaves `shares` undefined, if the text belongs to
- * another kind of balancing, another number of ranks, or another number of samples per step than `batch`. */
+ * another value of --balance, another number of ranks, or another number of samples per step than `batch`. */
 bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32_t batch, uint32_t *shares);
 
 #endif

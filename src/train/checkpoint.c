@@ -21,10 +21,10 @@
 #define MAGIC      "FDSLCKPT"
 #define SCHEMA     6
 #define ARENAS_MIN 3         /* parameters, m, v */
-#define ARENAS_MAX 4         /* also the moving average of the parameters */
+#define ARENAS_MAX 4         /* parameters, m, v, moving average of the parameters */
 #define TEXT_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
 #define TEXTS      5         /* identity, data, samples, row, shares */
-#define NAME_SIZE  64        /* of the name of a checkpoint */
+#define NAME_SIZE  64        /* bytes of a checkpoint's file name, with the terminating zero */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {
@@ -67,7 +67,11 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
     TRY(checkpoint_read_latest(path, false, checkpoint, &found));
-    return found ? STATUS_OK : status_set(STATUS_USAGE, "%s %s: the folder has no checkpoint", option, path);
+    return found ? STATUS_OK
+                 : status_set(
+                       STATUS_USAGE,
+                       "%s %s: the folder has no checkpoint; name a checkpoint, or a folder that has one",
+                       option, path);
 }
 
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
@@ -94,7 +98,8 @@ uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 
 /* ---- Names ---- */
 
-/* A point of training as one number, which grows: the completed epochs, and the steps after them. */
+/* Returns a point of training as one number: the completed epochs in the upper 32 bits, the steps after them
+ * in the lower. Later points have larger numbers. */
 static int64_t point_of(uint32_t epochs, uint32_t steps)
 {
     return (int64_t)(((uint64_t)epochs << 32 | steps) & INT64_MAX);
@@ -200,7 +205,7 @@ enum status checkpoint_lock(const char *folder, int *lock)
     int failed;
     *lock = -1;
     if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
-        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC,
                   0666); /* NFS grants an exclusive lock only on a file opened for writing */
     if (fd < 0)
@@ -243,7 +248,7 @@ enum status checkpoint_check_folder(const char *folder)
                           "latest checkpoint",
                           folder);
     if (!path_of(folder, 0, path))
-        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
     enum status status = file_check_new(path);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
 }
@@ -344,7 +349,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     header.digest = digest;
     const int64_t point = point_of(header.epochs, header.partial.steps);
     if (!path_of(folder, point, path))
-        return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long", folder);
+        return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long; use a shorter path", folder);
     enum status status = write_parts(path, parts, count);
     if (status != STATUS_OK)
         return status_prefix(status, "--checkpoint");
@@ -385,8 +390,8 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 {
     if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
         return damaged(is_damaged,
-                       "this is not a checkpoint of fdsl-bench; --init also reads files of tensors, whose "
-                       "names must end in .safetensors, .pt or .pth");
+                       "this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
+                       "files of tensors, whose names must end in .safetensors, .pt, .pth or .pth.tar");
     if (size < offsetof(struct header, digest))
         return damaged(is_damaged, "this checkpoint is truncated");
     memcpy(header, bytes, size < sizeof *header ? size : sizeof *header);

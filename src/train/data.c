@@ -238,8 +238,10 @@ static enum status open_idx(const struct data_request *request, struct data *dat
         char path[PATH_MAX];
         if (!file_there(request->name, names[part][0], path) &&
             !file_there(request->name, names[part][1], path))
-            return status_set(STATUS_USAGE, "--data %s: there is no %s, plain or gzipped", request->name,
-                              names[part][0]);
+            return status_set(
+                STATUS_USAGE,
+                "--data %s: there is no %s, plain or gzipped; add it, because MNIST has four files",
+                request->name, names[part][0]);
         const char *const words[] = {"encode", "npy", "source", path, NULL};
         TRY(data_read(request, "idx", words, (struct data_range){0, 0, -1}, limit_of(request, part), data,
                       (enum data_part)part));
@@ -279,7 +281,9 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
                           "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
-        return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
+        return status_set(STATUS_USAGE,
+                          "--data %s: there is no test_batch.bin; add this file, which has the test samples",
+                          request->name);
     const char *const learn[] = {"encode", "npy", "source", paths, NULL};
     const char *const test[] = {"encode", "npy", "source", path, NULL};
     TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
@@ -300,13 +304,14 @@ static enum status open_cifar(const struct data_request *request, struct data *d
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
     char train[PATH_MAX], test[PATH_MAX];
-    bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
+    bool learn = file_there(request->name, "train", train);
+    bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
     bool two = learn && tests;
     if (learn != tests)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder contains a data set '%s' but no '%s'; create the missing "
                           "one with --prepare",
-                          request->name, learn ? "train" : "test", learn ? "test" : "train");
+                          request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path,
@@ -319,10 +324,19 @@ static enum status open_datasets(const struct data_request *request, struct data
     return STATUS_OK;
 }
 
+static const char *const generated[] = {"digits", "clips", "synth"};
+
+static bool is_generated(const char *name)
+{
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(generated); i++)
+        found |= strcmp(name, generated[i]) == 0;
+    return found;
+}
+
 static enum status unknown(const char *name)
 {
-    static const char *const names[] = {"digits", "clips", "synth"};
-    const char *nearest = nearest_word(name, names, COUNT_OF(names));
+    const char *nearest = nearest_word(name, generated, COUNT_OF(generated));
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE,
                       "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
@@ -377,8 +391,9 @@ static enum status check_sets(const struct data_request *request, struct data *d
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0)
-            return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
-                              part == DATA_TRAIN ? "train on" : "test with");
+            return status_set(STATUS_FAILED,
+                              "--data %s: there are no samples to %s; add samples, or use other data",
+                              request->name, part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
             return status_set(STATUS_USAGE,
                               "%s %" PRIu64 ": there are only %" PRIu32 " samples; give at most this number",
@@ -432,4 +447,29 @@ enum status data_open(const struct data_request *request, struct data *data)
     identify(data);
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
+}
+
+void data_warn_of_classes(const struct data *data, const char *name)
+{
+    if (is_generated(name))
+        return;
+    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
+    uint8_t *seen = calloc(data->classes, 1);
+    uint32_t missing = 0;
+    for (uint32_t i = 0; seen && i < train->count; i++)
+        seen[train->labels[i]] = 1;
+    for (uint32_t i = 0; seen && i < test->count; i++) {
+        missing += seen[test->labels[i]] == 0;
+        seen[test->labels[i]] = 1;
+    }
+    free(seen);
+    if (data->classes == 1)
+        status_warn(
+            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
+            "directly in the folder of the data set",
+            name);
+    else if (missing)
+        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
+                    "--train-size, or use other data",
+                    name, missing, missing == 1 ? "" : "es");
 }

@@ -25,8 +25,8 @@ enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 enum data_feed {
     DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
     DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
-    DATA_CONSTANT /* host memory: every step takes the first batch of the set. This shows the speed of
-                     training without input; the network learns nothing useful */
+    DATA_CONSTANT /* host memory: every step takes the first batch of the set, to measure the speed of
+                     training without the cost of input. The network learns nothing useful */
 };
 
 /* Samples stored consecutively, each in C order (channels, depth, height, width), and one label per
@@ -41,11 +41,11 @@ struct data {
     struct shape shape; /* of the samples of the network */
     enum dtype type;
     uint32_t classes;
-    struct image_fit fit;   /* the size of the images; fit.res is 0 if they keep theirs. With
+    struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
                                FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped anew in
                                every epoch (train/augment.h); test samples are resized */
     struct shape canvas;    /* of stored training samples, if they differ from `shape` */
-    size_t canvas_bytes;    /* of a stored training sample; 0 if it is stored as the network sees it */
+    size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
@@ -121,12 +121,13 @@ FDSL_C_BEGIN
 struct data_request {
     const char *name;
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
-    uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
+    uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
+                                       folders, with the first of every class); 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
     const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
-    struct image_fit fit; /* how images of other data are resized, with draws of epoch 0 */
+    struct image_fit fit; /* how images are resized; random crops are drawn as in epoch 0 */
     uint64_t batch;       /* samples per step */
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
@@ -138,10 +139,14 @@ struct data_request {
 #define DATA_TEST_SIZE  2000
 
 /* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder
- * does not exist or holds no samples, or if the feed does not suit the data; STATUS_FAILED with file and
- * reason if a file is broken. */
+ * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with file and reason
+ * if a file is broken; also if a set has no samples. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
+
+/* Warns if a network cannot learn all classes that the test set has. `name` is the name of the data set in
+ * the request; generated data have samples of all classes, so there is no warning. */
+void data_warn_of_classes(const struct data *data, const char *name);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */

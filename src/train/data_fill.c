@@ -20,7 +20,8 @@
 /* ---- Decoding ---- */
 
 /* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
- * the option that sets the list. The source adds the number of a class folder as the member "cls". */
+ * the option that sets the list. If the data set has one folder per class, the source adds the number of the
+ * folder as the member "cls". */
 static enum status find_member(const struct source_sample *sample, const struct member_list *list,
                                const char *option, const struct source_member **member,
                                const struct member_rule **rule)
@@ -62,11 +63,11 @@ static enum status decode(const struct data *data, enum data_part part, const st
                   scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
-    return status_set(
-        STATUS_FAILED,
-        "its %s is not a PNG image, or an array of |u1 or <f2 with the axes (height, width), (channels, "
-        "height, width) or (channels, depth, height, width); name another member with --image",
-        member->extension);
+    return status_set(STATUS_FAILED,
+                      "its %s is neither a PNG or JPEG image nor an array of |u1 or <f2 with the axes "
+                      "(height, width), (channels, height, width) or (channels, depth, height, width); "
+                      "name another member with --image",
+                      member->extension);
 }
 
 static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)
@@ -138,7 +139,11 @@ static enum status fit(struct data *data, enum data_part part, const struct imag
             "of %ux%ux%ux%u%s",
             dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
             was->channels, was->depth, was->height, was->width,
-            canvas ? "; --fit random-resized-crop needs images of one size" : "");
+            canvas ? "; --fit random-resized-crop needs images of one size and number of channels: use "
+                     "--fit resize, or convert the files with another program"
+            : is.depth == 1 && data->fit.res == 0 && image->type == DTYPE_U8 && data->type == DTYPE_U8
+                ? "; add --out-res PIXELS, which gives all images one size and number of channels"
+                : "");
     return is.channels <= DATA_CHANNELS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
@@ -190,9 +195,10 @@ static void append(const struct data *data, enum data_part part, struct data_set
     const size_t bytes = data_stored_bytes(data, part), values = image_values(image);
     uint8_t *to = (uint8_t *)set->values + set->count * bytes;
     size_t channels = image->channels, plane = values / channels;
-    if (image->interleaved) /* from a PNG, so values are bytes */
-        for (size_t i = 0; i < values; i++)
-            to[i % channels * plane + i / channels] = image->pixels[i];
+    if (image->interleaved) /* values are bytes */
+        for (size_t c = 0; c < channels; c++)
+            for (size_t i = 0; i < plane; i++)
+                to[c * plane + i] = image->pixels[i * channels + c];
     else
         memcpy(to, image->pixels, bytes);
     set->labels[set->count++] = (uint32_t)label;
@@ -259,20 +265,72 @@ static void name_sample(enum status status, uint64_t number, const char *key)
         status_prefix(status, "sample %" PRIu64, number);
 }
 
-/* Implements data_fill(). `samples` is a zeroed buffer for CHUNK samples. */
+static bool is_in(struct data_range range, uint64_t number)
+{
+    return range.held < 0 || is_held_out(number) == range.held;
+}
+
+/* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
+ * second of every class, and so on. Sets `chosen` to 1 for these samples. `turns` has one element per sample
+ * of the range. `counts` has CLASSES_MAX zeros, and `sizes` has range.count + 1 zeros. */
+static enum status take_in_turn(const struct source_reader *reader, struct data_range range, uint64_t limit,
+                                uint32_t *turns, uint32_t *counts, uint32_t *sizes, uint8_t *chosen)
+{
+    uint32_t last = 0; /* the first turn that is not taken completely */
+    for (uint64_t i = 0; i < range.count; i++) {
+        uint64_t label = reader->source->label(reader->state, range.first + i);
+        if (label > INT32_MAX) /* source->label() has set the message */
+            return STATUS_FAILED;
+        TRY(label_check((int32_t)label, CLASSES_MAX));
+        turns[i] = UINT32_MAX;
+        if (is_in(range, range.first + i))
+            sizes[turns[i] = counts[label]++]++;
+    }
+    for (; sizes[last] && sizes[last] <= limit; last++)
+        limit -= sizes[last];
+    for (uint64_t i = 0; i < range.count; i++)
+        chosen[i] = turns[i] < last || (turns[i] == last && limit > 0 && limit-- > 0);
+    return STATUS_OK;
+}
+
+/* If the samples are sorted by class, and a set gets only some of them, chooses samples of all classes.
+ * `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees it. */
+static enum status choose(const struct source_reader *reader, struct data_range range, uint64_t limit,
+                          uint8_t **chosen)
+{
+    *chosen = NULL;
+    if (!reader->facts.class_folders || limit >= range.count)
+        return STATUS_OK;
+    uint32_t *turns = calloc(range.count, sizeof *turns), *counts = calloc(CLASSES_MAX, sizeof *counts);
+    uint32_t *sizes = calloc(range.count + 1, sizeof *sizes);
+    *chosen = calloc(range.count, 1);
+    enum status status = turns && counts && sizes && *chosen
+                             ? take_in_turn(reader, range, limit, turns, counts, sizes, *chosen)
+                             : status_set(STATUS_FAILED, "out of memory to choose samples");
+    free(turns);
+    free(counts);
+    free(sizes);
+    return status;
+}
+
+/* Implements data_fill(). `samples` is a zeroed buffer for CHUNK samples. `chosen` has one flag per sample of
+ * the range, or is NULL. */
 static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
-                        struct data *data, enum data_part part, struct source_sample *samples)
+                        const uint8_t *chosen, struct data *data, enum data_part part,
+                        struct source_sample *samples)
 {
     struct data_set *set = &data->sets[part];
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[part]};
-    uint64_t chunk = chunk_of(reader);
+    uint64_t chunk = chosen ? 1 : chunk_of(reader);
     double shown_s = timer_now_s();
     enum status status = STATUS_OK;
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
+        if (chosen && !chosen[at])
+            continue;
         uint64_t count = range.count - at < chunk ? range.count - at : chunk;
         status = source_make(reader->source, reader->state, range.first + at, count, samples);
         for (uint64_t i = 0; i < count; i++) {
-            bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
+            bool wanted = is_in(range, range.first + at + i);
             if (status == STATUS_OK && wanted && set->count < limit) {
                 status = add_sample(data, part, range.held < 0, &room, range.first + at + i, &samples[i]);
                 if (status != STATUS_OK)
@@ -290,9 +348,13 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
                       struct data *data, enum data_part part)
 {
     struct source_sample *samples = calloc(CHUNK, sizeof *samples);
-    if (!samples)
-        return status_set(STATUS_FAILED, "out of memory to read samples");
-    enum status status = fill(reader, range, limit, data, part, samples);
+    uint8_t *chosen = NULL;
+    enum status status = samples ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to read samples");
+    if (status == STATUS_OK)
+        status = choose(reader, range, limit, &chosen);
+    if (status == STATUS_OK)
+        status = fill(reader, range, limit, chosen, data, part, samples);
+    free(chosen);
     free(samples);
     return status;
 }

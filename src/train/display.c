@@ -17,7 +17,7 @@ struct display {
     const struct train *train;
     uint32_t epochs;
     _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* start of the current epoch, without its pauses */
+    _Atomic double begin_s;   /* start of the current epoch, moved forward by its pauses */
     /* Sums over the steps of the current epoch that are not in the engine's totals. */
     _Atomic double passed_loss;
     _Atomic uint64_t passed_correct, passed_samples;

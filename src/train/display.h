@@ -20,8 +20,9 @@ struct display *display_open(const struct engine *engine, const void *state, con
 void display_begin(struct display *display, uint32_t epoch);
 void display_end(struct display *display);
 
-/* Sets the sums over the steps of the current epoch that are not in the engine's totals, and the seconds of
- * the epoch so far. `display` may be NULL. */
+/* Call before the first step of an epoch, and after each engine->totals(), which resets the engine's sums.
+ * Passes the sums over all earlier steps of the epoch, and the seconds of the epoch so far. `display` may be
+ * NULL. */
 void display_pass(struct display *display, const struct train_totals *totals, double epoch_s);
 
 /* Waits while a line is being printed. After display_end() and this function, nothing is printed until the

@@ -1,21 +1,21 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
  * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
  *
- * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the permutation
- * draw_order(seed, e, size of the training set), where n is batch / augment.repeats. Each sample occurs in
- * the step augment.repeats times, as different copies (train_pick()). The last batch of an epoch may be
- * short, or is left out (drop_last). Samples come from any source (enum data_feed). Each sample is augmented
- * (augment.h), shifted and flipped (draw_move), normalised (data.h), erased (box_erase), mixed with another
- * one (mix.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy: -sum t log
- * p for probabilities p and the target t (loss.h); or the mean over the classes of loss_binary(). Gradients
- * are those of the mean loss of the batch. optimizer_step() updates every parameter with step number e *
- * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
- * optimizer_average() then updates the moving average of the parameters, if there is one.
+ * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
+ * (draw_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
+ * as different copies (train_pick()). The last batch of an epoch may be short, or is left out (drop_last).
+ * Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted and flipped
+ * (draw_move), normalised (data.h), erased (box_erase), mixed with another one (mix.h), and passed forward
+ * with dropout (draw_dropout). The loss is softmax cross-entropy, -sum t log p for probabilities p and the
+ * target t (loss.h), or the mean of loss_binary() over the classes. Gradients are those of the mean loss of
+ * the batch. If their norm is too large, optimizer_clip() scales them down. optimizer_step() then updates
+ * every parameter; it counts steps over all epochs. optimizer_average() updates the moving average of the
+ * parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
- * Each rank divides by the number of samples of the whole step, so the sums are the gradients of the mean
- * loss of the whole step. A rank may compute its samples in parts (train_part()). */
+ * Each rank divides its gradients by the number of samples of the whole step, so the sums are the gradients
+ * of the mean loss of the whole step. A rank may compute its samples in parts (train_part()). */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -45,8 +45,8 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch;         /* samples per step of all ranks; at most the size of the training set */
-    bool drop_last;         /* an epoch leaves out the samples after its last full batch */
+    uint32_t batch; /* global batch: samples per step, summed over the ranks; at most the training set */
+    bool drop_last; /* an epoch leaves out the samples after its last full batch */
     uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
     const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
                              * change from one epoch to the next, between calls of steps() */
@@ -57,21 +57,21 @@ struct train {
     struct schedule schedule;
     enum loss_kind loss;
     float smoothing;
-    /* Saves memory: the number of parts in which this rank computes the gradients of its samples of a step,
-     * one after another. 0 means 1. Changes only the order of sums. */
+    /* Number of parts into which this rank divides its samples of a step, to save memory. It computes the
+     * gradients of one part after another, which changes only the order of sums. 0 means 1. */
     uint32_t accumulate;
     struct mixing mixing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
-     * Only for engines that recompute. */
+     * Only for engines with `recomputes`. */
     bool checkpoint_activations;
-    /* The variant of synth that draws live samples on a device; NULL: the default. The host draws the samples
-     * of `omp`. Engines on a CPU ignore this: they always use `omp`. */
+    /* The variant of synth that generates live samples for an engine on a device; NULL: the default. With
+     * "omp", the host generates them. Engines on a CPU always use omp and ignore this member. */
     const char *generator;
-    bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines that benchmark */
+    bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
-    /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage
-     * gets `stage`; its `model` is the slice of this stage, and it has no exchange. */
+    /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine that computes
+     * a stage gets `stage`; `model` is then the slice of this stage, and `exchange` is NULL. */
     const struct pipeline_plan *pipeline;
     const struct stage *stage;
 };
@@ -92,7 +92,7 @@ struct micro {
     uint64_t step; /* counted over all epochs */
     enum data_part part;
     bool training;           /* false: no dropout, no augmentation, no loss */
-    const uint32_t *numbers; /* the samples */
+    const uint32_t *numbers; /* of the samples */
     uint32_t count;          /* 1 to stage->capacity */
     uint32_t total;          /* samples of the whole step */
 };
@@ -195,9 +195,9 @@ static inline struct share train_part(const struct train *train, const struct sh
     return of;
 }
 
-/* Returns the value of share_max that a rank needs for its current share, or for any share that it may get
- * later if `any` is true. A rank with a small share gets room for an equal part, because evaluate() uses
- * batches of this size. */
+/* Returns the value of share_max for this rank. If `any` is true, its share may change to any size up to the
+ * whole batch. A rank with a small share gets room for an equal part, because evaluate() uses batches of this
+ * size. */
 static inline uint32_t train_room(const struct train *train, bool any)
 {
     uint32_t equal = train_equal_part(train), own = (uint32_t)train_share(train, 0).count;
@@ -236,7 +236,7 @@ FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
     return train_sample_at(pick->feed, &pick->order, pick->first, index) + copy * pick->order.count;
 }
 
-/* Returns the sample of the training set that has a number of train_picked(). */
+/* Returns the sample of the training set of which `number`, from train_picked(), is a copy. */
 static inline uint32_t train_original(const struct data *data, uint32_t number)
 {
     return number % data->sets[DATA_TRAIN].count;
@@ -266,8 +266,8 @@ static inline struct mix train_mix(const struct train *train, uint32_t epoch, ui
                               : none;
 }
 
-/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed, their
- * partners follow in the list: entry count + i is the partner of entry i. */
+/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed (mix.h),
+ * their partners follow in the list: entry count + i is the partner of entry i. */
 static inline uint32_t train_entries(const struct train *train, uint32_t count)
 {
     return train_mixes(train) ? 2 * count : count;
@@ -303,9 +303,9 @@ struct train_held {
     uint32_t count, skipped;
 };
 
-/* Returns the index in the array that `held` describes of entry `j` of the list of a part's `count` samples;
- * held->alone must be true. An array without `partners` has all samples of the step, so a partner is at the
- * mirrored index. */
+/* Returns an index in the array that `held` describes: that of entry `j` in the list of a part's `count`
+ * samples. held->alone must be true. An array without `partners` has all samples of the step, so a partner is
+ * at the mirrored index. */
 FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
 {
     const uint32_t at = held->skipped + (j < count ? j : j - count);
@@ -326,8 +326,9 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
-/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. Their partners are
- * listed after them, so `numbers` has all samples of this rank, also where a step has several parts. */
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`, a list of train_batch().
+ * If a step has several parts, the list is still that of the whole step, because the partners follow all
+ * samples of this rank. */
 static inline struct target train_target(const struct train *train, const struct mix *mix,
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {
@@ -395,7 +396,7 @@ struct train_totals {
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
     double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
-    uint64_t normed;   /* number of these norms: one per step that was not skipped */
+    uint64_t normed;   /* number of summands in `norms`: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
@@ -408,7 +409,7 @@ struct train_progress {
     uint64_t correct, samples;
 };
 
-/* Number of steps between two progress updates of a device engine, where each update costs microseconds of
+/* Number of steps between two progress updates of an engine on a device. Each update costs microseconds of
  * device time. */
 #define TRAIN_PROGRESS_STEPS 128
 
@@ -437,9 +438,9 @@ struct engine_bounds {
 /* Where an engine has its gradients when it calls train->exchange. */
 enum gradients_in {
     GRADIENTS_ALONE,     /* the engine never calls train->exchange, so it trains on one rank only */
-    GRADIENTS_IN_HOST,   /* in host memory */
-    GRADIENTS_IN_DEVICE, /* in device memory */
-    GRADIENTS_IN_GRAPH,  /* in device memory; the calls are captured in a CUDA graph */
+    GRADIENTS_IN_HOST,   /* the gradients are in host memory */
+    GRADIENTS_IN_DEVICE, /* the gradients are in device memory */
+    GRADIENTS_IN_GRAPH,  /* the gradients are in device memory; a CUDA graph captures the calls */
 };
 
 struct engine {

@@ -47,8 +47,8 @@ struct exchange_method {
      * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts so far. All ranks must pass
      * the same parts in the same order. The address of each part is a multiple of 16 bytes. For an engine
      * with GRADIENTS_IN_GRAPH, `stream` may be in capture. A method that updates parameters updates those of
-     * the part, and leaves the gradients of this rank unchanged. Only the work before begin() may use the
-     * old parameters of the part. */
+     * the part, and leaves the gradients of this rank unchanged. Work that is enqueued after begin() must not
+     * use the old parameters of the part. */
     enum status (*begin)(struct exchange *exchange, float *gradients, size_t count, void *stream);
     enum status (*end)(struct exchange *exchange, void *stream);
 
@@ -63,10 +63,10 @@ struct exchange {
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* maximum number of gradients per step; 0 if only the calls of sum() pass the number */
     const struct exchange_update *update; /* set by the engine, for a method that updates parameters */
-    /* NULL, unless the gradients of some ranks are in host memory and those of other ranks in device memory.
-     * In that case the model; all engines then pass gradients in the layout of the model's arena. */
+    /* The model, if some ranks have their gradients in host memory and others in device memory; otherwise
+     * NULL. If it is set, all engines pass gradients in the layout of the model's arena. */
     const struct model *mixed;
-    /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
+    /* Seconds in which training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
     double spent_s;
 };
@@ -78,7 +78,8 @@ static inline bool exchange_updates(const struct exchange *exchange)
     return exchange && exchange->method->updates;
 }
 
-/* Completes the gradients of a step. Without an exchange (one rank), returns `status`. */
+/* Replaces the gradients of a step by their sums over all ranks. Without an exchange (one rank), only returns
+ * `status`. */
 static inline enum status exchange_sum(struct exchange *exchange, enum status status, float *gradients,
                                        size_t count)
 {

@@ -1,4 +1,5 @@
-/* Adds up gradients over MPI in pieces. CPU and GPU ranks that train together both use this file, so that
+/* Adds up gradients over MPI. The gradients become final part by part during the backward pass, and each part
+ * is added up in pieces of limited size. CPU and GPU ranks that train together both use this file, so that
  * they exchange the same pieces in the same order. Not thread safe. */
 #ifndef FDSL_TRAIN_EXCHANGE_PIECES_H
 #define FDSL_TRAIN_EXCHANGE_PIECES_H
@@ -14,9 +15,10 @@
 #define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* minimum values per part; the last may have fewer */
 #define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* values that are added up at a time: 1 MiB */
 
-/* Call after the backward pass of a layer. The next part to exchange would contain the gradients from this
- * layer to index `end` of the model's arena, which are final. Returns true if the part is large enough, or if
- * this layer is the last one of the backward pass. Sets `*first` to the index where the part begins. */
+/* Call after the backward pass of a layer. In the model's arena, the gradients from this layer's first index
+ * to `end` - 1 are final and not yet exchanged; they are the candidate for the next part. Returns true if the
+ * candidate is large enough, or if this layer is the last one of the backward pass. Sets `*first` to the
+ * index where the candidate begins. */
 static inline bool exchange_is_part(const struct model *model, const struct layer *layer, size_t end,
                                     size_t *first)
 {
@@ -39,8 +41,8 @@ FDSL_C_BEGIN
 enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
                                float *values, size_t count);
 
-/* Collective: adds up all gradients of a step, which are in the layout of the model's arena. Divides them
- * into the same parts and pieces as an engine on a GPU. */
+/* Collective: adds up all gradients of a step. `gradients` has the layout of the model's arena. Divides this
+ * array into the same parts and pieces as an engine on a GPU. */
 enum status exchange_pieces_sum(struct exchange_pieces *pieces, const struct model *model, enum status status,
                                 float *gradients);
 

@@ -1,7 +1,7 @@
 /* Which rank updates which parameters, for an exchange that updates them (exchange_method.updates). Chunks of
  * consecutive values of the arena go to the ranks in turn: rank r updates chunks r, r + N, r + 2 N, ... of N
- * ranks. Each rank has the moments of its own chunks only, stored consecutively. Any part of the arena is
- * thus divided about equally. */
+ * ranks, so any part of the arena is divided about equally among the ranks. Each rank has the moments of its
+ * own chunks only, stored consecutively. */
 #ifndef FDSL_TRAIN_EXCHANGE_SHARES_H
 #define FDSL_TRAIN_EXCHANGE_SHARES_H
 
@@ -21,7 +21,8 @@ struct exchange_update {
     float *gradients, *parameters; /* arenas */
     float *m, *v;                  /* moments of this rank's chunks: exchange_share_room() values each */
     void *rounded; /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
-    /* How to update EXCHANGE_GROUP_VALUES parameters each; NULL: all tensors alike, with weight decay. */
+    /* How to update the parameters: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: all tensors alike,
+     * with weight decay. */
     const struct tensor_update *groups;
     const struct update *update; /* of the current step */
 };

@@ -59,7 +59,7 @@ static float *path_factors(const struct train *train, const struct layer *layer,
 /* Contents of the --export-step file; owned. */
 struct step_parts {
     uint32_t *numbers, count;
-    float *inputs, *partner, *targets, *gradients, *factors[MODEL_LAYERS_MAX]; /* partner: of one sample */
+    float *inputs, *partner, *targets, *gradients, *factors[MODEL_LAYERS_MAX]; /* partner: one sample */
     int64_t *labels;
     double loss;
     struct train_state after;

@@ -70,7 +70,8 @@ static enum status write_png(const struct shape *shape, const uint8_t *pixels, u
     void *bytes;
     size_t size;
     if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
-        return status_set(STATUS_USAGE, "--save-batch: the name of the folder is too long");
+        return status_set(STATUS_USAGE,
+                          "--save-batch: the name of the folder is too long; use a shorter path");
     TRY(png_encode(pixels, &png, &bytes, &size));
     enum status status = file_write_atomic(path, bytes, size);
     free(bytes);
@@ -89,6 +90,9 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
         return status_set(STATUS_USAGE,
                           "--save-batch: the first step has only %u samples; give at most this number",
                           there);
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
+                          strerror(errno));
     TRY(feed_step(feed, 0, numbers, there));
     for (uint32_t j = 0; j < count; j++) {
         feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
@@ -109,9 +113,6 @@ enum status export_batch(const struct train *train, const struct resources *reso
         return status_set(STATUS_USAGE,
                           "--save-batch writes images of bytes with one or three channels; drop "
                           "it, or use other --data");
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
-                          strerror(errno));
     struct feed feed = {0};
     uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
     float *values = malloc(2 * data->sample_values * sizeof *values);

@@ -51,7 +51,7 @@ void feed_close(struct feed *feed)
     *feed = (struct feed){0};
 }
 
-/* Generates the `count` samples in `numbers`; train_generated() says which partners are among them. */
+/* Generates the `count` samples in `numbers`. `count` includes the partners that train_generated() counts. */
 static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     const struct data *data = feed->train->data;
@@ -65,9 +65,8 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
     return status;
 }
 
-/* Computes the images of the `count` samples in `numbers`; train_generated() says which partners are among
- * them. Threads
- * take samples in any order; each image depends only on its number. */
+/* Computes the images of the `count` samples in `numbers`. `count` includes the partners that
+ * train_generated() counts. Threads take samples in any order; each image depends only on its number. */
 static void compute_images(const struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     RANGE(GATHER);

@@ -10,8 +10,8 @@ struct feed {
     const struct train *train;
     struct generator *generator; /* DATA_LIVE only */
     uint64_t *numbers;
-    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then, with
-                         train_generated(), those of their partners */
+    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then those of
+                         their partners, if train_generated() counts them */
     /* Only if augment_computes(): */
     struct augment_plan augment;
     uint8_t *images; /* computed from the samples of the latest step, by the same index as `samples` */
@@ -27,7 +27,7 @@ FDSL_C_BEGIN
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step differ from stored ones. If so, feed_step() must be called before
+/* Returns whether the samples of a step are generated or augmented. If so, feed_step() must be called before
  * each step. */
 static inline bool feed_computes(const struct feed *feed)
 {
@@ -55,8 +55,8 @@ static inline const void *feed_sample(const struct feed *feed, uint32_t sample, 
 
 /* Computes the values that the network sees of the sample at index `j` of a step: augmented, normalised,
  * erased and mixed. The numbers of the step's `count` samples and of their partners come from train_batch();
- * a part of a step passes those of the whole step.
- * `partner` has room for a sample; it is used only if samples are mixed. */
+ * if a step has several parts, each part passes the numbers of the whole step. `partner` has room for a
+ * sample; it is used only if samples are mixed. */
 void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch, const uint32_t *numbers,
                  uint32_t count, uint32_t j, float *partner, float *values);
 

@@ -19,7 +19,7 @@ struct parameters {
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
      "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options of the "
-     "samples that are not given have the values that they had in training"},
+     "samples that are not given keep their values from training"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
@@ -70,7 +70,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
         return status_set(
             STATUS_USAGE,
             "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "
-            "classes, but --data has samples of %ux%ux%ux%u and %u classes",
+            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the "
+            "network",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
@@ -122,8 +123,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
-    parameters->job.feed = -1; /* the default feed, which stores only a few of synth's training samples; they
-                                  are not used here */
+    /* The default feed stores only a few of synth's training samples, which inference does not use. */
+    parameters->job.feed = -1;
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));

@@ -1,6 +1,7 @@
 #include "train/init.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 
 #include "data/tensor_file.h"
 #include "train/checkpoint.h"
+
+#define PREFIX_BYTES 32 /* of a prefix of names, such as "state_dict.module." */
 
 static bool same_shape(const struct model_tensor *a, const struct model_tensor *b)
 {
@@ -47,7 +50,22 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
             theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");
     }
     return *taken > 0 ? STATUS_OK
-                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape");
+                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape; "
+                                                 "use other samples, or drop --init");
+}
+
+/* Checks the values of the first `count` tensors. */
+static enum status check_finite(const struct model *model, const float *parameters, uint32_t count)
+{
+    for (uint32_t t = 0; t < count; t++)
+        for (uint64_t i = 0; i < model->tensors[t].values; i++)
+            if (!isfinite(parameters[model->tensors[t].first + i]))
+                return status_set(
+                    STATUS_USAGE,
+                    "its %s has values that are NaN or infinite; use parameters that were saved "
+                    "before training diverged",
+                    model->tensors[t].name);
+    return STATUS_OK;
 }
 
 static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,
@@ -60,6 +78,7 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
                           checkpoint->model, model->name, checkpoint->model);
     TRY(checkpoint_model(checkpoint, &theirs));
     TRY(fit(model, &theirs, taken));
+    TRY(check_finite(&theirs, checkpoint_parameters(checkpoint), *taken));
     for (uint32_t t = 0; t < *taken; t++)
         memcpy(parameters + model->tensors[t].first,
                checkpoint_parameters(checkpoint) + theirs.tensors[t].first,
@@ -90,7 +109,7 @@ static bool is_of(const struct model *model, const char *name)
     return false;
 }
 
-/* Removes `prefix` from the names of tensors, and the tensors whose names do not begin with it. */
+/* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
 static void keep_prefixed(struct tensor_file *file, const char *prefix)
 {
     const size_t length = strlen(prefix), count = file->count;
@@ -106,29 +125,45 @@ static void keep_prefixed(struct tensor_file *file, const char *prefix)
     }
 }
 
-/* Training scripts save {"model": ...} or {"state_dict": ...}, besides the state of the optimizer and others.
- * If the file is of this kind, keeps only the tensors of the model. */
-static void take_inner(struct tensor_file *file, const struct model *model)
+/* Returns how many tensors of the model the file has under names that begin with `prefix`. */
+static uint32_t count_prefixed(const struct tensor_file *file, const struct model *model, const char *prefix)
 {
-    static const char *const prefixes[] = {"model.", "state_dict."};
-    const char *name = model->tensors[0].name;
-    for (size_t i = 0; i < COUNT_OF(prefixes) && !find(file, name); i++) {
-        char inner[TENSOR_NAME_MAX + 16];
-        snprintf(inner, sizeof inner, "%s%s", prefixes[i], name);
-        if (find(file, inner))
-            keep_prefixed(file, prefixes[i]);
+    uint32_t count = 0;
+    char name[TENSOR_NAME_MAX + PREFIX_BYTES];
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        snprintf(name, sizeof name, "%s%s", prefix, model->tensors[t].name);
+        count += find(file, name) != NULL;
     }
+    return count;
 }
 
-/* Checks that a file has a tensor of a model. */
-static enum status check_tensor(const struct tensor_file *file, const struct model *model,
+/* Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
+ * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the key and the
+ * prefix under which the file has most tensors of the model, and keeps only the tensors under it. An average
+ * of the parameters is preferred to the parameters, as in timm. */
+static void take_inner(struct tensor_file *file, const struct model *model, char prefix[PREFIX_BYTES])
+{
+    static const char *const keys[] = {"state_dict_ema.", "model_ema.", "", "state_dict.", "model."};
+    static const char *const wrappers[] = {"", "module.", "_orig_mod."};
+    uint32_t most = 0;
+    *prefix = '\0';
+    for (size_t i = 0; i < COUNT_OF(keys) * COUNT_OF(wrappers); i++) {
+        char tried[PREFIX_BYTES];
+        snprintf(tried, sizeof tried, "%s%s", keys[i / COUNT_OF(wrappers)], wrappers[i % COUNT_OF(wrappers)]);
+        const uint32_t count = count_prefixed(file, model, tried);
+        if (count > most) {
+            most = count;
+            memcpy(prefix, tried, sizeof tried);
+        }
+    }
+    keep_prefixed(file, prefix);
+}
+
+/* Checks a tensor of a file, which has the name of the tensor `wanted` of a model. */
+static enum status check_tensor(const struct tensor *tensor, const struct model *model,
                                 const struct model_tensor *wanted)
 {
-    const struct tensor *tensor = find(file, wanted->name);
     char ours[64], others[64];
-    if (!tensor)
-        return status_set(STATUS_USAGE, "it has no tensor %s, so it is not of %s; use the right --model",
-                          wanted->name, model->name);
     shape_text(wanted->shape, wanted->axes, ours);
     shape_text(tensor->shape, tensor->axes < TENSOR_AXES_MAX ? tensor->axes : TENSOR_AXES_MAX, others);
     if (strcmp(ours, others) != 0)
@@ -144,31 +179,55 @@ static enum status check_tensor(const struct tensor_file *file, const struct mod
     return STATUS_OK;
 }
 
-/* Reads the parameters of a network with the layers of `model`, but perhaps another number of classes, which
- * is the length of the last tensor. */
+/* Checks that a file has all tensors of a model and no others. Sets `*count` to their number, which does not
+ * include those of the last layer if the file has all others. */
+static enum status check_names(const struct tensor_file *file, const struct model *model, uint32_t *count)
+{
+    const struct model_tensor *tensors = model->tensors;
+    uint32_t missing = 0, first = 0;
+    for (uint32_t t = model->tensor_count; t > 0; t--)
+        if (!find(file, tensors[t - 1].name)) {
+            missing++;
+            first = t - 1;
+        }
+    *count = model->tensor_count - missing;
+    if (missing > 0 && (first == 0 || first != *count || missing != 2))
+        return status_set(STATUS_USAGE,
+                          "it lacks %" PRIu32 " of the %" PRIu32 " tensors of %s, the first of them is %s; "
+                          "use the right --model, or another file",
+                          missing, model->tensor_count, model->name, tensors[first].name);
+    for (size_t i = 0; i < file->count; i++)
+        if (!is_of(model, file->tensors[i].name))
+            return status_set(STATUS_USAGE, "it also has a tensor %.48s, which %s does not have; remove it",
+                              file->tensors[i].name, model->name);
+    return STATUS_OK;
+}
+
+/* Reads the parameters of a network that has the layers of `model`. Its number of classes, which is the
+ * length of the last tensor, may differ from that of `model`. A file without the last layer counts as one
+ * with another number of classes. */
 static enum status read_tensors(const struct tensor_file *file, const struct model *model,
                                 struct checkpoint *checkpoint)
 {
     const struct model_table *table = model_tables;
     const struct tensor *last = find(file, model->tensors[model->tensor_count - 1].name);
     struct model theirs;
+    uint32_t count = 0;
     while (strcmp(table->name, model->name) != 0)
         table++;
-    bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
-    TRY(model_build(table, model->input, usable ? (uint32_t)last->shape[0] : model->classes, &theirs));
+    const bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
+    const uint32_t classes = usable ? (uint32_t)last->shape[0] : model->classes + !last;
+    TRY(check_names(file, model, &count));
+    TRY(model_build(table, model->input, classes, &theirs));
     snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
     checkpoint->input = theirs.input;
     checkpoint->classes = theirs.classes;
     checkpoint->arena_values = theirs.arena_values;
-    for (uint32_t t = 0; t < theirs.tensor_count; t++)
-        TRY(check_tensor(file, &theirs, &theirs.tensors[t]));
-    for (size_t i = 0; i < file->count; i++)
-        if (!is_of(&theirs, file->tensors[i].name))
-            return status_set(STATUS_USAGE, "it also has a tensor %.48s, which %s does not have; remove it",
-                              file->tensors[i].name, model->name);
+    for (uint32_t t = 0; t < count; t++)
+        TRY(check_tensor(find(file, theirs.tensors[t].name), &theirs, &theirs.tensors[t]));
     if (!train_state_new(theirs.arena_values, &checkpoint->state))
         return status_set(STATUS_FAILED, "out of memory for its parameters");
-    for (uint32_t t = 0; t < theirs.tensor_count; t++) {
+    for (uint32_t t = 0; t < count; t++) {
         const struct model_tensor *tensor = &theirs.tensors[t];
         TRY(tensor_file_read(file, find(file, tensor->name)->offset,
                              checkpoint->state.parameters + tensor->first, tensor->values * sizeof(float)));
@@ -176,12 +235,14 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
     return STATUS_OK;
 }
 
-static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint)
+/* Sets `prefix` as take_inner() does. */
+static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint,
+                             char prefix[PREFIX_BYTES])
 {
     struct tensor_file file;
     enum status status = tensor_file_open(path, &file);
     if (status == STATUS_OK)
-        take_inner(&file, model);
+        take_inner(&file, model, prefix);
     if (status != STATUS_OK)
         status_prefix(status, "--init");
     else if ((status = read_tensors(&file, model, checkpoint)) != STATUS_OK)
@@ -194,16 +255,17 @@ enum status init_take(const char *path, const struct model *model, float *parame
 {
     struct checkpoint checkpoint = {0};
     uint32_t taken = 0;
+    char prefix[PREFIX_BYTES] = "";
     const bool tensors = tensor_file_named(path);
     const size_t length = strlen(path);
     if (length > 4 && strcmp(path + length - 4, ".npy") == 0)
         return status_set(
             STATUS_USAGE,
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
-            ".safetensors, .pt or .pth",
+            ".safetensors, .pt, .pth or .pth.tar",
             path);
     enum status status =
-        tensors ? read_file(path, model, &checkpoint) : checkpoint_find("--init", path, &checkpoint);
+        tensors ? read_file(path, model, &checkpoint, prefix) : checkpoint_find("--init", path, &checkpoint);
     if (status == STATUS_OK) {
         status = take(&checkpoint, model, parameters, &taken);
         if (status != STATUS_OK)
@@ -215,6 +277,8 @@ enum status init_take(const char *path, const struct model *model, float *parame
         if (!tensors)
             snprintf(after, sizeof after, " after %" PRIu32 " epoch%s of %.64s", checkpoint.history.epochs,
                      checkpoint.history.epochs == 1 ? "" : "s", checkpoint.data);
+        else if (*prefix)
+            snprintf(after, sizeof after, " (%s*)", prefix);
         status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", taken, model->tensor_count,
                    path, after, taken < model->tensor_count ? "; the last layer starts with zeros" : "");
     }

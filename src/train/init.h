@@ -8,12 +8,13 @@
 #include "core/status.h"
 #include "train/model.h"
 
-/* Copies the parameters of a checkpoint (a file, or the latest in a folder), or of a file of tensors with the
- * names and shapes of the model (--export, or timm), into `parameters`, an arena of the model. The image size
- * may differ if no weight tensor depends on it. If the shapes of the last layer differ (another number of
- * classes), that layer is set to zeros. Prints one line that says what was copied. Sets `*hash` to
- * checkpoint_hash() of the checkpoint. STATUS_USAGE if the checkpoint is of another model, if other tensors
- * differ in shape, or if nothing could be copied; `parameters` are then unchanged. */
+/* Reads parameters into `parameters`, an arena of the model. `path` is a checkpoint file, a folder whose
+ * latest checkpoint is used, or a file of tensors with the names and shapes of the model, as --export and
+ * timm write it. The image size may differ if no weight tensor depends on it. If the file lacks the last
+ * layer or has it in other shapes (another number of classes), that layer is set to zeros. Prints one line
+ * that says what was copied. Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the
+ * checkpoint is of another model, if other tensors differ in shape, if a value is not finite, or if nothing
+ * could be copied; `parameters` are then unchanged. */
 enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash);
 
 #endif

@@ -31,13 +31,14 @@ struct job_parameters {
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), with CIFAR-10 (binary) or with a data set of --prepare; "                         \
+     use ": a folder with MNIST (IDX), with CIFAR-10 (binary), with class folders or with a data set of --prepare; " \
      "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
-     "take the first N training samples" train_words " (default: " train_sizes ")"},                               \
+     "take the first N training samples; from class folders, the first of every class, then the second of every " \
+     "class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "take the first N test samples (default: " test_sizes ")"},                                    \
+     "take the first N test samples; from class folders, as --train-size does (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
@@ -49,23 +50,23 @@ struct job_parameters {
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
-     "epoch and resizes it, and only resizes test samples. HOW is one of"},                                                                                         \
+     "epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
-     "channels of the images with --out-res"}
+     "number of channels of the images that --out-res resizes"}
 /* clang-format on */
 
-/* Returns what an option of JOB_OPTIONS needs to have an effect, as a text for a message; NULL if it has
- * one. */
+/* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data
+ * synth". Otherwise returns NULL. */
 const char *job_lacking(const struct job_parameters *parameters, const char *option);
 
 /* Returns the values of all options of JOB_OPTIONS except --data, as lines "name=value", for a checkpoint.
- * The caller frees the text. NULL: out of memory. */
+ * The caller frees the text. Returns NULL if memory runs out. */
 char *job_samples(const struct job_parameters *parameters);
 
-/* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. Sets options that choose
- * among the samples, such as --train-size and --preset, only if --data is the same. `*samples` receives a
- * copy of the options, which the caller frees, also after a failure; texts in `parameters` point into it and
- * into the checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
+/* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
+ * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
+ * options, which the caller frees, also after a failure; texts in `parameters` point into it and into the
+ * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
 
@@ -86,8 +87,8 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
 /* Implements largest.given() of both workloads. */
 uint64_t job_batch(const void *parameters);
 
-/* Implements repartition() of `train`, `infer` and `exchange`: does nothing. `infer` runs on one rank, and
- * the other two workloads never time rank 0 alone. */
+/* Implements repartition() of `train`, `infer` and `exchange`: does nothing. Other workloads repartition to
+ * time rank 0 alone; `infer` has only one rank, and the other two always run on all ranks. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

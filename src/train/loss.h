@@ -40,7 +40,7 @@ FDSL_HD train_real target_of(const struct target *target, float smoothing, uint3
 }
 
 /* Returns the binary cross-entropy of one class, max(x, 0) - x * wanted + log(1 + exp(-|x|)) for the logit x.
- * Sets `*delta` to its derivative, sigmoid(x) - wanted. Neither overflows. */
+ * Sets `*delta` to its derivative, sigmoid(x) - wanted. Neither computation overflows. */
 FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *delta)
 {
     const train_real tail = TRAIN_EXP(logit < 0 ? logit : -logit);

@@ -9,9 +9,10 @@ static double open_unit(uint32_t word)
 }
 
 /* Returns the logarithm of a random number of the distribution Gamma(alpha, 1), by the method of Marsaglia
- * and Tsang, "A simple method for generating gamma variables", 2000. It needs alpha >= 1; a smaller alpha
- * takes Gamma(alpha + 1, 1) * u^(1 / alpha). The logarithm does not underflow for small alpha. Attempt i of
- * number `which` (0 or 1) has the counter 1 + 2 * i + which, step, epoch. */
+ * and Tsang, "A simple method for generating gamma variables", 2000. The method needs alpha >= 1. For a
+ * smaller alpha, the number is Gamma(alpha + 1, 1) * u^(1 / alpha), with u uniform in (0, 1). It can
+ * underflow for small alpha; its logarithm cannot. The Philox counter of attempt i is (1 + 2 i + which, step,
+ * epoch); `which` is 0 or 1. */
 static double log_gamma_draw(double alpha, uint32_t which, uint64_t seed, uint32_t epoch, uint32_t step)
 {
     const double d = (alpha < 1 ? alpha + 1 : alpha) - 1.0 / 3, c = 1 / sqrt(9 * d);

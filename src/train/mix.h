@@ -5,7 +5,7 @@
  * Every step draws one method, one share and, for CutMix, one rectangle. The sample at index i of the step is
  * mixed with its partner, the sample at index total - 1 - i of the same step, counted over all ranks.
  * Therefore the result does not depend on the number of ranks. Both samples are augmented and normalised
- * before. */
+ * before they are mixed. */
 #ifndef FDSL_TRAIN_MIX_H
 #define FDSL_TRAIN_MIX_H
 
@@ -16,8 +16,8 @@
 #include "core/portable.h"
 #include "train/model.h"
 
-/* The options --mixup and --cutmix: alpha of the distribution Beta(alpha, alpha) of the share; 0: the method
- * is off. With both methods, each step draws one of them with probability 1/2. */
+/* The options --mixup and --cutmix: alpha of Beta(alpha, alpha), the distribution of the share; 0: the method
+ * is off. If both are on, each step draws one of them with probability 1/2. */
 struct mixing {
     double mixup, cutmix;
 };
@@ -40,7 +40,7 @@ FDSL_HD float mix_value(const struct mix *mix, uint32_t y, uint32_t x, float own
 FDSL_C_BEGIN
 
 /* Draws how the samples of a step are mixed; at least one member of `mixing` is not 0. Computed on the host
- * for all devices. Counter: 0, step, epoch; draws of the share count up the first word. */
+ * for all devices. The Philox counter is (0, step, epoch); draws of the share have a larger first word. */
 struct mix mix_draw(const struct mixing *mixing, uint64_t seed, uint32_t epoch, uint32_t step,
                     const struct shape *shape);
 

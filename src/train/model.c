@@ -100,7 +100,9 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     layer->in_values = shape_values(&layer->in);
     layer->out_values = shape_values(&layer->out);
     if (layer->out_values > VALUES_MAX)
-        return status_set(STATUS_USAGE, "%s: its output would have more than 2^31 values", layer->name);
+        return status_set(STATUS_USAGE,
+                          "%s: its output would have more than 2^31 values; use smaller samples",
+                          layer->name);
     return STATUS_OK;
 }
 
@@ -230,7 +232,9 @@ static enum status add_parameters(struct model *model, struct layer *layer)
         return STATUS_OK;
     layer->bias_values = spatial ? layer->out.channels : layer->out.width;
     if (fan_in > VALUES_MAX / layer->bias_values)
-        return status_set(STATUS_USAGE, "%s: it would have more than 2^31 weights", layer->name);
+        return status_set(STATUS_USAGE,
+                          "%s: it would have more than 2^31 weights; use smaller samples, or lower --classes",
+                          layer->name);
     layer->weight_values = layer->bias_values * fan_in;
     struct model_tensor *weight =
         add_tensor(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
@@ -324,8 +328,8 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* ---- Building a model ---- */
 
-/* Names a layer as its table does, or by its kind and its number among the layers of this kind, as PyTorch
- * modules usually are: "conv1", "conv2", "relu1". */
+/* Names a layer. Without a name in its table, the name is its kind and its number among the layers of this
+ * kind, as usual for PyTorch modules: "conv1", "conv2", "relu1". */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
     static const char *const kinds[LAYER_KINDS] = {"conv",   "relu",      "pool",    "dropout",   "fc",

@@ -5,9 +5,9 @@
  * are (out, in, depth, height, width), linear weights are (out, in). An image has depth 1, so a 2-D
  * convolution is a 3-D one with kernel depth 1.
  *
- * A transformer is a network whose first layer is LAYER_PATCHES. Its layers exchange tokens, vectors of the
- * same width. They are stored token by token: their shape is (tokens, 1, 1, width). The names of its layers
- * and tensors are those of the library timm. */
+ * A transformer is a network whose first layer is LAYER_PATCHES. The activations between its layers are
+ * tokens: vectors of equal width, stored one after another. Their shape is (tokens, 1, 1, width). The names
+ * of its layers and tensors are those of the library timm. */
 #ifndef FDSL_TRAIN_MODEL_H
 #define FDSL_TRAIN_MODEL_H
 
@@ -20,9 +20,9 @@
 
 #define MODEL_LAYERS_MAX   160
 #define MODEL_TENSORS_MAX  160
-#define MODEL_NAME_MAX     16 /* of a model */
-#define LAYER_NAME_MAX     24 /* of a layer */
-#define TENSOR_NAME_MAX    32 /* of a tensor */
+#define MODEL_NAME_MAX     16 /* bytes of a model's name, with the terminating zero */
+#define LAYER_NAME_MAX     24 /* bytes of a layer's name, with the terminating zero */
+#define TENSOR_NAME_MAX    32 /* bytes of a tensor's name, with the terminating zero */
 #define MODEL_ALIGNMENT    32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
 #define LAYER_NORM_EPSILON 1e-6
 #define MODEL_AXES         3 /* kernel axes: depth, height, width */
@@ -45,7 +45,7 @@ enum layer_kind {
                         which has the values of head 0, of head 1, ... */
     LAYER_GELU,      /* x times the normal distribution function of x, by erf() */
     LAYER_DROP_PATH, /* replaces a whole sample by zeros at random: stochastic depth */
-    LAYER_SELECT,    /* the first token */
+    LAYER_SELECT,    /* keeps only the first token of each sample */
     LAYER_KINDS
 };
 
@@ -99,12 +99,12 @@ struct model_tensor {
     enum initial initial;
     float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
     bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
-                     positions and the class token; in other networks, it applies to all tensors */
-    /* For --layer-decay, counted as timm does: 0 before the blocks, i + 1 in block i, and one more in the
-     * head. The norm after the last block counts as a part of that block. */
+                     positions or the class token; in other networks, it applies to all tensors */
+    /* For --layer-decay, counted as timm does: 0 before the blocks, i + 1 in block i, and one more than the
+     * last block in the head. The norm after the last block counts as a part of that block. */
     uint32_t depth;
     /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
-     * the same number to all scores of a query, which changes no weight. */
+     * the same number to all scores of a query, and softmax cancels it. */
     size_t idle_first, idle_values;
 };
 
@@ -118,7 +118,7 @@ struct model {
     uint32_t layer_count;
     struct model_tensor tensors[MODEL_TENSORS_MAX];
     uint32_t tensor_count;
-    uint32_t depth;      /* of the last tensor */
+    uint32_t depth;      /* model_tensor.depth of the last tensor */
     size_t parameters;   /* number of parameters */
     size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
@@ -146,7 +146,8 @@ struct model_table {
 
 FDSL_C_BEGIN
 
-/* Returns the tokens that a linear layer of a transformer computes separately; 1 for other layers. */
+/* Returns the number of tokens to which the layer applies its weights separately; 1 if it applies them to the
+ * whole sample. */
 static inline uint32_t layer_rows(const struct layer *layer)
 {
     bool by_token = layer->spec.kind == LAYER_PATCHES || layer->spec.kind == LAYER_TOKEN_LINEAR;
@@ -171,8 +172,8 @@ extern const char *const model_names[];
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
 
-/* STATUS_OK unless the network is a transformer, which the caller cannot train: then STATUS_USAGE with a
- * reason that calls the caller "it". */
+/* For engines that cannot train transformers: returns STATUS_USAGE if the network is one. The reason calls
+ * the engine "it". */
 enum status model_refuse_transformer(const struct model *model);
 
 /* Sets the rates of stochastic depth: they rise linearly from 0 in the first block to `rate` in the last.
@@ -190,18 +191,18 @@ bool model_may_cut(const struct model *model, uint32_t layer);
 void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice);
 
 /* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of
- * convolutions, linear layers and attention, forward and backward (gradients of weights and inputs, but not
- * of the samples), without those in `savings`. A multiply-add counts as two operations. Multiplications by
- * padding zeros do not count. */
+ * convolutions, linear layers and attention in the forward and backward pass. A multiply-add counts as two
+ * operations. Gradients of the samples, the products in `savings` and multiplications by padding zeros do not
+ * count. */
 double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
  * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). The fan-in is the number of
  * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights):
  * weights of linear layers and positions are normal with a standard deviation of 0.02, the class token with
- * 1e-6; biases are 0; norms have weight 1 and bias 0; only LAYER_PATCHES begins as a Conv2d. (timm truncates
- * the normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure
- * function of the model and the seed. */
+ * 1e-6; biases are 0; norms have weight 1 and bias 0; LAYER_PATCHES begins like a Conv2d. (timm truncates the
+ * normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure function
+ * of the model and the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

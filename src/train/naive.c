@@ -29,7 +29,7 @@ struct naive {
     float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
     real *scratch;           /* of LAYER_ATTENTION: two values per token */
     uint32_t *numbers;       /* of the samples of the step, and of their partners */
-    uint32_t count;          /* of the samples of the step */
+    uint32_t count;          /* number of samples of the step, without partners */
     struct mix mix;          /* of the step */
     struct feed feed;
     struct train_totals totals;
@@ -55,8 +55,8 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
 }
 
 /* Returns a copy of `passing` for layer i, with scratch memory. For a LAYER_ADD, sets the pointers to the
- * earlier output and to its gradient. In a stage of a pipeline, the input of the stage may be this output,
- * and `in_delta` is its gradient. */
+ * earlier output and to its gradient. In a stage of a pipeline, the earlier output may be the stage's input,
+ * whose gradient is `in_delta`. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j, real *in_delta)
 {

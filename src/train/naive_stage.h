@@ -1,5 +1,5 @@
-/* `train-naive` as a stage of a pipeline (struct stage_functions). Only naive.c includes this file, unless it
- * is compiled in double, because the oracle is never a stage. */
+/* `train-naive` as a stage of a pipeline (struct stage_functions). Only naive.c includes this file, and only
+ * when it is compiled in float: the oracle is never a stage. */
 #ifndef FDSL_TRAIN_NAIVE_STAGE_H
 #define FDSL_TRAIN_NAIVE_STAGE_H
 

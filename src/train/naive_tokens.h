@@ -157,14 +157,14 @@ static void norm_weights(const struct layer *layer, const real *in, const real *
 
 /* ---- Attention ---- */
 
-/* Where a head's part of a token begins: 0 q, 1 k, 2 v. */
+/* Returns the offset of a head's values in a token: those of q (`which` = 0), k (1) or v (2). */
 static size_t head_at(const struct layer *layer, size_t token, size_t head, size_t which)
 {
     const size_t width = layer->out.width;
     return token * 3 * width + which * width + head * (width / layer->spec.heads);
 }
 
-/* Writes the weights of all tokens for the output of `token`: softmax(q k^T / sqrt(d)). */
+/* Writes the attention weights of all tokens for the output of `token`: softmax(q k^T / sqrt(d)). */
 static void attend(const struct layer *layer, const real *in, size_t token, size_t head, real *weights)
 {
     const size_t tokens = layer->in.channels, depth = layer->out.width / layer->spec.heads;

@@ -50,21 +50,21 @@ struct schedule {
     double gamma;          /* SCHEDULE_STEP, SCHEDULE_MULTISTEP: factor of each decay */
     double least;          /* cosine, polynomial: the rate at the end of a cycle */
     double power;          /* SCHEDULE_POLYNOMIAL */
-    uint32_t
-        cycles; /* cosine, polynomial: the decay is repeated this often between warm-up and end; 0 means 1 */
+    uint32_t cycles; /* cosine, polynomial: number of decays, one after another, between warm-up and end; 0
+                        means 1 */
     uint32_t milestone_count;
     uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
 };
 
-/* Returns whether the rate depends on the number of steps of the whole training. */
+/* Returns whether the rate depends on the number of steps of the whole training run. */
 FDSL_HD bool schedule_has_end(enum schedule_kind kind)
 {
     return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL;
 }
 
-/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. With u, the part
- * of the cycle that is done, it is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2 (Loshchilov
- * and Hutter, "SGDR", 2017) or (1 - u)^power. */
+/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. If u is the part
+ * of the cycle that is done, the rate is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2
+ * (Loshchilov and Hutter, "SGDR", 2017) or (1 - u)^power. */
 FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
 {
     const double pi = 3.14159265358979323846;
@@ -145,8 +145,8 @@ struct tensor_update {
     bool decays; /* whether weight decay applies */
 };
 
-/* Returns the factor of the learning rate for a tensor that is `above` layers before the last one. Layers are
- * counted as model.h says (depth). */
+/* Returns the factor of the learning rate for a tensor whose depth (model_tensor.depth) is `above` less than
+ * that of the last tensor. */
 FDSL_HD float optimizer_share(const struct optimizer *optimizer, uint32_t above)
 {
     return optimizer->layer_decay > 0 ? (float)pow(optimizer->layer_decay, above) : 1;
@@ -168,7 +168,7 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
                             train_real *m, train_real *v)
 {
     train_real value = *parameter;
-    gradient *= update->clip; /* exact if nothing is clipped, when the factor is 1 */
+    gradient *= update->clip; /* 1 if nothing is clipped, so the gradient keeps its bits */
     if (update->kind == OPTIMIZER_ADAMW)
         value -= update->rate * update->decay * value;
     else

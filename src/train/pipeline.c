@@ -18,7 +18,7 @@ struct pipeline {
     struct model slice;
     struct stage stage;
     uint32_t number; /* of this stage */
-    size_t *arenas;  /* offset of each stage's arena in those of the whole network, and the end of the last */
+    size_t *arenas;  /* offset of each stage's arena in the whole network's arena; then the end of the last */
     void *state;     /* of the engine */
     uint32_t *numbers; /* the samples of the current step */
     struct pipe_op *ops;
@@ -211,7 +211,7 @@ static enum status update(struct pipeline *pipeline, uint64_t step)
     return STATUS_OK;
 }
 
-/* A short last step may have fewer samples than micro-batches. All stages leave out the empty ones. */
+/* A short last step may have fewer samples than micro-batches. All stages skip the empty micro-batches. */
 static enum status make_step(struct pipeline *pipeline, const struct step *step)
 {
     struct pipe_measured *measured = &pipeline->measured;
@@ -269,7 +269,7 @@ static enum status make_steps(struct pipeline *pipeline, uint32_t epoch, uint32_
 
 /* ---- The engine ---- */
 
-/* If a step fails on one rank, the neighbours may wait for its messages. */
+/* If a step fails on one rank, its neighbours may wait forever for its messages, so it ends all ranks. */
 static enum status or_give_up(enum status status)
 {
     return status == STATUS_OK ? status : comm_give_up(status);

@@ -3,8 +3,8 @@
  * backward over MPI, in host memory. docs/pipeline.md describes it.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
- * (pipe_schedule.h). So the trainer, checkpoints and --verify treat it as one engine for the whole network.
- */
+ * (pipe_schedule.h). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
+ * network. */
 #ifndef FDSL_TRAIN_PIPELINE_H
 #define FDSL_TRAIN_PIPELINE_H
 
@@ -18,18 +18,18 @@ struct pipeline_plan {
     uint32_t stages, micros; /* number of stages = number of ranks; micro-batches per step */
 };
 
-/* What a stage measured in the steps of the latest call of steps(), without the first step, which fills the
- * pipeline, unless it was the only one. */
+/* What a stage measured in the latest call of steps(). Leaves out the first step, which fills the pipeline,
+ * except if it is the only one. */
 struct pipe_measured {
-    double waited_s, worked_s; /* waiting for messages; computing forward and backward passes */
+    double waited_s, worked_s; /* sums: waiting for messages; computing forward and backward passes */
     struct pipe_times times;   /* means */
 };
 
 FDSL_C_BEGIN
 
-/* Returns an engine that trains on the pipeline of train->pipeline, with the stages computed by `engine`. All
- * its functions are collective, except close(), progress() and memory_bytes(). If a step fails on one rank,
- * this rank prints the message and ends all ranks. */
+/* Returns an engine that trains on the pipeline of train->pipeline, with the stages computed by `engine`. Its
+ * functions open(), set(), get(), steps(), gradients() and evaluate() are collective. If a step fails on one
+ * rank, this rank prints the message and ends all ranks. */
 struct engine pipeline_engine(const struct engine *engine);
 
 /* Returns STATUS_OK if the engine can compute a stage with samples of this feed, else STATUS_USAGE with a
@@ -41,8 +41,8 @@ enum status pipeline_accepts(const struct engine *engine, enum data_feed feed);
 struct pipe_measured pipeline_measured(const void *state);
 void pipeline_layers(const void *state, char *text, size_t size);
 
-/* Collective: sets `*bubble` to the share of its time in which the stage of this rank would wait with the
- * measured times of all stages, if messages took no time. */
+/* Collective: sets `*bubble` to the share of its time in which the stage of this rank would wait if messages
+ * took no time. Simulates the pipeline with the measured times of all stages. */
 enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_measured *mine,
                            double *bubble);
 

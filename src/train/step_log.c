@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "core/file.h"
 #include "core/record.h"
@@ -32,6 +34,18 @@ static void add_gpu(const struct step_log *log, struct row *row)
         row_count(row, "gpu_memory_bytes", (unsigned long long)gpu.memory_used_bytes);
 }
 
+/* The columns by which figures and other readers of the file tell runs apart. */
+static void add_training(const struct step_log *log, struct row *row)
+{
+    const struct train *train = log->train;
+    row_text(row, "workload", "train");
+    row_text(row, "variant", log->variant);
+    row_text(row, "device", *log->device.pci_bus_id ? log->device.name : log->env.cpu_model);
+    row_count(row, "ranks", (unsigned long long)log->ranks);
+    row_count(row, "seed", train ? train->seed : 0);
+    row_text(row, "model", train ? train->model->name : "");
+}
+
 static void make_row(const struct step_log *log, const struct step_row *step, struct row *row)
 {
     const struct train *train = log->train;
@@ -43,12 +57,7 @@ static void make_row(const struct step_log *log, const struct step_row *step, st
     row_text(row, "host", log->env.host);
     row_text(row, "job_id", log->env.job_id);
     row_text(row, "revision", log->env.revision);
-    row_text(row, "workload", "train");
-    row_text(row, "variant", log->variant);
-    row_text(row, "device", *log->device.pci_bus_id ? log->device.name : log->env.cpu_model);
-    row_count(row, "ranks", (unsigned long long)log->ranks);
-    row_count(row, "seed", train ? train->seed : 0);
-    row_text(row, "model", train ? train->model->name : "");
+    add_training(log, row);
     row_count(row, "epoch", step->epoch);
     row_count(row, "step", step->step);
     row_count(row, "samples_seen", step->samples_seen);
@@ -73,8 +82,28 @@ enum status step_log_check(const char *path)
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
 }
 
+/* Warns if the file has rows of another training run whose columns of add_training() are the same. */
+static void warn_of_rows(const struct step_log *log)
+{
+    struct row row = {0};
+    char *text = NULL, *rows = NULL, *found;
+    size_t size;
+    add_training(log, &row);
+    if (access(log->path, F_OK) == 0 && csv_text(&row, 1, &text) == STATUS_OK &&
+        file_read(log->path, &rows, &size) == STATUS_OK && (found = strchr(text, '\n'))) {
+        *found = text[strlen(text) - 1] = ','; /* ",train,VARIANT,...,MODEL," instead of a line */
+        if (strstr(rows, found))
+            status_warn("--log %s already has rows of another training run with this variant, model and "
+                        "seed; name another file, or add --resume to continue that run",
+                        log->path);
+    }
+    free(text);
+    free(rows);
+    row_free(&row);
+}
+
 enum status step_log_open(const char *path, const struct engine *engine, const struct train *train,
-                          const struct resources *resources, int ranks, struct step_log **log)
+                          const struct resources *resources, int ranks, bool resumes, struct step_log **log)
 {
     struct step_log *opened = *log = calloc(1, sizeof *opened);
     if (!opened)
@@ -86,6 +115,8 @@ enum status step_log_open(const char *path, const struct engine *engine, const s
     env_capture(&opened->env);
     if (engine->gradients_in == GRADIENTS_IN_DEVICE || engine->gradients_in == GRADIENTS_IN_GRAPH)
         TRY(device_describe(resources->device, &opened->device));
+    if (!resumes)
+        warn_of_rows(opened);
     return STATUS_OK;
 }
 

@@ -1,5 +1,5 @@
-/* --log: a CSV file of its own, with rows about the steps within the epochs. docs/train_recipe.md describes
- * the columns. */
+/* --log: a separate CSV file, with rows about the steps within the epochs. docs/train_recipe.md describes the
+ * columns. */
 #ifndef FDSL_TRAIN_STEP_LOG_H
 #define FDSL_TRAIN_STEP_LOG_H
 
@@ -26,10 +26,11 @@ struct step_log;
 enum status step_log_check(const char *path);
 
 /* Opens a log of an engine that trains `train`; `path` and `train` must stay valid as long as the log.
- * `ranks` is the number of ranks. STATUS_FAILED if memory runs out; for engines on a device, fails like
- * device_describe(). The caller closes the log, also after a failure. */
+ * `ranks` is the number of ranks. Unless the run `resumes`, warns if the file has rows that readers
+ * cannot tell apart from the rows of this run. STATUS_FAILED if memory runs out; for engines on a device,
+ * fails like device_describe(). The caller closes the log, also after a failure. */
 enum status step_log_open(const char *path, const struct engine *engine, const struct train *train,
-                          const struct resources *resources, int ranks, struct step_log **log);
+                          const struct resources *resources, int ranks, bool resumes, struct step_log **log);
 
 /* Appends a row; fails like csv_append(). */
 enum status step_log_add(struct step_log *log, const struct step_row *step);

@@ -10,7 +10,7 @@
 #include "train/data.h"
 #include "train/task.h"
 
-/* Returns whether a step backend can train the network: backends are on GPUs, which train no transformers. */
+/* Returns whether step backends can train the network. They support neither volumes nor transformers. */
 static bool is_trainable(const struct model_table *table)
 {
     return !table->volumetric && table->layers[0].kind != LAYER_PATCHES;
@@ -40,8 +40,9 @@ enum status task_check_name(const char *model)
     }
     const char *nearest = nearest_word(model, names, count);
     return status_set(
-        STATUS_USAGE, "no network for images that a GPU can train is named '%.40s'; choose from %s%s%s%s",
-        model, list, nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
+        STATUS_USAGE,
+        "no network for images that train:MODEL supports is named '%.40s'; choose from %s%s%s%s", model, list,
+        nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
 enum status task_build(const struct task *task, struct model *model)
@@ -63,7 +64,8 @@ enum status task_choose(struct task *task)
     struct model model;
     bool digits = task->channels == 1 && task->height == 28 && task->width == 28;
     if (task->classes < 2)
-        return status_set(STATUS_USAGE, "its samples all have the same class, so there is nothing to learn");
+        return status_set(STATUS_USAGE, "its samples all have the same class, so there is nothing to learn; "
+                                        "use samples of several classes");
     if (task->channels > DATA_CHANNELS_MAX)
         return status_set(STATUS_USAGE, "its samples have %" PRIu32 " channels; at most %d are supported",
                           task->channels, DATA_CHANNELS_MAX);

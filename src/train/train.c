@@ -28,8 +28,8 @@ static const struct option_spec options[] = {
      "Add --help or --dry-run to see the values. NAME is one of"},
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
-     "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together. max "
-     "finds the largest batch that fits into memory"},
+     "samples per step. With several ranks: samples per rank (--scaling weak) or of all ranks together "
+     "(--scaling strong). max finds the largest batch that fits into memory"},
     {"drop-last", NULL, OPTION_FLAG, AT(drop_last), NULL, 0, 0, NULL, true,
      "leave out the last batch of every epoch if it is short. Its samples differ from epoch to epoch"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},
@@ -77,14 +77,14 @@ static const struct option_spec options[] = {
      "multiply the learning rate of each block of a transformer by D, relative to the block after it"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), NULL, 0, 0.99, NULL, true,
      "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the first "
-     "block (default: as --model says)"},
+     "block (default: the network's own rate)"},
     {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), NULL, 0, 0, NULL, true,
      "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
      "where training samples come from. stored reads or generates all samples before training (default, "
      "except for synth); live generates each batch during training (only for synth, where it is the "
-     "default); "
-     "constant repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+     "default); constant repeats the first batch, to measure the speed without the cost of input. HOW is one "
+     "of"},
     {"generator", "NAME", OPTION_CHOICE, AT(generator), "auto", 0, 0, train_generators, true,
      "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
@@ -104,21 +104,22 @@ static const struct option_spec options[] = {
     {"erasing", "P", OPTION_REAL, AT(erasing), "0", 0, 1, NULL, true,
      "probability that a rectangle of a training sample is filled with noise"},
     {"mixup", "ALPHA", OPTION_REAL, AT(mixup), "0", 0, 1000, NULL, true,
-     "mix pairs of training samples and their labels (MixUp), with shares of the distribution Beta(ALPHA, "
-     "ALPHA); 0: do not"},
+     "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
+     "do not"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
-     "replace a rectangle of each training sample by that of another one (CutMix), with an area of the "
-     "distribution Beta(ALPHA, ALPHA); 0: do not. With --mixup as well, each step draws one of the two"},
+     "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
+     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
+     "well, each step draws one of the two"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples with the training set's mean and standard deviation"},
     {"mean", "M", OPTION_REAL, AT(mean), NULL, -1e6, 1e6, NULL, true,
-     "normalise the samples of all channels with this mean and with --std; bytes count as 0 to 1 (default: "
-     "the training set's mean)"},
+     "normalise all channels with this mean and the standard deviation of --std; bytes count as 0 to 1 "
+     "(default: the training set's mean)"},
     {"std", "S", OPTION_REAL, AT(std), NULL, 1e-6, 1e6, NULL, true,
-     "normalise the samples of all channels with this standard deviation and with --mean (default: the "
-     "training set's)"},
+     "normalise all channels with this standard deviation and the mean of --mean (default: the training "
+     "set's standard deviation)"},
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), NULL, 0, 0, NULL, true,
      "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
@@ -126,7 +127,7 @@ static const struct option_spec options[] = {
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
      "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
      "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
-     "peer-fused also updates the parameters, and each rank has the moments of its share only. auto takes "
+     "peer-fused also updates the parameters, and each rank holds the moments of only its share. auto takes "
      "the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
@@ -138,23 +139,21 @@ static const struct option_spec options[] = {
     {"parallel", "HOW", OPTION_CHOICE, AT(parallel), "data", 0, 0, parallels, true,
      "how ranks divide a step. With data, each rank has the whole network and a part of the samples. With "
      "pipeline, each rank has some layers, and micro-batches of all samples pass through the ranks. HOW is "
-     "one "
-     "of"},
+     "one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), NULL, 1, MODEL_LAYERS_MAX, NULL, true,
      "parts into which --parallel pipeline cuts the network; must be the number of ranks (default: the "
      "number of ranks)"},
     {"microbatches", "M", OPTION_COUNT, AT(micros), "8", 1, 1 << 16, NULL, true,
      "parts into which --parallel pipeline divides the samples of a step"},
     {"schedule", "NAME", OPTION_CHOICE, AT(pipe_schedule), "1f1b", 0, 0, pipe_schedule_names, true,
-     "in which order --parallel pipeline computes its micro-batches: gpipe all forward passes first, 1f1b "
-     "forward and backward passes in turn, zb-h1 as 1f1b, with gradients of weights in the time in which "
-     "1f1b "
-     "waits. NAME is one of"},
+     "the order in which --parallel pipeline computes its micro-batches. gpipe computes all forward passes "
+     "first. 1f1b alternates forward and backward passes. zb-h1 is like 1f1b, but computes gradients of "
+     "weights while 1f1b would wait. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export, timm or torch.save(), whose name ends in .safetensors, .pt or .pth. The model must be the "
-     "same. If the number of "
-     "classes differs, the last layer starts with zeros"},
+     "of --export or of tensors saved by torch.save(), whose name ends in .safetensors, .pt, .pth or "
+     ".pth.tar. The model must be the same. If the number of classes differs, or the file has no last layer, "
+     "that layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
@@ -174,13 +173,13 @@ static const struct option_spec options[] = {
      "in .safetensors, or have no ending"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
      "write the first step as safetensors: its samples, gradients (before clipping and weight decay) and "
-     "loss, and the parameters before and after it; add --dry-run to stop then"},
+     "loss, and the parameters before and after it; add --dry-run to stop afterwards"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
      "write the training set, the test set and the initial parameters as safetensors; add --dry-run to stop "
-     "then"},
+     "afterwards"},
     {"save-batch", "N:DIR", OPTION_TEXT, AT(save_batch), NULL, 0, 0, NULL, false,
      "write the first N samples of the first step as PNG files into this new or empty folder, as the network "
-     "sees them; add --dry-run to stop then"},
+     "sees them; add --dry-run to stop afterwards"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
@@ -192,7 +191,7 @@ static const char *const paper[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
     "res", "512",
-    /* the training */
+    /* how to train */
     "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
     "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",

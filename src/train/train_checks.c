@@ -12,7 +12,7 @@
 
 /* ---- The options alone ---- */
 
-/* Rejects a name that promises another format than safetensors. A name may have no ending. */
+/* Rejects a name whose ending is not that of safetensors. A name without an ending is allowed. */
 static enum status check_ending(const char *option, const char *path)
 {
     static const char ours[] = ".safetensors";
@@ -57,7 +57,7 @@ static enum status check_largest(const struct train_parameters *parameters)
                                  : STATUS_OK;
 }
 
-/* Rejects options that compute the images of a step on the host, if the generator draws other images. */
+/* Rejects options that compute images on the host, if the generator's images differ from them. */
 static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const computed[] = {"verify", "export-step", "save-batch"};
@@ -122,7 +122,7 @@ static enum status check_batch(const struct train_parameters *all, const struct 
     return job_check_batch(&all->job, DATA_TRAIN, data);
 }
 
-/* Rejects stages and micro-batches that are impossible. `all` has the batch of all ranks. */
+/* Rejects stages and micro-batches that are impossible. `all` has the global batch. */
 static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->parallel != PARALLEL_PIPELINE)

@@ -222,8 +222,8 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     return STATUS_OK;
 }
 
-/* Returns the parameters of the whole training run: its batch is that of all ranks, and its learning rate
- * is scaled. */
+/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
+ * scaled. */
 static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
                                             const struct partition *partition)
 {
@@ -242,16 +242,18 @@ static enum status open_all(const struct train_parameters *all, const struct par
                             struct opened *opened)
 {
     struct job_parameters job = all->job;
-    if (all->largest) /* a constant feed holds one batch, whose size is not known yet */
+    if (all->largest) /* --feed constant holds one batch in memory; its size is not known yet, so hold all
+                         samples */
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
+    data_warn_of_classes(&opened->data, job.data);
     TRY(train_check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
     if (train_has_mean(all))
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(train_check_model(all, partition, &opened->model));
-    if (!isnan(all->drop_path) && opened->model.transformer) /* other networks ignore that of --recipe */
+    if (!isnan(all->drop_path) && opened->model.transformer) /* others ignore --drop-path of a recipe */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     opened->samples = job_samples(&all->job);

@@ -39,8 +39,8 @@ struct opened {
     char *identity;
     char *samples;    /* job_samples() */
     float *initial;   /* initial parameters */
-    double *weights;  /* per rank; NULL with one rank */
-    uint32_t *shares; /* per rank; NULL with one rank */
+    double *weights;  /* per rank: its weight from --balance */
+    uint32_t *shares; /* per rank: room for its share */
     uint32_t probes;  /* batches tried for --batch max; 0: none */
     char init[17];    /* hash of the parameters from --init; "" without --init */
 };
@@ -70,11 +70,11 @@ bool train_crops(const struct train_parameters *parameters);
 bool train_draws_other_bits(const struct train_parameters *parameters);
 
 /* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
- * identity. The batch is that of all ranks, so training can resume on another number of ranks. */
+ * identity. The batch is the global batch, so training can resume on another number of ranks. */
 enum status train_identify(const struct train_parameters *all, struct opened *opened);
 
-/* ---- train_checks.c: STATUS_USAGE with a remedy if the options are impossible. `all` has the batch of all
- * ranks ---- */
+/* ---- train_checks.c: STATUS_USAGE with a remedy if the options are impossible. `all` has the global
+ * batch ---- */
 
 /* Checks the options alone, and that output files can be written. */
 enum status train_check_options(const struct options *given, const struct train_parameters *parameters,

@@ -71,7 +71,7 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
         status = step_log_open(trainer->job->log_path, trainer->engine, &trainer->job->train, resources,
-                               comm_size(), &trainer->log);
+                               comm_size(), trainer->job->resume, &trainer->log);
     return comm_agree(status);
 }
 
@@ -256,7 +256,8 @@ enum status trainer_fetch(void *state, void *result)
 
 /* ---- After an epoch ---- */
 
-/* Tests the averaged parameters. The engine gets them as its parameters, and then its own state again. */
+/* Tests the averaged parameters: passes them to the engine as its parameters, and afterwards restores the
+ * engine's state. */
 static enum status test_average(struct trainer *trainer, struct train_epoch *epoch)
 {
     struct train_state averaged = trainer->now.state;

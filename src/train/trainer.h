@@ -37,7 +37,7 @@ struct train_job {
                               * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
     const char *identity;    /* the options that affect the parameters, as text */
     const char *data;        /* value of --data */
-    const char *samples;     /* the other options that choose the samples (job_samples()); NULL: none */
+    const char *samples;     /* options that choose the samples, except --data (job_samples()); NULL: none */
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
 };
@@ -109,11 +109,10 @@ enum status trainer_end(const void *input, void *state, uint64_t runs);
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.
  *
- * Otherwise (after an epoch, before trainer_finish()), trains the epoch again; after resuming within the
- * epoch, only the steps since then. The repetition must give
- * bit-identical parameters and, within bounds.loss, the same loss. Also compares the last step and one step
- * drawn at random with the oracle. If such a step differs, the result of its neighbouring step counts
- * instead.
+ * Otherwise (after an epoch, before trainer_finish()), trains the epoch again. If this run resumed within the
+ * epoch, repeats only the steps after that point. The repetition must give bit-identical parameters and,
+ * within bounds.loss, the same loss. Also compares the last step and one step drawn at random with the
+ * oracle. If one of these two steps differs, the result of a neighbouring step counts instead.
  *
  * STATUS_FAILED if the oracle's own loss is not finite. */
 enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,

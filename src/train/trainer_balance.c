@@ -12,7 +12,7 @@
 #include "machine/device.h"
 #include "machine/memory.h"
 
-/* Free memory is rounded to steps of 1/64 of the largest rank's, so that equal machines get equal weights. */
+/* Free memory is rounded to multiples of 1/64 of the largest value, so equal machines get equal weights. */
 #define MEMORY_STEPS 64
 #define REPORT_GAIN  0.1  /* report a straggler if other shares would save a larger part of a step's time */
 #define REPORT_MIN_S 0.25 /* after a shorter epoch, the measured speeds are too uncertain for a report */
@@ -28,8 +28,8 @@ static uint64_t free_bytes(const struct engine *engine, const struct resources *
     return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
 }
 
-/* On rank 0, sets the weights to the free memory of the ranks, in steps of 1/64 of the largest. Collective.
- */
+/* Collective: on rank 0, sets the weights to the free memory of the ranks, as multiples of 1/64 of the
+ * largest value. */
 static enum status weigh_memory(const struct trainer *trainer, const struct resources *resources,
                                 double *weights)
 {
@@ -55,7 +55,8 @@ static bool depends_on_measurements(const struct train_job *job)
     return job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
 }
 
-/* On rank 0: sets trainer->next to the shares of the checkpoint, or divides a step by weight. */
+/* On rank 0: sets trainer->next to the shares in the checkpoint if they depend on measurements. Otherwise, or
+ * if the checkpoint has no shares for this job, divides the samples of a step in proportion to `weights`. */
 static void divide(struct trainer *trainer, const double *weights)
 {
     const struct train_job *job = trainer->job;

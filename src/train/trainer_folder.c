@@ -124,7 +124,7 @@ static enum status check_folder(const struct train_job *job)
     return status;
 }
 
-/* Sets up the variant without its other files, which writes the first step. */
+/* Writes the file of --export-step by setting up the variant, with all other files turned off. */
 static enum status write_first_step(const struct train_job *job, const struct variant *variant,
                                     const struct resources *resources)
 {

@@ -49,8 +49,8 @@ struct trainer {
 
 /* ---- trainer_same.c ---- */
 
-/* Checks that a checkpoint belongs to this training run. Options are not compared unless `batch_known`.
- * STATUS_USAGE with the first option that differs and what to give instead. */
+/* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
+ * options. STATUS_USAGE with the first option that differs and what to give instead. */
 enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
                                bool batch_known);
 
@@ -71,15 +71,15 @@ enum status trainer_test(struct trainer *trainer, double *loss, double *accuracy
 /* Appends a row about the steps since the latest stop to the log, with the test results in `tested`. */
 enum status trainer_log_part(struct trainer *trainer, const struct train_epoch *tested);
 
-/* Collective, within an epoch: appends a row about the steps since the previous stop. First tests the
- * network, and then writes a checkpoint, if these are due after `step` steps. A checkpoint always ends a row,
- * so that a resumed run has the same rows as an uninterrupted run. */
+/* Collective, within an epoch: tests the network if a test is due after `step` steps, appends a row about the
+ * steps since the previous stop, and writes a checkpoint if one is due. A checkpoint always ends a row, so
+ * that a resumed run has the same rows as an uninterrupted run. */
 enum status trainer_stop(struct trainer *trainer, uint64_t step);
 
 /* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
 uint64_t trainer_next_stop(const struct train_job *job, uint64_t step, uint64_t end);
 
-/* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
+/* ---- trainer_ranks.c: all but trainer_leave() are collective ---- */
 
 /* Sets trainer->train, and opens the exchange if there are several ranks. */
 enum status trainer_join(struct trainer *trainer, const struct resources *resources);

@@ -1,5 +1,5 @@
-/* The parts of the trainer in which ranks communicate. All functions are collective; with one rank, none of
- * them communicates. */
+/* The parts of the trainer in which ranks communicate. All public functions except trainer_leave() are
+ * collective; with one rank, none of them communicates. */
 #include "train/trainer_parts.h"
 
 #include <math.h>
@@ -73,8 +73,7 @@ enum status trainer_join(struct trainer *trainer, const struct resources *resour
     trainer->train = trainer->job->train;
     trainer->bounds = trainer->engine->bounds;
     trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
-    if (!trainer->shares)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(comm_agree(trainer->shares ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
     if (trainer->job->pipeline.stages)
         return join_pipeline(trainer);
     if (trainer->train.ranks <= 1)

@@ -39,7 +39,7 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
     else if (is_named("init", name, length) && bytes > 0)
-        snprintf(words, size, "give --init with the parameters with which the training started");
+        snprintf(words, size, "give --init with the parameters with which the training run started");
     else if (bytes == 0)
         snprintf(words, size, "drop --%.*s", length, name);
     else if (flag) /* "=no" also overrides a recipe */
@@ -66,8 +66,8 @@ static bool find_other(const char *mine, const char *theirs, char *words, size_t
     return false;
 }
 
-/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now`: `some` has
- * the options of this run. */
+/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now` is true if
+ * `some` has the options of this run, and false if it has those of the checkpoint. */
 static bool find_lacking(const char *some, const char *others, bool now, char *words, size_t size)
 {
     while (*some) {
@@ -112,7 +112,8 @@ enum status trainer_check_same(const struct train_job *job, const struct checkpo
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
         return status_set(STATUS_USAGE,
                           "--resume: the checkpoints in %s belong to another model: %s for samples of "
-                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes",
+                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes; use this model and "
+                          "such samples, or name another folder",
                           job->checkpoints, checkpoint->model, checkpoint->input.channels,
                           checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
                           checkpoint->classes);

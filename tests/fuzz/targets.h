@@ -33,8 +33,8 @@
 #include "synth/class.h"
 #include "train/checkpoint.h"
 
-/* Parses the choice of members. The first line is the value of --image, --label and --member; the rest is a
- * member, from which a label is read by each rule. */
+/* Parses the first line as the value of --image, of --label, and of --member. Each accepted rule then reads a
+ * label from the remaining lines, as if they were a member. */
 static inline void fuzz_members(const uint8_t *data, size_t size)
 {
     static const char *const extensions[] = {"JSON", "cls", "a"};
@@ -420,11 +420,11 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
     free(text);
 }
 
-/* Checks the markers of an image, and decodes it as it is, and a random part of it. Large images take too
- * long for a fuzzer. */
+/* Checks the markers of an image. Then decodes the whole image, and a random part of it. Large images are not
+ * decoded, because that takes too long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
 {
-    uint8_t *copy = malloc(size + 1); /* no longer than the data, so that a read past their end is found */
+    uint8_t *copy = malloc(size + 1); /* ends where the data end, so that a read past their end is found */
     const struct image_fit fits[] = {{.res = 0}, {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3}};
     struct image_scratch scratch = {.jpeg = jpeg_open()};
     struct image image;

@@ -394,7 +394,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                            images + (turn ^ 1) * at::image_bytes);
             back_weights<NET>(base, of_conv2);
         }
-        __syncthreads(); /* before the next sample overwrites the buffers */
+        __syncthreads(); /* all threads have read the buffers before the next sample overwrites them */
     }
     if (for_inputs)
         leave_conv1<NET>(of_conv1, reinterpret_cast<float *>(shared + at::delta));

@@ -1,6 +1,6 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
- * six kernels; a CUDA graph replays many steps. The position in the training is stored on the device, so one
- * graph serves all epochs. */
+ * six kernels; a CUDA graph replays many steps. The position in the training run is stored on the device, so
+ * one graph serves all epochs. */
 #include "train/graph/engine.cuh"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ struct graph_state {
     bool ordered;
     struct { /* pinned memory: input and output of the inference graph */
         struct graph_step step;
-        float logits[]; /* of one batch */
+        float logits[]; /* logits of one batch */
     } * page;
 };
 
@@ -84,7 +84,8 @@ static const char *other_variant(const struct train *train)
     return train->forward_only ? "infer-cuda" : "train-cuda";
 }
 
-/* The kernels compute gradients and update the parameters at once. */
+/* Refuses options that need all gradients before the update. The kernels update parameters while they compute
+ * gradients. */
 static enum status accepts_recipe(const struct train *train)
 {
     const char *option = train->optimizer.clip_norm > 0 ? "--clip-norm"
@@ -103,7 +104,7 @@ static enum status graph_accepts(const struct train *train)
     const struct model *model = train->model;
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
     if (train_mixes(train) || train->loss != LOSS_CROSS_ENTROPY)
-        return status_set(STATUS_USAGE, "its kernels have neither --mixup nor --cutmix nor --loss bce; drop "
+        return status_set(STATUS_USAGE, "it supports neither --mixup nor --cutmix nor --loss bce; drop "
                                         "these options, or use train-bf16");
     if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
         return accepts_recipe(train);

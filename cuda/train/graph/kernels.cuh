@@ -83,7 +83,7 @@ FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
 }
 
-/* Position in the training. The first kernel of a step reads it; add_totals() advances it. */
+/* Position in the training run. The first kernel of a step reads it; add_totals() advances it. */
 struct graph_position {
     uint32_t epoch, step; /* within the epoch */
     uint64_t number;      /* step number, counted over all epochs */
@@ -93,7 +93,7 @@ struct graph_position {
  * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
-    uint32_t total;  /* training only: samples of all ranks; gradients are of the mean loss over them */
+    uint32_t total;  /* training only: samples of the step on all ranks; gradients are of their mean loss */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
     struct update update;
@@ -111,7 +111,7 @@ struct graph_share {
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
-    uint32_t steps, stride;         /* steps per epoch; samples of all ranks in a full step */
+    uint32_t steps, stride;         /* steps per epoch; samples of a full step on all ranks */
     struct graph_share share, last; /* share: of a full step; last: of an epoch's last step */
     struct augment augment;
     struct optimizer optimizer;
@@ -119,7 +119,7 @@ struct graph_plan {
     float smoothing;
     float scale[3], offset[3];
     const uint8_t *values[DATA_PARTS];
-    const uint32_t *labels; /* of the training set */
+    const uint32_t *labels; /* labels of the training set */
     uint32_t *order;        /* sample numbers in the order of the epoch */
     struct graph_position *position;
     struct graph_step *step;
@@ -127,7 +127,8 @@ struct graph_plan {
     float *gradients;      /* `arena_values` values, in the order of gradient_place() */
     uint32_t arena_values; /* size of an arena */
     uint32_t tensors[GRAPH_TENSORS];
-    bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
+    bool keep_gradients; /* store the gradient of fc1's weights even without `apart`; all other gradients are
+                            always stored */
     bool apart;   /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
     bool overlap; /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
@@ -272,8 +273,9 @@ static __device__ __forceinline__ float *gradient_of(const struct graph_plan &pl
     return plan.gradients + gradient_place(plan.arena_values, plan.tensors[FC1_B], at);
 }
 
-/* Stores the gradient of parameter `at` of the arena. Unless the ranks exchange gradients first, updates the
- * parameter and returns its new value. */
+/* Stores the gradient of parameter `at` of the arena. Then updates the parameter and returns its new value.
+ * With plan.apart, does not update the parameter and returns 0, because the ranks exchange gradients first.
+ */
 static __device__ __forceinline__ float
 step_parameter(const struct graph_plan &plan, const struct update &update, uint32_t at, float gradient)
 {

@@ -1,7 +1,7 @@
 /* train-graph, the last kernels of a step. update_kernel adds the partial gradients of the convolutions and
  * updates their parameters. With several ranks, it only stores the gradients, and apply_kernel updates all
  * parameters after the exchange. The other kernels here run between steps. They write the order of an epoch,
- * the position in the training, and the bf16 copies of parameters after graph_set(). */
+ * the position in the training run, and the bf16 copies of parameters after graph_set(). */
 #include "common/check.cuh"
 #include "train/graph/kernels.cuh"
 

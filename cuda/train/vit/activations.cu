@@ -5,10 +5,10 @@
 
 #define PIECE_BYTES 256 /* alignment in the buffer of activations */
 
-/* Divides a buffer into arrays. Without a buffer, only measures. */
+/* The division of a buffer into arrays. To measure the size that a buffer needs, set `buffer` to NULL. */
 struct pieces {
     char *buffer;
-    size_t used;
+    size_t used; /* bytes */
 };
 
 template <class T> static void take(struct pieces *pieces, T **array, size_t count)
@@ -33,9 +33,9 @@ static void arrange_saved(const struct vit *vit, struct pieces *pieces, struct s
     take(pieces, &saved->logs, rows * vit->heads);
 }
 
-/* All blocks share the saved arrays of the first block if the backward pass computes the forward pass of each
- * block again, or if there is no backward pass. Without a backward pass, two arrays take turns as the inputs
- * of the blocks. */
+/* All blocks share the saved arrays of the first block if there is no backward pass, or if the backward pass
+ * repeats the forward pass of each block. Without a backward pass, two arrays take turns as the inputs of the
+ * blocks. */
 static void arrange_blocks(struct vit *vit, struct pieces *pieces)
 {
     const struct vit_rows shape = rows_of(vit, vit->capacity);

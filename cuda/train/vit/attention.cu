@@ -1,6 +1,6 @@
 /* Forward pass of attention, on tensor cores. It keeps the largest score of each row so far, and rescales the
- * sums when that changes (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). It
- * saves the logarithm of the sum of exponentials for the backward pass. */
+ * row's sums when it finds a larger score (Milakov and Gimelshein, "Online normalizer calculation for
+ * softmax", 2018). For the backward pass, it saves the logarithm of each row's sum of exponentials. */
 #include "train/vit/attention_parts.cuh"
 
 /* Returns the maximum over the 4 lanes that hold a row. */
@@ -10,13 +10,15 @@ static __device__ __forceinline__ float row_max(float value)
     return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
 }
 
-/* The softmax of 16 rows so far: largest score, and sum of exponentials, of the upper and the lower 8 rows.
- */
+/* The softmax of a lane's two rows so far. Index 0 is for the row among the upper 8 rows of the warp, index 1
+ * for the row among the lower 8. `most` has the largest scores. `sum` has this lane's parts of the sums of
+ * exponentials. */
 struct softmax {
     float most[2], sum[2];
 };
 
-/* Replaces the scores of a tile by exponentials relative to the largest score so far. Rescales the sums. */
+/* Replaces the scores of a tile by exponentials relative to the largest score so far. Rescales the sums. Only
+ * the first `valid` keys of the tile exist; the exponentials of the others are 0. */
 template <int DEPTH>
 static __device__ __forceinline__ void take_scores(struct softmax *softmax, float scores[TILE / 8][4],
                                                    float factor, uint32_t valid, float sums[DEPTH / 8][4])
@@ -54,10 +56,11 @@ static __device__ __forceinline__ void take_scores(struct softmax *softmax, floa
 /* Keys and values in shared memory, and the queries of a warp. */
 template <int DEPTH> struct tiles {
     const struct line<DEPTH> *keys, *values;
-    uint32_t count; /* of keys */
+    uint32_t count; /* number of keys */
     uint32_t queries[DEPTH / 16][4];
 };
 
+/* Computes the scores of the TILE keys from key `at` on. */
 template <int DEPTH>
 static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *tiles, uint32_t at,
                                                    float scores[TILE / 8][4])
@@ -71,8 +74,9 @@ static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *ti
         add_scores<DEPTH>(scores + group / 8, tiles->queries, tiles->keys, at + group);
 }
 
-/* Adds the values of the tile that begins at key `at`, weighted by its scores `now`. First starts the
- * products of the next tile, so that tensor cores work while other units compute exponentials. */
+/* Adds the values of the tile that begins at key `at`, weighted by the softmax of its scores `now`. Before,
+ * issues the matrix products for the scores `next` of the next tile. Tensor cores then compute these products
+ * while other units compute exponentials. */
 template <int DEPTH>
 static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tiles, uint32_t at,
                                                  struct softmax *softmax, float now[TILE / 8][4],
@@ -92,7 +96,7 @@ static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tile
     }
 }
 
-/* Block (x, head, sample) computes the outputs of the rows from x * rows per block on. */
+/* Block (x, head, sample) computes the outputs of the rows starting at x * (rows per block). */
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
     attention_kernel(const bf16 *rows, uint32_t tokens, uint32_t width, bf16 *outputs, float *logs)

@@ -9,11 +9,13 @@
  *     dq[i]       = f sum over j of ds[i][j] k[j]
  *
  * If a head has at most WHOLE tokens and its values fit into shared memory, one block computes all of its
- * gradients: a warp owns 16 keys, passes over the queries, and leaves its ds in shared memory; then it owns
- * 16 queries, and multiplies their ds with the keys. With more tokens, ds does not fit. Then one half of the
- * blocks computes dq: a warp owns 16 queries and passes over the keys. The other half computes dk and dv: a
- * warp owns 16 keys and passes over the queries. Both halves compute the weights, so they need 7 products
- * instead of 5. No kernel needs atomic additions, so the bits are always the same. */
+ * gradients. First, each warp takes 16 keys, loops over the queries, and stores its ds in shared memory. Then
+ * each warp takes 16 queries, and multiplies their ds by the keys.
+ *
+ * With more tokens, ds does not fit into shared memory. One half of the blocks then computes dq: a warp takes
+ * 16 queries and loops over the keys. The other half computes dk and dv: a warp takes 16 keys and loops over
+ * the queries. Both halves compute the weights, so they need 7 matrix products instead of 5. No kernel uses
+ * atomic additions, so repeated runs give the same bits. */
 #include "train/vit/attention_parts.cuh"
 
 #define WHOLE 208 /* maximum number of tokens of a head whose gradients one block computes */
@@ -25,7 +27,8 @@ struct head_deltas {
     size_t apart;
 };
 
-/* dot[0] and dot[1]: the products outputs . deltas of this lane's upper and lower row. */
+/* Computes e[i], the dot product of an output and its gradient, for this lane's two rows. dot[0] is for the
+ * row among the upper 8 of the 16 rows from `first` on, dot[1] for the row among the lower 8. */
 template <int DEPTH>
 static __device__ __forceinline__ void row_products(const struct head_deltas *head, uint32_t first,
                                                     uint32_t count, float dot[2])
@@ -45,9 +48,9 @@ static __device__ __forceinline__ void row_products(const struct head_deltas *he
     }
 }
 
-/* Arrays of a block in shared memory. `one` and `other` have the two matrices that a kernel reads: of
- * queries, keys, values and gradients of outputs. For each query, `logs` has the logarithm and `dots` the
- * product outputs . deltas. */
+/* Arrays of a block in shared memory. `one` and `other` have keys and values in queries_backward(), and
+ * queries and gradients of outputs in keys_backward(). For each query, `logs` has the saved logarithm, and
+ * `dots` has e[i]. */
 template <int DEPTH> struct room {
     struct line<DEPTH> *one, *other;
     float *logs, *dots;
@@ -98,8 +101,8 @@ static __device__ void queries_backward(const struct head *head, const struct he
     store_rows<DEPTH>(deltas, head->apart, first, tokens, sums, factors);
 }
 
-/* Writes the logarithms and products of the queries from `begin` on to shared memory. Queries after the last
- * get a logarithm of infinity, so their weights are 0. */
+/* Fills room->logs and room->dots for the queries from `begin` on. Queries after the last get a logarithm of
+ * infinity, so their weights are 0. */
 template <int DEPTH>
 static __device__ __forceinline__ void load_lines(const struct head_deltas *of, uint32_t begin,
                                                   uint32_t tokens, const struct room<DEPTH> *room)
@@ -255,7 +258,7 @@ static struct launch launch_of_whole(const struct vit_rows *rows, uint32_t heads
     return {dim3(1, heads, rows->samples), 32 * span / GROUP, span * (3 * line + kept + numbers)};
 }
 
-/* Sets `*whole` if one block can compute all gradients of a head on the current device. */
+/* Sets `*whole` to whether one block can compute all gradients of a head on the current device. */
 static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, bool *whole)
 {
     int device, most;
@@ -277,7 +280,7 @@ static enum status backward(const struct vit_rows *rows, uint32_t heads, const b
     TRY(allow(kernel, &launch));
     kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, outputs, logs, out_deltas,
                                                                   rows->tokens, rows->width, in_deltas);
-    CUDA_TRY_LAUNCH("attention_back_kernel");
+    CUDA_TRY_LAUNCH("the backward kernel of attention");
     return STATUS_OK;
 }
 

@@ -1,6 +1,7 @@
 /* Shared by the files of the attention: the forward pass (attention.cu) and the backward pass
- * (attention_backward.cu). No matrix of scores is in memory: a warp has 16 rows of scores in registers and
- * reads the other rows from shared memory. For queries q, keys k, values v and f = 1 / sqrt(d):
+ * (attention_backward.cu). The matrix of scores is never stored. A warp has 16 rows (queries or keys) in
+ * registers, and reads the rows that it multiplies by them from shared memory. For queries q, keys k and
+ * values v of length d, and f = 1 / sqrt(d):
  *
  *     scores       s[i][j] = f q[i] . k[j]
  *     weights      p[i][j] = exp(s[i][j]) / sum over j of exp(s[i][j])
@@ -12,9 +13,9 @@
 #include "train/mma.cuh"
 #include "train/vit/kernels.cuh"
 
-#define WARPS_MIN 4 /* per block */
+#define WARPS_MIN 4 /* minimum warps per block */
 #define WARPS_MAX 7
-#define GROUP     16  /* rows of a warp */
+#define GROUP     16  /* rows (queries or keys) that a warp has in registers */
 #define SPAN      224 /* maximum number of rows that are in shared memory at a time */
 #define TILE      32  /* keys whose scores the forward pass computes at a time */
 #define LOG2E     1.44269504088896340736f
@@ -24,7 +25,7 @@ template <int DEPTH> struct line {
     bf16 value[DEPTH + 8];
 };
 
-/* One head of one sample. */
+/* One head of one sample. `q`, `k` and `v` point to the queries, keys and values of the first token. */
 struct head {
     const bf16 *q, *k, *v;
     uint32_t tokens;
@@ -51,7 +52,8 @@ static __device__ __forceinline__ float row_sum(float value)
     return value + __shfl_xor_sync(~0u, value, 2);
 }
 
-/* Returns the rows that are in shared memory at a time: the tokens, up to a multiple of `unit`. */
+/* Returns the number of rows that are in shared memory at a time: `tokens` rounded up to a multiple of
+ * `unit`, but at most SPAN. */
 static __host__ __device__ __forceinline__ uint32_t span_of(uint32_t tokens, uint32_t unit)
 {
     const uint32_t rows = (tokens + unit - 1) / unit * unit;
@@ -65,8 +67,8 @@ static __device__ struct head head_of(const bf16 *rows, uint32_t tokens, uint32_
     return {first, first + width, first + 2 * width, tokens, (size_t)3 * width};
 }
 
-/* Starts copying the rows first, first + 1, ..., SPAN at most, to `lines`. Rows from `count` on become zeros,
- * up to a multiple of UNIT. */
+/* Starts copying up to SPAN rows, from row `first` on, to `lines`. If the `count` rows end before, pads
+ * `lines` with zeros to a multiple of UNIT rows. */
 template <int DEPTH, int UNIT = GROUP>
 static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, const bf16 *from, size_t apart,
                                                  uint32_t first, uint32_t count)
@@ -80,7 +82,8 @@ static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, cons
     }
 }
 
-/* The 16 rows from `first` on as the left factor of products, one fragment per 16 columns. */
+/* Loads the 16 rows starting at `first` as the left operand of mma_16816(), one fragment per 16 columns. Rows
+ * from `count` on are zeros. */
 template <int DEPTH>
 static __device__ __forceinline__ void load_rows(uint32_t rows[DEPTH / 16][4], const bf16 *from, size_t apart,
                                                  uint32_t first, uint32_t count)
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void add_scores(float sums[2][4], const uint32
     }
 }
 
-/* The results of add_scores() as the left factor of products. */
+/* Converts results of add_scores() to the left operand of mma_16816(). */
 static __device__ __forceinline__ void pack_weights(const float weights[2][4], uint32_t left[4])
 {
     for (int i = 0; i < 4; i++)
@@ -134,7 +137,8 @@ static __device__ __forceinline__ void add_weighted(float sums[DEPTH / 8][4], co
     }
 }
 
-/* Writes 16 rows of sums, the upper 8 multiplied by factor[0] and the lower 8 by factor[1]. */
+/* Writes 16 rows of sums from row `first` on, without rows from `count` on. Multiplies the upper 8 rows by
+ * factor[0] and the lower 8 by factor[1]. */
 template <int DEPTH>
 static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32_t first, uint32_t count,
                                                   const float sums[DEPTH / 8][4], const float factor[2])
@@ -153,7 +157,7 @@ static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32
 
 /* ---- Launches ---- */
 
-/* The warps per block that leave the fewest warps without rows. */
+/* Returns the number of warps per block for which the fewest warps have no rows. */
 static uint32_t warps_for(uint32_t tokens)
 {
     const uint32_t groups = (tokens + GROUP - 1) / GROUP;
@@ -168,12 +172,14 @@ static uint32_t warps_for(uint32_t tokens)
     return best;
 }
 
-/* Where and how a kernel runs. */
+/* The launch configuration of a kernel. */
 struct launch {
     dim3 grid;
-    uint32_t threads, bytes;
+    uint32_t threads, bytes; /* threads per block; shared memory per block */
 };
 
+/* `halves` is the number of blocks along z per sample. In the backward pass it is 2: one half of the blocks
+ * computes the gradients of queries, the other half those of keys and values. */
 static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
 {
     const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;
@@ -182,7 +188,7 @@ static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint
             32 * warps, span_of(rows->tokens, TILE) * row_bytes};
 }
 
-/* Lets a kernel use this much shared memory. */
+/* Allows a kernel to use launch->bytes bytes of shared memory. */
 template <class KERNEL> static enum status allow(KERNEL *kernel, const struct launch *launch)
 {
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
@@ -191,7 +197,8 @@ template <class KERNEL> static enum status allow(KERNEL *kernel, const struct la
 
 static enum status refuse_depth(uint32_t depth)
 {
-    return status_set(STATUS_FAILED, "vit: no kernel for %u values per head", depth);
+    return status_set(STATUS_FAILED, "vit: there is no kernel for heads of %u values; use 16, 32 or 64",
+                      depth);
 }
 
 #endif

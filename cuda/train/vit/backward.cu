@@ -3,7 +3,7 @@
 
 #include "common/check.cuh"
 
-/* Computes the gradients of a layer's weights and inputs. */
+/* Computes the gradients of a layer's weights and, unless `in_deltas` is NULL, of its inputs. */
 static enum status linear_backward(struct vit *vit, const struct layer *layer, uint32_t rows,
                                    const bf16 *inputs, const bf16 *deltas, bf16 *in_deltas)
 {
@@ -23,9 +23,9 @@ static bf16 *branch_deltas(const struct vit *vit, const float *factors)
     return factors ? vit->branch_deltas : vit->deltas;
 }
 
-/* Computes the gradients of a normalisation and of the sum before it. `before` is the last layer of the
- * branch before it, or NULL. Adds the gradient of the normalisation's input to vit->deltas, unless this is
- * the last normalisation, which sets vit->deltas. */
+/* Backward pass of a normalisation and of the sum that it normalises. `before` is the last layer of the
+ * branch whose output is part of this sum, or NULL if there is no branch. Adds the gradient of the sum to
+ * vit->deltas. The last normalisation of the network overwrites vit->deltas instead. */
 static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, const struct layer *layer,
                                  const struct layer *before)
 {
@@ -64,8 +64,8 @@ static enum status attention_backward(struct vit *vit, const struct block *block
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
-/* With --checkpoint-activations, computes the forward pass of the block again. The arrays still have the
- * results of the last block. */
+/* With --checkpoint-activations, all blocks share the saved arrays, so the forward pass of the block is
+ * computed again. The last block does not need this, because the arrays still have its results. */
 static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
 {
     const struct block *block = &vit->blocks[i];
@@ -103,8 +103,8 @@ static enum status patches_backward(struct vit *vit, uint32_t count)
     return linear_backward(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
 }
 
-/* Computes and exchanges the gradients of a step of one part. A rank without samples in this step has
- * gradients of zero. */
+/* Computes and exchanges the gradients of a step that has only one part. A rank without samples in this step
+ * has gradients of zero. */
 static enum status backward_exchange(struct vit *vit, uint32_t count)
 {
     const struct model *model = vit->train->model;

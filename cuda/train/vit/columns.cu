@@ -1,8 +1,9 @@
-/* Kernels that pass over a matrix once: GELU, and sums of columns. A thread has 8 adjacent columns. */
+/* Kernels that read a matrix once: GELU, and sums of columns. A thread processes 8 adjacent columns at a
+ * time. */
 #include "common/check.cuh"
 #include "train/vit/kernels.cuh"
 
-#define VALUES 8 /* per thread: 16 bytes */
+#define VALUES 8 /* values per thread: 16 bytes */
 #define WARPS  (BLOCK / 32)
 
 /* Eight adjacent values. */
@@ -36,8 +37,9 @@ static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
 
 /* ---- GELU: x P(x), where P is the normal distribution function ---- */
 
-/* P(x), and the density at x times sqrt(2 pi). P follows formula 26.2.17 of Abramowitz and Stegun, "Handbook
- * of Mathematical Functions", whose absolute error is below 7.5e-8: far below the rounding of bf16. */
+/* The normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by
+ * formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below
+ * 7.5e-8, far less than the rounding of bf16. */
 struct normal {
     float below, bell;
 };
@@ -77,8 +79,8 @@ enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream
 
 /* ---- Sums of columns ---- */
 
-/* Block (column group, part) passes over rows part * WARPS + warp, with a step of parts * WARPS. With GELU,
- * `values` are the gradients of GELU's outputs and become those of its inputs. */
+/* Warp w of block (column group, part) adds up rows part * WARPS + w, part * WARPS + w + parts * WARPS, ...
+ * With GELU, first replaces `values`, the gradients of GELU's outputs, by the gradients of its inputs. */
 template <bool GELU>
 static __global__ void __launch_bounds__(BLOCK)
     columns_kernel(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values, float *partial)
@@ -140,7 +142,8 @@ enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, f
     return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), sums, partial, stream);
 }
 
-/* A block adds up 32 columns: each warp a part of the rows, and warp 0 the sums of the warps. */
+/* A block adds up the partial sums of 32 columns. Warp w adds up parts w, w + WARPS, ... Then warp 0 adds up
+ * the sums of the warps. */
 static __global__ void __launch_bounds__(BLOCK)
     partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)
 {

@@ -6,7 +6,7 @@
 #include "common/check.cuh"
 #include "machine/device.h"
 
-#define SAMPLES_MAX 32767 /* of a batch: two blocks per sample along an axis of the grid */
+#define SAMPLES_MAX 32767 /* samples per batch; a grid has 2 blocks per sample along z, at most 65535 */
 
 /* ---- Supported networks ---- */
 
@@ -94,7 +94,8 @@ static void find_layers(struct vit *vit)
     vit->logit_apart = (model->classes + 7) / 8 * 8;
 }
 
-/* Adds a layer of stochastic depth to `paths`, unless it drops nothing. Returns where its factors will be. */
+/* Adds a layer of stochastic depth to `paths`. Returns the address of the layer's factors. If the layer drops
+ * nothing, does not add it, and returns NULL. */
 static const float *add_path(struct vit *vit, const struct layer *layer, struct vit_path *paths)
 {
     if (layer->spec.rate == 0)
@@ -141,12 +142,13 @@ static enum status open_groups(struct vit *vit)
     return status;
 }
 
-/* Returns the largest number of partial sums of a kernel. */
+/* Returns the largest number of partial sums that a kernel writes. */
 static size_t partial_values(const struct vit *vit)
 {
     const struct vit_rows rows = rows_of(vit, vit->capacity);
     const size_t hidden = hidden_width(vit), classes = vit->train->model->classes;
-    const size_t columns = hidden > 3 * rows.width ? hidden : 3 * rows.width; /* norms have three sums */
+    const size_t columns =
+        hidden > 3 * rows.width ? hidden : 3 * rows.width; /* the backward pass of a norm has three sums */
     const size_t tokens = (size_t)rows.tokens * rows.width, samples = tokens > classes ? tokens : classes;
     const size_t by_row = VIT_PARTS * columns, by_sample = VIT_SAMPLE_PARTS * samples;
     return by_row > by_sample ? by_row : by_sample;

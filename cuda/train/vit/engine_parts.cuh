@@ -9,7 +9,7 @@
 
 #define BLOCK_LAYERS 12 /* layers of a block in the model's table */
 #define BLOCKS_MAX   ((MODEL_LAYERS_MAX - 5) / BLOCK_LAYERS)
-#define GRAPHS       4 /* full steps and short steps, each with parts of two sizes */
+#define GRAPHS       4 /* enough for full steps and short steps, each with parts of two sizes */
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
  * values that vit_attention() and the normalisations save. `qkv` has the queries, keys and values. */
@@ -21,7 +21,7 @@ struct saved {
 
 struct block {
     const struct layer *norm1, *qkv, *proj, *norm2, *fc1, *fc2;
-    const float *factors1, *factors2; /* of stochastic depth, per sample; NULL: 1 */
+    const float *factors1, *factors2; /* of stochastic depth, per sample; NULL: all factors are 1 */
     bf16 *sums1;                      /* the input of the block */
     struct saved saved;
 };
@@ -40,22 +40,25 @@ struct vit : device_engine {
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* distance between rows of logit_rounded */
 
-    bf16 *parameters; /* rounded */
-    /* `added`: what the backward pass writes. It is `gradients` unless a step has several parts. */
+    bf16 *parameters; /* rounded to bf16 */
+    /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
+     * parts. `partial`: room for partial sums of kernels. */
     float *added, *partial;
-    struct tensor_update *groups; /* how to update VIT_GROUP_VALUES parameters each */
+    struct tensor_update *groups; /* per VIT_GROUP_VALUES parameters: how to update them */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
     float *factors; /* (layer, sample) */
 
-    /* Activations besides those of the blocks. `branch` has the outputs of a branch, or of the patches. */
+    /* Activations outside the blocks. `branch` has the outputs of the current branch, or of the patch layer.
+     */
     bf16 *patches, *branch, *class_sums, *class_norms;
     struct vit_moments *class_moments;
     float *logits;
-    /* Gradients: of the sums, of a branch, of (q, k, v) or hidden values, and of the inputs of linear
-     * layers. */
-    bf16 *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas, *logit_rounded;
+    /* Gradients. deltas: of the sums; branch_deltas: of the outputs of a branch; wide_deltas: of (q, k, v) or
+     * of the hidden values; in_deltas: of the inputs of a linear layer; class_deltas: of class_norms. */
+    bf16 *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
+    bf16 *logit_rounded; /* logit_deltas in bf16 */
     float *logit_deltas;
 
     struct device_batch samples; /* `batch` points to it */
@@ -74,9 +77,11 @@ static inline uint32_t hidden_width(const struct vit *vit)
 
 /* ---- Opening (engine_open.cu, activations.cu) ---- */
 
-/* struct engine: accepts */
+/* Implements accepts() of struct engine. */
 enum status vit_accepts(const struct train *train);
+/* Opens a state that device_engine_new() has created. The caller closes it, also after a failure. */
 enum status vit_open_all(struct vit *vit);
+/* Allocates one buffer for all activations and their gradients, and sets the pointers to them. */
 enum status vit_open_activations(struct vit *vit);
 
 /* ---- Passes (forward.cu, backward.cu) ---- */
@@ -84,7 +89,8 @@ enum status vit_open_activations(struct vit *vit);
 /* Returns the matrix product of a linear layer with `rows` rows of inputs. */
 struct vit_linear vit_linear_of(const struct layer *layer, uint32_t rows);
 
-/* The normalisations of block `i`, and the last one, each with the factors of the branch before it. */
+/* These functions return the arguments of the two normalisations of block `i`, and of the last normalisation.
+ * They include the factors of stochastic depth of the branch before the normalisation. */
 struct vit_norm vit_norm1_of(const struct vit *vit, uint32_t i, uint32_t count, bool training);
 struct vit_norm vit_norm2_of(const struct vit *vit, uint32_t i, uint32_t count, bool training);
 struct vit_norm vit_last_norm_of(const struct vit *vit, uint32_t count, bool training);

@@ -2,10 +2,10 @@
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
  * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
  * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS or VIT_SAMPLE_PARTS times
- * the sums of a function.
+ * the number of sums that a function computes.
  *
- * A branch is what a shortcut skips: attention or the two linear layers of a block. Its output is multiplied
- * by the sample's factor of stochastic depth, and added to the block's input. */
+ * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
+ * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
 #ifndef FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
 #define FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
 
@@ -16,7 +16,7 @@
 typedef __nv_bfloat16 bf16;
 
 #define VIT_PARTS        528 /* maximum number of partial sums per column */
-#define VIT_SAMPLE_PARTS 8   /* the same, for sums over samples instead of rows */
+#define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    768 /* maximum width of a token */
 
 /* The rows of a batch. */
@@ -27,11 +27,13 @@ struct vit_rows {
 
 /* ---- Matrix products (multiply.cu) ---- */
 
-/* cuBLASLt's state, and the plans of the products so far. Used by one thread. */
+/* cuBLASLt's state, and plans of the matrix products so far. Not thread safe. */
 struct vit_multiplier;
 
 /* STATUS_UNAVAILABLE, with a remedy in the message, if cuBLASLt is missing. */
 enum status vit_multiplier_probe(void);
+/* `allocations` owns the workspace in device memory. The caller closes the multiplier, also after a failure.
+ */
 enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier);
 void vit_multiplier_close(struct vit_multiplier *multiplier);
 
@@ -62,12 +64,14 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                         const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
                         cudaStream_t stream);
 
-/* Writes the factors of stochastic depth (layer, sample), with `apart` between layers. `layers` and `numbers`
- * (of the samples) are in device memory. */
+/* A layer with stochastic depth. */
 struct vit_path {
-    uint32_t number; /* of the layer in the model */
+    uint32_t number; /* number of the layer in the model */
     float rate;
 };
+
+/* Writes the factors of stochastic depth (layer, sample); the factors of adjacent layers are `apart` values
+ * apart. `numbers` has the numbers of the samples. `layers` and `numbers` are in device memory. */
 enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uint64_t seed, uint32_t epoch,
                         const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors,
                         cudaStream_t stream);
@@ -78,7 +82,7 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas,
                                 float *class_token, bf16 *patch_deltas, float *partial, cudaStream_t stream);
 
 /* Converts the gradients of the logits (count, classes) to bf16 rows of `apart` values, padded with zeros.
- * Sums them over the samples. */
+ * Writes their sums over the samples to `bias`. */
 enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
                                 bf16 *rounded, float *bias, float *partial, cudaStream_t stream);
 
@@ -92,27 +96,29 @@ struct vit_moments {
 /* The sum at the end of a branch, and the layer normalisation after it. */
 struct vit_norm {
     struct vit_rows rows;
-    bool first_tokens;           /* only the first token of each sample is in `sums`, `outputs`, `moments` and
-                                    `in_deltas` of this struct */
-    const float *factors;        /* per sample; NULL: 1 */
-    const float *weight, *bias;  /* fp32 */
-    bf16 *sums;                  /* input of the normalisation */
-    bf16 *outputs;               /* output of the normalisation */
+    bool first_tokens;          /* normalise only the first token of each sample: `sums`, `outputs`, `moments`
+                                   and vit_norm_deltas.outputs then have one row per sample */
+    const float *factors;       /* per sample; NULL: all factors are 1 */
+    const float *weight, *bias; /* fp32 */
+    bf16 *sums;                 /* input of the normalisation */
+    bf16 *outputs;              /* output of the normalisation */
     struct vit_moments *moments; /* per row */
 };
 
-/* Computes sums = shortcut + factors * branch, and normalises them. If `branch` is NULL, `sums` is given. */
+/* Computes sums = shortcut + factors * branch, and normalises them. If `branch` is NULL, normalises the
+ * existing `sums`. */
 enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,
                          cudaStream_t stream);
-/* Puts the class token before the patches and adds the positions, both in fp32: these are `sums`. */
+/* Computes `sums` and normalises them. The sums are the class token followed by the patches, plus the
+ * positions. The class token and the positions are in fp32. */
 enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, const float *class_token,
                             const float *positions, cudaStream_t stream);
 
-/* Gradients at the end of a branch. */
+/* Gradients at the end of a branch, for struct vit_norm. */
 struct vit_norm_deltas {
-    const bf16 *outputs; /* of the normalised rows */
-    const bf16 *later;   /* of `sums`, from the shortcut after it; NULL: zero */
-    bf16 *sums;          /* result, of `sums`; may be `later`. Always covers all tokens */
+    const bf16 *outputs; /* gradient of norm.outputs */
+    const bf16 *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
+    bf16 *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
     bf16 *branch;        /* result: factors * sums; NULL if there are no factors */
     float *weight, *bias;
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
@@ -142,8 +148,9 @@ enum status vit_partial_sums(const float *partial, uint32_t parts, const struct 
 
 /* ---- Attention (attention.cu, attention_backward.cu) ---- */
 
-/* Inputs are rows of (q, k, v), each of all heads. `logs` has, per (sample, head, token), the logarithm to
- * base 2 of the sum over all keys of the exponentials of the token's scores; fp32. */
+/* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
+ * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
+ * scores. `logs` is in fp32. */
 enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
                           float *logs, cudaStream_t stream);
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
@@ -155,7 +162,8 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
 #define VIT_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of `groups` */
 
 /* Runs optimizer_step() on all parameters, updates their moving average, if there is one, and rounds the
- * parameters to bf16. groups[i] is for the parameters VIT_GROUP_VALUES * i and after. `clip` may be NULL. */
+ * parameters to bf16. groups[i] applies to the VIT_GROUP_VALUES parameters from VIT_GROUP_VALUES * i on.
+ * `clip` may be NULL. */
 enum status vit_update(const struct update *update, size_t values, const struct tensor_update *groups,
                        const struct device_clip *clip, const float *gradients,
                        const struct train_state *state, bf16 *rounded, cudaStream_t stream);

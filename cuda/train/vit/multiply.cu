@@ -1,7 +1,7 @@
 /* Matrix products by cuBLASLt, which vit_multiplier_probe() loads, so that other variants run without it.
- * cuBLASLt stores columns; a matrix of ours is the transpose of one of theirs with the same bytes. For each
- * product, cuBLASLt's own rule chooses the algorithm. It is not chosen by measurement, so that a repeated run
- * gives the same bits. */
+ * cuBLASLt's matrices are column-major, the engine's are row-major. The bytes of a matrix here are therefore
+ * the transpose of this matrix for cuBLASLt. cuBLASLt's heuristic chooses the algorithm of each product.
+ * Algorithms are not chosen by measurement, so that repeated runs give the same bits. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -76,7 +76,7 @@ static enum status blas_status(cublasStatus_t result, const char *call, int line
 
 enum product { PRODUCT_FORWARD, PRODUCT_INPUTS, PRODUCT_WEIGHTS };
 
-/* What a plan is for. */
+/* The matrix product that a plan computes. */
 struct plan_key {
     enum product product;
     bool wide; /* the result is in fp32 */
@@ -96,7 +96,7 @@ struct vit_multiplier {
     cublasLtHandle_t handle;
     void *workspace;
     struct plan plans[PLANS_MAX];
-    uint32_t next; /* the plan that is replaced next */
+    uint32_t next; /* index of the plan to replace next */
 };
 
 static void plan_free(struct plan *plan)
@@ -195,7 +195,7 @@ static enum status choose(const struct vit_multiplier *self, struct plan *plan)
     return STATUS_OK;
 }
 
-/* Finds the plan of a product, or makes it. */
+/* Finds the plan of a matrix product, or creates it. */
 static enum status plan_for(struct vit_multiplier *self, const struct plan_key *key, struct plan **into)
 {
     for (struct plan &plan : self->plans)

@@ -1,5 +1,5 @@
-/* Layer normalisation, fused with what is before it: the sum at the end of a branch, or the class token and
- * the positions. Warps take turns at the rows; a lane holds pairs of adjacent values. */
+/* Layer normalisation, fused with the operation before it: the sum at the end of a branch, or the addition of
+ * class token and positions. One or more warps process a row; a lane holds pairs of adjacent values. */
 #include "common/check.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -26,7 +26,7 @@ struct forward_plan {
     const float *class_token, *positions; /* SOURCE_TOKENS */
 };
 
-/* Pair `pair` of the row of token `token` of a sample. */
+/* Returns values 2 * pair and 2 * pair + 1 of the row of a token of a sample. */
 template <enum source SOURCE>
 static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan, uint32_t sample,
                                                  uint32_t token, uint32_t pair, float factor)
@@ -48,8 +48,8 @@ static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan
     return {in.x + position.x, in.y + position.y};
 }
 
-/* Lane l has the pairs l, l + 32, ... of a row, PAIRS in number. The moments are those of the sums after
- * rounding, because the backward pass reads the rounded sums. */
+/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are those of
+ * the rounded sums, because the backward pass reads the rounded sums. */
 template <int PAIRS, enum source SOURCE>
 static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
 {
@@ -106,12 +106,12 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
 struct backward_plan {
     struct vit_norm norm;
     struct vit_norm_deltas deltas;
-    uint32_t count; /* rows of all tokens */
+    uint32_t count; /* number of rows, of all tokens */
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
 };
 
 #define SUMS 3
-#define ROWS 2 /* rows that a warp has at a time */
+#define ROWS 2 /* rows that a warp processes at a time */
 
 /* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
 template <int PAIRS, int SPLIT>
@@ -137,8 +137,8 @@ static __device__ void write_partial(const struct backward_plan &plan, const flo
         }
 }
 
-/* Adds the warps' parts of the two sums of each row. The SPLIT warps of a row are adjacent. `turn` alternates
- * between calls, so that a warp does not overwrite what another warp still reads. */
+/* Each row has two sums, and each of the SPLIT adjacent warps of the row has a part of them. Adds up these
+ * parts. `turn` alternates between calls, so that a warp does not overwrite what another warp still reads. */
 template <int SPLIT> static __device__ __forceinline__ void add_parts(float2 sums[ROWS], uint32_t turn)
 {
     __shared__ float2 parts[2][WARPS][ROWS];
@@ -162,7 +162,7 @@ template <int SPLIT> static __device__ __forceinline__ void add_parts(float2 sum
 /* A row in the backward pass. */
 struct row {
     uint32_t number, sample;
-    uint32_t line;   /* in the arrays of the normalisation */
+    uint32_t line;   /* index of the row in the arrays of struct vit_norm */
     bool normalised; /* false: only the gradient of the shortcut passes through this row */
 };
 
@@ -174,7 +174,7 @@ static __device__ __forceinline__ struct row row_at(const struct backward_plan &
             inside && (!plan.norm.first_tokens || first)};
 }
 
-/* Two adjacent values of a row, or zeros. */
+/* Returns two adjacent values of a row, or zeros if `inside` is false. */
 static __device__ __forceinline__ __nv_bfloat162 load_pair(const bf16 *values, size_t row, uint32_t pairs,
                                                            uint32_t pair, bool inside)
 {
@@ -182,14 +182,15 @@ static __device__ __forceinline__ __nv_bfloat162 load_pair(const bf16 *values, s
     return inside ? reinterpret_cast<const __nv_bfloat162 *>(values)[row * pairs + pair] : zeros;
 }
 
-/* What a lane has of a row. */
+/* The values of a row that a lane processes. */
 template <int PAIRS> struct row_part {
     struct row row;
     struct vit_moments moments;
     __nv_bfloat162 x[PAIRS], delta[PAIRS], later[PAIRS];
 };
 
-/* Loads all that a lane needs of a row. Loads must not wait for stores of other rows. */
+/* Loads all values of a row that a lane needs. The kernel loads all its rows before it stores any, so that
+ * loads do not wait for stores. */
 template <int PAIRS>
 static __device__ __forceinline__ void load_part(const struct backward_plan &plan, uint32_t number,
                                                  uint32_t first, struct row_part<PAIRS> *part)
@@ -208,7 +209,7 @@ static __device__ __forceinline__ void load_part(const struct backward_plan &pla
     }
 }
 
-/* The normalised values x'. */
+/* Returns pair i of the normalised values x' (see norm_back_kernel()). */
 template <int PAIRS>
 static __device__ __forceinline__ float2 normalised(const struct row_part<PAIRS> &part, int i)
 {
@@ -216,7 +217,8 @@ static __device__ __forceinline__ float2 normalised(const struct row_part<PAIRS>
     return {(x.x - part.moments.mean) * part.moments.scale, (x.y - part.moments.mean) * part.moments.scale};
 }
 
-/* Adds a row to the sums for weight and bias. Returns this lane's parts of the sums of g and of g x'. */
+/* Adds a row to the sums for weight and bias. Returns this lane's parts of the sums of g and of g x' (see
+ * norm_back_kernel()). */
 template <int PAIRS>
 static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &part,
                                                  const float2 weight[PAIRS], float2 sums[SUMS][PAIRS])

@@ -1,4 +1,5 @@
-/* What is before the first block of a vision transformer, and the factors of stochastic depth. */
+/* The patches and tokens before the first block of a vision transformer, and the factors of stochastic depth.
+ * Also the backward passes of the tokens and of the logits. */
 #include "common/check.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -33,7 +34,7 @@ source_of(const struct patch_plan &plan, const uint8_t *stored, const struct dev
     return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
-/* The normalised and erased value of an entry at row y and column x of a channel. */
+/* Returns the moved, normalised and erased value of an entry at row y and column x of a channel. */
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, uint32_t channel,
                                                  uint32_t y, uint32_t x)
@@ -45,7 +46,7 @@ static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
     return box_erased(&source.move->erase, y, x, first + y * plan.shape.width + x, value);
 }
 
-/* The value of one tap of a patch. A tap is (channel, y, x) in the patch. */
+/* Returns the value of one tap of a patch. A tap is (channel, y, x) in the patch. */
 template <bool MIXES>
 static __device__ __forceinline__ float
 tap_at(const struct patch_plan &plan, const struct mix &mix, const struct patch_source &own,
@@ -142,7 +143,7 @@ static __device__ __forceinline__ struct part own_part(uint32_t samples)
     return {begin, end < samples ? end : samples};
 }
 
-/* A thread has one pair of values of a token, and adds it up over a part of the samples. */
+/* A thread adds up the gradients of one pair of values of a token, over a part of the samples. */
 static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv_bfloat162 *deltas,
                                           float2 *partial, __nv_bfloat162 *patches)
 {
@@ -172,12 +173,13 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas,
         reinterpret_cast<__nv_bfloat162 *>(patch_deltas));
     CUDA_TRY_LAUNCH("tokens_back_kernel");
     TRY(vit_partial_sums(partial, VIT_SAMPLE_PARTS, &sums, stream));
-    CUDA_TRY(cudaMemcpyAsync(class_token, positions, rows->width * sizeof *positions,
-                             cudaMemcpyDeviceToDevice, stream)); /* both are added to the first token */
+    CUDA_TRY(
+        cudaMemcpyAsync(class_token, positions, rows->width * sizeof *positions, cudaMemcpyDeviceToDevice,
+                        stream)); /* class token and first position are added, so their gradients are equal */
     return STATUS_OK;
 }
 
-/* A thread has one class, and passes over a part of the samples. */
+/* A thread processes one class, over a part of the samples. */
 static __global__ void logits_back_kernel(const float *deltas, uint32_t count, uint32_t classes,
                                           uint32_t apart, bf16 *rounded, float *partial)
 {

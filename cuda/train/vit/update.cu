@@ -3,7 +3,7 @@
 #include "train/clip.cuh"
 #include "train/vit/kernels.cuh"
 
-#define VALUES 4 /* per thread: 16 bytes of fp32 */
+#define VALUES 4 /* values per thread: 16 bytes of fp32 */
 
 static __global__ void __launch_bounds__(BLOCK)
     update_kernel(struct update all, size_t count, const struct tensor_update *groups,
