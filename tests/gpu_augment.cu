@@ -132,7 +132,7 @@ static void open_trial(const struct trial *trial, struct data *data, struct mode
     train->augment.width = trial->shape.width;
 }
 
-/* What a trial keeps in device memory. */
+/* The device memory of a trial. */
 struct on_device {
     struct allocations allocations;
     struct device_augment augment;

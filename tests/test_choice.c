@@ -157,7 +157,7 @@ Test(choice, stray_files_are_ignored_with_a_warning)
                    "$P --variant files --data v --label folder");
 }
 
-/* Of class folders, --train-size and --test-size take the first sample of every class, then the second. */
+/* From class folders, --train-size and --test-size take the first sample of every class, then the second. */
 Test(choice, sizes_take_the_classes_in_turn)
 {
     make_class_folders();

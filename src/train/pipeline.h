@@ -18,8 +18,8 @@ struct pipeline_plan {
     uint32_t stages, micros; /* number of stages = number of ranks; micro-batches per step */
 };
 
-/* What a stage measured in the latest call of steps(). Leaves out the first step, which fills the pipeline,
- * except if it is the only one. */
+/* Times that a stage measured in the latest call of steps(). The first step fills the pipeline, so it is left
+ * out, unless it is the only one. */
 struct pipe_measured {
     double waited_s, worked_s; /* sums: waiting for messages; computing forward and backward passes */
     struct pipe_times times;   /* means */

@@ -1,0 +1,55 @@
+/* Shared by the files that implement --prepare. No other file includes this header. */
+#ifndef FDSL_DATA_PREPARE_PARTS_H
+#define FDSL_DATA_PREPARE_PARTS_H
+
+#include "core/options.h"
+#include "core/progress.h"
+#include "core/workload.h"
+#include "data/class_folders.h"
+#include "data/folder.h"
+#include "data/prepare.h"
+#include "data/source.h"
+
+#define SHARDS_MAX 1000000
+
+struct parameters {
+    const char *folder, *from, *name, *config;
+    uint64_t samples, shards, threads, device;
+    int store;
+    bool help;
+};
+
+struct job {
+    bool (*is_option)(const char *name); /* whether the program has this option outside --prepare */
+    struct parameters parameters;
+    const struct source *source;
+    void *source_parameters, *workload_parameters; /* owned */
+    const struct workload *workload;               /* workload of the source, or NULL */
+    struct options options;
+    struct source_facts facts;
+    void *state;      /* state of the source */
+    char *provenance; /* owned */
+    struct folder folder;
+    struct class_folders classes; /* only for --store imagefolder */
+    int key_digits;
+    uint64_t chunk; /* samples in memory at a time */
+
+    /* Progress of this rank */
+    struct progress progress;
+    double began_s, writing_s; /* times when the run began and when writing began */
+    uint64_t samples_written, samples_earlier, samples_total, samples_kept, units_finished;
+};
+
+/* Parses the command line and the configuration file into `job`: the source, the options of --prepare, and
+ * those of the source and its workload. STATUS_USAGE with the option and a remedy, or STATUS_FAILED without
+ * memory. The caller frees job->options and the parameters, also after a failure. */
+enum status prepare_read_options(struct job *job, const struct config *config);
+
+/* Sets --name and --store if the source determines them, and checks them. */
+enum status prepare_check_options(struct job *job);
+
+/* Formats one line with all options that affect the bytes of the data set, job->provenance. Equal lines mean
+ * equal data sets. Call after the source has been opened. STATUS_FAILED without memory. */
+enum status prepare_describe(struct job *job);
+
+#endif
