@@ -207,7 +207,7 @@ static __global__ void spin_kernel(uint64_t ns)
     while (now - begin < ns);
 }
 
-/* Duration of step `i`: 0, up to 0.3 ms, or up to 3 ms. */
+/* Returns the duration of step `i`: 0, up to 0.3 ms, or up to 3 ms. */
 static uint64_t step_ns(uint32_t i)
 {
     struct philox_block block = philox(philox_key(2), i, 0, 0, 0);

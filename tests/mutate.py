@@ -192,7 +192,7 @@ class Bench:
     # ---- Without faults ----
 
     def is_sound(self, suite):
-        """Whether a suite passes without a fault. Tests this only when the suite first fails with a fault."""
+        """Returns whether a suite passes without a fault. Tests this only when the suite first fails with a fault."""
         with self.locks.setdefault(suite, threading.Lock()):
             if suite not in self.sound:
                 failure = self.run_plain(suite)

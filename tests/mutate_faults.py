@@ -126,7 +126,7 @@ def condition(draw, text, code, _):
 
 
 def is_statement(code, lines_before):
-    """Whether a line is one complete statement other than a declaration, a return, or a release of memory or a file."""
+    """Returns whether a line is one complete statement other than a declaration, a return, or a release of memory or a file."""
     line = code.strip()
     if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-].*;$', line) or line.count('(') != line.count(')') or line.count(';') != 1:
         return False

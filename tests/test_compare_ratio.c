@@ -33,8 +33,8 @@ Test(ratio, student_quantiles_equal_published_tables)
         expect_near("t", stats_student(known[i].confidence, known[i].freedom), known[i].t, 1e-7);
 }
 
-/* Probability that |T| <= t, with v = `freedom`. Integrates Student's density over the angle whose tangent is
- * t / sqrt(v); as a function of the angle, the density is proportional to cos^(v - 1). */
+/* Returns the probability that |T| <= t, with v = `freedom`. Integrates Student's density over the angle
+ * whose tangent is t / sqrt(v); as a function of the angle, the density is proportional to cos^(v - 1). */
 static double probability_within(double t, double freedom)
 {
     enum { STEPS = 100000 };

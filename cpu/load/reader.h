@@ -62,8 +62,8 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
 
-/* Number of slots per worker for a variant that reads samples in shard order. With this number of slots, a
- * sample is copied only once, directly into its slot of a batch. */
+/* Returns the number of slots per worker for a variant that reads samples in shard order. With this number of
+ * slots, a sample is copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
 /* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. `state` is

@@ -67,7 +67,7 @@ struct output_queue {
     struct batch_buffer *buffers;
 
     /* The next four fields are used only if samples arrive as a stream. Batches are counted from the start of
-     * the run. Buffers are reused in a circle, also across epochs. */
+     * the run. Buffers are reused in round-robin order, also across epochs. */
     uint64_t base;             /* number of batches before the current epoch */
     uint64_t delivered, freed; /* number of batches delivered, and of batches whose slots are free again */
     uint32_t first;            /* slot of the epoch's first sample */

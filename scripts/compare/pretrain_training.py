@@ -24,7 +24,7 @@ RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 @dataclasses.dataclass
 class Result:
-    """The measurements of a run over all ranks. Only step_s is of this rank alone."""
+    """The measurements of a run over all ranks. Only step_s was measured on this rank alone."""
 
     identity: dict  # pretrain_rows.identity()
     steps: int

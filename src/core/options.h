@@ -104,10 +104,11 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
 const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
                          const char *name);
 
-/* Whether the option was on the command line or in the configuration file, with a value other than "none". */
+/* Returns whether the option was on the command line or in the configuration file, with a value other than
+ * "none". */
 bool options_given(const struct options *options, const char *name);
 
-/* Whether `text` is one of the choices of an option. */
+/* Returns whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
 
 /* Refuses all given options except those in `allowed`, which ends with NULL. `what` is the option or the

@@ -36,8 +36,8 @@ enum status status_prefix(enum status code, const char *format, ...) __attribute
 /* Returns the calling thread's latest message, never NULL. The next failure on this thread overwrites it. */
 const char *status_text(void);
 
-/* Whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and neither
- * NO_COLOR nor TERM=dumb is set. */
+/* Returns whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and
+ * neither NO_COLOR nor TERM=dumb is set. */
 bool status_coloured(int fd);
 
 /* Sets the rank of this process and the number of ranks (0: unknown) that a launcher started. From then on
@@ -49,7 +49,7 @@ void status_launched(int rank, int ranks);
  * only rank 0 prints errors. */
 void status_joined(int rank, int ranks);
 
-/* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
+/* Returns whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
 /* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16

@@ -66,8 +66,8 @@ struct workload {
      * if a rank has no share. */
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
-    /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
-     * its column stays empty. If this function is NULL, all options have an effect. */
+    /* Returns whether an option has an effect on the variant (NULL: on any variant) with these parameters. If
+     * not, its column stays empty. If this function is NULL, all options have an effect. */
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
     /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
@@ -189,7 +189,7 @@ struct workload {
         enum status (*check)(const void *input, const struct variant *variant,
                              const struct resources *resources);
 
-        /* Whether another epoch follows. */
+        /* Returns whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 
         /* Saves `state` and the rows of its last epoch as CSV (header and lines). Called on rank 0 before the

@@ -111,7 +111,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
     return size;
 }
 
-/* Whether the reply is for the version that the request requires. */
+/* Returns whether the reply is for the version that the request requires. */
 static bool same_version(const struct http *http)
 {
     const struct http_version *wanted = http->request->version, *is = &http->reply->version;
@@ -213,7 +213,7 @@ static bool is_busy(long code)
     return code == 408 || code == 429 || (code >= 500 && code != 501 && code != 505);
 }
 
-/* Whether another attempt may succeed after this error of libcurl. */
+/* Returns whether another attempt may succeed after this error of libcurl. */
 static bool is_passing(CURLcode code)
 {
     switch (code) {

@@ -314,7 +314,7 @@ static enum status do_put(struct parser *parser, size_t bytes)
     if (stack->count == 0 || !stack->items[stack->count - 1])
         return status_set(STATUS_FAILED, "its pickle stores a value from an empty stack");
     if (index >= (size_t)(parser->end - parser->bytes)) /* Python numbers the entries from 0 */
-        return status_set(STATUS_FAILED, "its pickle has an entry of the memo that is too large");
+        return status_set(STATUS_FAILED, "its pickle has a memo entry that is too large");
     while (memo->count <= index)
         TRY(push_item(&memo->items, &memo->count, &memo->capacity, NULL));
     memo->items[index] = stack->items[stack->count - 1];

@@ -45,7 +45,7 @@ enum status pickle_parse(const uint8_t *bytes, size_t size, bool (*allowed)(cons
                          struct pickle *pickle);
 void pickle_free(struct pickle *pickle);
 
-/* Whether a value is this text. */
+/* Returns whether a value is this text. */
 bool pickle_is(const struct pickle_value *value, const char *text);
 
 #endif

@@ -20,7 +20,8 @@ enum status samples_format(const struct source *source, const void *state, const
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 
-/* Whether samples.csv exists, has a header record and one record per sample, and ends with a newline. */
+/* Returns whether samples.csv exists, has a header record and one record per sample, and ends with a newline.
+ */
 bool samples_are_whole(const char *folder, const struct index *index);
 
 #endif

@@ -36,7 +36,7 @@ struct tensor_file {
 
 FDSL_C_BEGIN
 
-/* Whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
+/* Returns whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
 bool tensor_file_named(const char *path);
 
 /* Opens a file and lists its tensors. The name decides the format. The caller closes the file, also after a

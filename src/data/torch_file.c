@@ -317,8 +317,8 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
     return status;
 }
 
-/* Whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long integer
- * of ten bytes. */
+/* Returns whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long
+ * integer of ten bytes. */
 static bool is_legacy(const struct tensor_file *file)
 {
     uint8_t start[4];

@@ -88,8 +88,8 @@ void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, 
 
 /* How well an order mixes the samples. */
 struct order_quality {
-    /* Mean distance between a sample's index in the order and its index in the share sorted by sample number,
-     * divided by the size of the share. 1/3 for a random permutation. */
+    /* Returns the mean distance between a sample's index in the order and its index in the share sorted by
+     * sample number. Divides this mean by the size of the share. 1/3 for a random permutation. */
     double displacement;
     double shards; /* mean number of distinct shards in a full batch; 0 without shards or full batches */
 };

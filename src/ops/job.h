@@ -143,7 +143,7 @@ size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
  * row twice. The next epoch has another permutation. */
 struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 
-/* Number of output rows if the mask keeps `kept` rows. */
+/* Returns the number of output rows if the mask keeps `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
 /* Returns the least number of bytes that any implementation of these steps must read and write: the input

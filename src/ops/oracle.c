@@ -202,7 +202,8 @@ static bool values_correct(const struct expected *expected, const struct chunk *
             memcmp(scratch + bytes, chunk->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);
 }
 
-/* Whether output row k of the chunk is correct. `scratch` has room for the values and scales of a row. */
+/* Returns whether output row k of the chunk is correct. `scratch` has room for the values and scales of a
+ * row. */
 static bool output_correct(const struct expected *expected, const struct chunk *chunk, uint64_t k,
                            uint8_t *scratch)
 {

@@ -76,11 +76,11 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Whether the options request only work that needs no variant: --help, --version, --list, --env or
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env or
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
-/* Whether `name` is a common option or an option of any workload. */
+/* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
 /* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,

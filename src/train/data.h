@@ -124,7 +124,7 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
                                        folders, with the first of every class); 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
+    uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
     const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
     struct image_fit fit; /* how images are resized; random crops are drawn as in epoch 0 */
