@@ -9,7 +9,7 @@
  * each operand, TILE_DEPTH deep. The next tiles are loaded while the current tiles are multiplied.
  *
  * If there are few tiles and the sums are long, each sum is split into slices (split-k). slices_kernel adds
- * the slices in a fixed order, so the result does not depend on the order of blocks. */
+ * the slices in a fixed order, so the result does not depend on the order in which blocks run. */
 #ifndef FDSL_CUDA_TRAIN_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_MULTIPLY_CUH
 

@@ -24,8 +24,8 @@ struct device_layer {
     /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. */
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
-     * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
-     * ReLU's mask if that layer has a GEMM or is a pooling. share_relu() in engine_open.cu has an exception.
+     * if that layer has a GEMM or is an addition. In the backward pass, the next layer applies the ReLU's
+     * mask if that layer has a GEMM or is a pooling layer. share_relu() in engine_open.cu has an exception.
      */
     bool relu;        /* the forward pass of this layer also applies the ReLU after it */
     bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */

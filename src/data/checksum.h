@@ -2,8 +2,8 @@
  * content. The sum does not depend on the order of the samples. It changes if a sample is missing,
  * incomplete, delivered twice, or delivered under the key of another sample.
  *
- * --verify hashes every byte. Timed runs hash only the size and the edges (the first and the last 64 bytes)
- * of each member, because hashing whole samples would take half of the run time. */
+ * --verify hashes every byte. Timed runs hash only the size and the edges of each member: its first and
+ * last 64 bytes. Hashing whole samples would take half of the run time. */
 #ifndef FDSL_DATA_CHECKSUM_H
 #define FDSL_DATA_CHECKSUM_H
 

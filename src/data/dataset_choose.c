@@ -18,9 +18,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Returns whether a sample is in a folder and, if `with_image` is set, has a member that --image,
- * or
- * --member EXT, names. */
+/* Returns whether a sample is in a folder and, if `with_image` is set, has a member that --image or --member
+ * EXT names. */
 static bool in_folder(const struct dataset *dataset, const struct dataset_sample *sample, bool with_image)
 {
     const struct members *choice = &dataset->choice;

@@ -25,8 +25,8 @@
  * handler. It leaves the current CUDA device, the locale and the floating-point environment as they were.
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
- * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
- * own, and the child can use CUDA only if the parent did not use CUDA before the fork. */
+ * must not overlap. A generator belongs to the process that opened it. After fork(), the child must open its
+ * own generator. It can use CUDA only if the parent did not use CUDA before the fork. */
 #ifndef FDSL_H
 #define FDSL_H
 

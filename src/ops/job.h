@@ -99,8 +99,8 @@ struct ops_fetch {
 
 /* Properties of a variant of `ops`. */
 struct ops_traits {
-    /* Measures the reference bandwidth of the memory that holds the rows, in bytes per second: STREAM triad
-     * with the threads of the variant on the CPU, a copy on a device. */
+    /* Measures the reference bandwidth of the memory that stores the rows, in bytes per second. On the CPU,
+     * this is STREAM triad with the threads of the variant; on a device, a copy. */
     enum status (*stream)(void *state, double *bytes_per_s);
     bool device; /* uses the options for GPUs */
 };

@@ -69,8 +69,8 @@ static enum status complete_rows(struct runner *runner, void *state)
 }
 
 /* Fills in the GPU's clocks, throttling and energy during the timed runs, and the variant's instruction set.
- * The energy per run is unknown if the time between runs was more than a tenth of the sampling time, or if
- * ranks share the GPU. */
+ * The energy per run is unknown if more than a tenth of the sampling time was between runs, or if ranks share
+ * the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;

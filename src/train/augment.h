@@ -195,8 +195,8 @@ FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, u
     return augment_blend(factor, value, augment_gray(image[i], image[plane + i], image[2 * plane + i]));
 }
 
-/* The operation sharpness: returns the new value of one pixel, blended with the weighted mean of its 3 x 3
- * neighbourhood (weights 1 1 1, 1 5 1, 1 1 1). Border pixels do not change. */
+/* The operation sharpness: blends one pixel with the weighted mean of its 3 x 3 neighbourhood (weights 1 1 1,
+ * 1 5 1, 1 1 1). Returns the new value. Border pixels do not change. */
 FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                               float factor)
 {

@@ -38,7 +38,7 @@ struct exchange_method {
 
     /* Collective: replaces `gradients` by the sums over all ranks. All ranks get the same bits, and repeated
      * runs get the same bits. `count` must be the same on all ranks and in all calls. `status` is the status
-     * of this rank's step so far: if the step failed on any rank, sum() returns the same failure on all
+     * of this rank's step so far. If the step failed on any rank, sum() returns the same failure on all
      * ranks, and the gradients are undefined. Only the thread that called the engine may call sum(). */
     enum status (*sum)(struct exchange *exchange, enum status status, float *gradients, size_t count);
 

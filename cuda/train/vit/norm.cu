@@ -48,8 +48,8 @@ static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan
     return {in.x + position.x, in.y + position.y};
 }
 
-/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are those of
- * the rounded sums, because the backward pass reads the rounded sums. */
+/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are computed
+ * from the rounded sums, because the backward pass reads the rounded sums. */
 template <int PAIRS, enum source SOURCE>
 static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
 {
