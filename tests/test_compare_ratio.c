@@ -173,9 +173,9 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How the simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
- * `within` is the standard deviation of the logarithms of a run's samples. A run has one row with `samples`
- * samples, or `epochs` rows with one sample each if `epochs` is not 0. */
+/* The variation of the simulated times. `between` is the standard deviation of the logarithms of the runs'
+ * medians. `within` is the standard deviation of the logarithms of a run's samples. A run has one row with
+ * `samples` samples, or `epochs` rows with one sample each if `epochs` is not 0. */
 struct noise {
     size_t runs, samples;
     double between, within;

@@ -142,7 +142,7 @@ Test(torch_file, bad_pickles)
         {PICKLE("ctorch\nFloatStorage\n)R."), "calls a type of storage"},
         {PICKLE("K\x01)R."), "calls a value that is not a Python object"},
         {PICKLE("ccollections\nOrderedDict\nK\x01\x85R."), "OrderedDict has arguments"},
-        {PICKLE("ctorch._utils\n_rebuild_tensor_v2\n)R."), "not described as torch.save() does"},
+        {PICKLE("ctorch._utils\n_rebuild_tensor_v2\n)R."), "not described in the format of torch.save()"},
         {PICKLE("ctorch._utils\n_rebuild_tensor_v2\n(K\0K\0K\0K\0K\0K\0tR."), "storage is not described"},
         {PICKLE("ctorch\nFloatStorage\n}b."), "sets attributes (BUILD)"},
         {PICKLE("(i__main__\nX\n."), "opcode INST"},
@@ -167,7 +167,7 @@ Test(torch_file, bad_pickles)
         {PICKLE("NN."), "after its end"},
         {PICKLE("N.N"), "after its end"},
         {PICKLE("}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u."), "the key 'a' twice"},
-        {PICKLE("})K\x01s."), "neither a text nor an integer"},
+        {PICKLE("})K\x01s."), "neither a string nor an integer"},
         {PICKLE("]q\0h\0a."), "nested more than 32 deep"},
         {PICKLE("N."), "no tensors"},
 #undef PICKLE

@@ -104,8 +104,8 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
 #define PIECE_BYTES 4096
 #define LINE_BYTES  64
 
-/* Prefetches cache lines. Forced inline, because the compiler removes calls of a function whose only effect
- * is prefetching. */
+/* Prefetches cache lines. The function must be inlined, because the compiler removes calls of a function
+ * whose only effect is prefetching. */
 static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += LINE_BYTES)

@@ -324,7 +324,7 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
 }
 
 /* Adds the hash of a sample to the checksum. The hash covers only the first and last bytes of each member
- * (checksum_edges()). Used if control->whole is false. */
+ * (checksum_edges()). This function is used if control->whole is false. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;

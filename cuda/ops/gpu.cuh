@@ -166,7 +166,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu);
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 
-/* Allocates the arena anew and clears its words and counts. */
+/* Allocates a new arena and clears its words and counts. */
 enum status gpu_results_renew(struct gpu_ops *gpu);
 
 /* ---- Between the passes: select.cu ---- */

@@ -114,8 +114,8 @@ enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into);
 
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
- * batches of up to `batch` samples. `release` frees these resources except device memory, also if `prepare`
- * failed. Both may be NULL. */
+ * batches of up to `batch` samples. `release` frees these resources except device memory; it is called even
+ * if `prepare` failed. Both may be NULL. */
 struct layer_passes {
     enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream);

@@ -171,7 +171,7 @@ class StepLog:
         self.step, self.seconds = 0, 0.0  # of the last row
 
     def add(self, loss, outputs, labels):
-        """Counts a sample as correct if the network predicts its own label, also if the sample is mixed."""
+        """Counts a sample as correct if the network predicts its own label, even if the sample is mixed."""
         self.loss += loss
         self.correct += (outputs.argmax(1) == labels).sum()
 

@@ -66,7 +66,7 @@ void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2
 /* Prints "fdsl-bench: ..." to stderr if progress may be shown (status_shows_progress()). */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints "fdsl-bench: ..." to stderr, on rank 0 only, also if stderr is a log file. */
+/* Prints "fdsl-bench: ..." to stderr, on rank 0 only, even if stderr is a log file. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints. Before that

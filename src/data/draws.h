@@ -44,8 +44,9 @@ FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bou
 
 /* Returns the initial value of element `i` of a tensor, normal with mean 0 and this standard deviation. Uses
  * the method of Box and Muller, "A note on the generation of random normal deviates", 1958. One block gives
- * the elements 2 j and 2 j + 1. Absolute values are at most 5.8 standard deviations. Computed in double, so
- * that all machines round to the same float, except in rare cases. Counter: i / 2 in two words, 1. */
+ * the elements 2 j and 2 j + 1. Absolute values are at most 5.8 standard deviations. The computation is in
+ * double, so that all machines round to the same float, except in rare cases. Counter: i / 2 in two words,
+ * 1. */
 static inline float draw_initial_normal(uint64_t seed, uint32_t tensor, uint64_t i, double deviation)
 {
     uint64_t pair = i / 2;

@@ -96,7 +96,7 @@ struct fdsl_config {
     double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0; must be 0 for u8 */
     double std[FDSL_CHANNELS_MAX];  /* per channel; default 1; must be 1 for u8 */
 
-    /* How the images are generated. */
+    /* The generator and its resources. */
     const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"
                               (default): "omp" on the CPU, "fused" on a CUDA device */
     int device;            /* FDSL_CPU (default), or the number of a CUDA device */

@@ -25,7 +25,7 @@ enum cores_outcome {
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
 
-/* How the ranks of a machine share its cores. */
+/* The division of a machine's cores among its ranks, as seen by one rank. */
 struct cores_plan {
     enum cores_outcome outcome;
     struct cores_mask mine; /* the hardware threads for this rank */

@@ -21,7 +21,7 @@
 /* Types of output rows, in the order of the option --to. */
 enum ops_type { OPS_F32, OPS_F16, OPS_BF16, OPS_FP8, OPS_NVFP4, OPS_MXFP4 };
 
-/* How rows are converted. */
+/* The conversion of rows. */
 struct ops_format {
     enum dtype from;
     enum ops_type to;

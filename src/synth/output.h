@@ -34,7 +34,7 @@ enum output_layout {
     OUTPUT_NHWC  /* the channels of a pixel are adjacent */
 };
 
-/* How the canvas is brought to the size of the output. */
+/* The method that brings the canvas to the size of the output. */
 enum output_fit {
     OUTPUT_WHOLE,  /* the whole canvas, unscaled; the output has the same side as the canvas */
     OUTPUT_RESIZE, /* the whole canvas, shrunk or enlarged; each output pixel is the mean over the area that

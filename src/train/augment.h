@@ -1,6 +1,6 @@
-/* Images that are computed anew from the stored samples in every epoch: random-resized-crop, flip, and
- * RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples are
- * gathered: shifted, normalised and erased (data_gather()).
+/* Augmentation that computes new images from the stored samples in every epoch: random-resized-crop, flip,
+ * and RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples
+ * are gathered: shifted, normalised and erased (data_gather()).
  *
  *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
  *

@@ -15,7 +15,7 @@
 /* The option that sets the size of each part. */
 extern const char *const data_size_options[DATA_PARTS];
 
-/* Which samples of a source go into a set. */
+/* The samples of a source that a set takes. */
 struct data_range {
     uint64_t first, count;
     int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */

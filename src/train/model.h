@@ -86,7 +86,7 @@ struct layer {
     size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 
-/* How model_initialise() draws the values of a tensor. */
+/* The distribution from which model_initialise() draws the values of a tensor. */
 enum initial { INITIAL_UNIFORM, INITIAL_NORMAL, INITIAL_ZEROS, INITIAL_ONES };
 
 /* A parameter tensor. */

@@ -139,7 +139,7 @@ FDSL_HD double optimizer_clip(double clip_norm, double norm)
     return factor < 1 ? factor : 1;
 }
 
-/* How the update of a tensor differs from that of other tensors. */
+/* The properties of a tensor's update that can differ between tensors. */
 struct tensor_update {
     float share; /* factor of the learning rate */
     bool decays; /* whether weight decay applies */

@@ -12,7 +12,7 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* Where the values of a row come from. */
+/* The source of the values of a row. */
 enum source {
     SOURCE_SUMS,   /* sums */
     SOURCE_BRANCH, /* shortcut + factors * branch */
