@@ -285,7 +285,7 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 /* ---- Steps on both engines, in stretches ---- */
 
 /* The largest relative errors of an engine. `tensors` has the error of each tensor's gradients in the first
- * step, and `gradients` the largest of these errors. `losses` is over all steps. `updates` is over all
+ * step, and `gradients` has the largest of these errors. `losses` is over all steps. `updates` is over all
  * tensors, whose updates are compared once per stretch of steps. */
 struct distance {
     double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;

@@ -57,7 +57,7 @@ struct reader {
 };
 
 /* Sets up `threads` workers with at least `slots` slots each, in whole batches. A variant that allocates more
- * buffers adds their bytes to result.memory_bytes. The caller closes `reader`, also after a failure. */
+ * buffers adds their bytes to result.memory_bytes. The caller closes `reader`, even after a failure. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);

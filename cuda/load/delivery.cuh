@@ -112,7 +112,7 @@ struct delivery {
 
 /* Examines the samples and computes slot sizes. Allocates no device memory. `packed` is passed to
  * arrays_open() (load/arrays.h); `keyed` becomes a field of struct order_plan (load/order.h). The caller
- * closes the delivery, also after a failure. */
+ * closes the delivery, even after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 

@@ -33,7 +33,7 @@ struct image_batch {
 
 /* Opens a decoder on the current device. DECODER_AUTO becomes DECODER_HARDWARE if the GPU has JPEG engines,
  * otherwise DECODER_HYBRID, or DECODER_CPU without nvJPEG. STATUS_UNAVAILABLE, with the remedy, if the wanted
- * kind does not exist here. The caller closes the decoder, also after a failure. */
+ * kind does not exist here. The caller closes the decoder, even after a failure. */
 enum status image_decoder_open(struct image_decoder *decoder, enum decoder wanted);
 void image_decoder_close(struct image_decoder *decoder);
 

@@ -127,7 +127,7 @@ struct ring {
 };
 
 /* Creates the rings and their delivery. STATUS_USAGE if they do not fit in memory. The caller closes the
- * ring, also after a failure. */
+ * ring, even after a failure. */
 enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
                       const struct ring_type *type);
 void ring_close(struct ring *ring);

@@ -143,7 +143,7 @@ enum status gpu_input_plan(struct gpu_ops *gpu);
 /* Returns the size of the input's device memory, in bytes. */
 uint64_t gpu_input_bytes(const struct gpu_ops *gpu);
 
-/* Copies the rows to the device, or creates the ring. The caller closes the input, also after a failure. */
+/* Copies the rows to the device, or creates the ring. The caller closes the input, even after a failure. */
 enum status gpu_input_open(struct gpu_ops *gpu);
 void gpu_input_close(struct gpu_ops *gpu);
 
@@ -162,7 +162,7 @@ enum status gpu_results_plan(struct gpu_ops *gpu);
  * --gpu-memory-limit allows. */
 enum status gpu_check_memory(const struct gpu_ops *gpu);
 
-/* Creates the memory pool if --pool asks for it. Call gpu_results_close() also after a failure. */
+/* Creates the memory pool if --pool asks for it. Call gpu_results_close() even after a failure. */
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 

@@ -83,7 +83,7 @@ struct options {
 /* Writes all defaults into the structs of options->tables, then the values of the command line. Accepts
  * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
- * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
+ * yes, on, false, no or off. Allocates options->given; call options_free(), even after a failure.
  * STATUS_USAGE for an unknown option (suggests the nearest name), an ambiguous prefix, an option with a value
  * that is given twice, a missing or unexpected argument, or a value that is not a number or is out of range.
  * If the option is in a file, the message names the file and the line. */

@@ -267,7 +267,7 @@ static enum status explain(const struct http *http, CURLcode code)
     return status_set(STATUS_FAILED, "%s: %s", shown, reason);
 }
 
-/* Sets the headers of an attempt. The caller frees `*list`, also after a failure. */
+/* Sets the headers of an attempt. The caller frees `*list`, even after a failure. */
 static enum status set_headers(const struct http_request *request, const char *range,
                                struct curl_slist **list)
 {

@@ -104,7 +104,7 @@ enum status remote_list(struct remote *remote, const char *leaf);
 /* Starts one thread per connection. remote_close() joins the threads. */
 enum status remote_start_threads(struct remote *remote);
 
-/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, also
+/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
  * after a failure. The caller holds `remote->lock`. */
 enum status remote_start_transfer(struct remote *remote, struct file *file, int fd,
                                   struct transfer **started);

@@ -163,7 +163,7 @@ struct ops_results {
     uint64_t *table, *row_hashes; /* dedup: the hash table, and one hash per row of the run */
 };
 
-/* Allocates results for the largest number of output rows. The caller frees them, also after a failure. */
+/* Allocates results for the largest number of output rows. The caller frees them, even after a failure. */
 enum status ops_results_open(const struct ops *ops, struct ops_results *results);
 void ops_results_free(struct ops_results *results);
 

@@ -145,7 +145,7 @@ static void expect_free(struct expected *expected)
     free(expected->wrong);
 }
 
-/* Computes the expected results of run `number`. The caller frees `expected`, also after a failure. */
+/* Computes the expected results of run `number`. The caller frees `expected`, even after a failure. */
 static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint64_t number,
                           struct expected *expected)
 {

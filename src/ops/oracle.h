@@ -19,7 +19,7 @@ struct ops_oracle {
     uint64_t distinct; /* number of different hashes of valid rows */
 };
 
-/* Computes which rows are valid. The caller frees the oracle, also after a failure. STATUS_FAILED if memory
+/* Computes which rows are valid. The caller frees the oracle, even after a failure. STATUS_FAILED if memory
  * runs out. */
 enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle);
 void ops_oracle_free(struct ops_oracle *oracle);

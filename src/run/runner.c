@@ -478,7 +478,7 @@ static enum status prepare(struct runner *runner)
     return describe_device(runner);
 }
 
-/* Collective preparations before the first variant. The caller must close runner->input, also after a
+/* Collective preparations before the first variant. The caller must close runner->input, even after a
  * failure. */
 static enum status begin(struct runner *runner)
 {

@@ -74,7 +74,7 @@ struct runner {
 /* ---- runner.c ---- */
 
 /* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
- * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), also after a
+ * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), even after a
  * failure. Collective, like comm_agree(). */
 enum status runner_combination(struct settings *settings, struct report **report);
 
@@ -100,12 +100,12 @@ void runner_cpu_use(const struct runner *runner, const struct bench *bench, doub
                     double *preempted_per_s);
 
 /* Builds the CSV row of a result, with the workload's measures (NULL: none). The caller calls row_free(),
- * also after a failure. */
+ * even after a failure. */
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
 /* Builds a row of --samples-out: one sample, after the identifying columns of the result's row `whole`. The
- * caller calls row_free(), also after a failure. */
+ * caller calls row_free(), even after a failure. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 

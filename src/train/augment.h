@@ -249,7 +249,7 @@ struct augment_scratch {
     int16_t *across; /* weights of all outputs along a row */
 };
 
-/* Allocates the scratch for a plan. The caller closes it, also after a failure. */
+/* Allocates the scratch for a plan. The caller closes it, even after a failure. */
 enum status augment_scratch_open(const struct augment_plan *plan, struct augment_scratch *scratch);
 void augment_scratch_close(struct augment_scratch *scratch);
 

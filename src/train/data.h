@@ -139,7 +139,7 @@ struct data_request {
 #define DATA_TRAIN_SIZE 10000
 #define DATA_TEST_SIZE  2000
 
-/* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder
+/* Opens or generates both sets. The caller closes `data`, even after a failure. STATUS_USAGE if the folder
  * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with the file and the
  * reason if a file is broken or a set has no samples. */
 enum status data_open(const struct data_request *request, struct data *data);

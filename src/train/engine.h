@@ -469,7 +469,7 @@ struct engine {
     const struct stage_functions *stages; /* NULL: cannot be a stage of a pipeline */
 
     /* Creates `*state`, which must be NULL. Parameters are undefined until set(). The caller closes the state
-     * unless it is NULL, also after a failure. */
+     * unless it is NULL, even after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 

@@ -32,7 +32,7 @@ struct exchange_method {
 
     /* Collective: prepares `exchange`, whose state is NULL. All ranks return the same status.
      * STATUS_UNAVAILABLE with the reason if these ranks cannot use the method together. The caller closes the
-     * exchange, also after a failure. */
+     * exchange, even after a failure. */
     enum status (*open)(struct exchange *exchange);
     void (*close)(struct exchange *exchange);
 
@@ -114,7 +114,7 @@ bool exchange_rounds(int sync);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
- * only mpi works. The caller closes the exchange, also after a failure. */
+ * only mpi works. The caller closes the exchange, even after a failure. */
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
 
 /* Closes an exchange. Does nothing if it was not opened. */

@@ -65,7 +65,7 @@ char *job_samples(const struct job_parameters *parameters);
 
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
  * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
- * options, which the caller frees, also after a failure; texts in `parameters` point into it and into the
+ * options, which the caller frees, even after a failure; texts in `parameters` point into it and into the
  * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
@@ -77,7 +77,7 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
 size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
                        const char *besides, char *words, size_t size);
 
-/* Opens the data that these parameters choose. The caller closes the data, also after a failure. */
+/* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
 /* Returns STATUS_USAGE if the batch is larger than the set `part`. */
