@@ -106,7 +106,7 @@ struct block {
     uint32_t *depth_rows, *score_rows;
 };
 
-/* Scratch memory for one head of one sample: its tokens, b^T for a product, and two matrices of scores. */
+/* Scratch memory for one head of one sample: its tokens, b^T for a GEMM, and two matrices of scores. */
 struct head {
     float *q, *k, *v, *deltas, *result, *room, *weights, *scores;
 };

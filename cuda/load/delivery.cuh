@@ -227,7 +227,7 @@ enum status queue_free(struct output_queue *queue);
  * `target` samples. Without shuffling, it has 4 times `target` samples, or the whole set if that is smaller.
  *
  * delivery_stream_slots() returns the number of slots per worker: one batch plus one span (at most the
- * worker's share). With a consumer, it adds the larger of batch and span once more. */
+ * worker's share). With a consumer, it adds the larger of batch and span a second time. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

@@ -32,9 +32,8 @@ void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size
 
 /* ---- options_values.c ---- */
 
-/* Returns whether the option accepts the value "none", which means "not given". This applies to numbers
- * without a default for which 0 or NaN is stored if the option is not given, and to real numbers with the
- * default 0. */
+/* Returns whether the option accepts the value "none", which means "not given". Real numbers with the default
+ * 0 accept it. Numbers without a default accept it if 0 or NaN stands for "not given". */
 bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */

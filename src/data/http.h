@@ -32,7 +32,7 @@ struct http_request {
     const struct http_version *version;
 
     /* Sets the headers of an attempt, for example a signature that expires after some minutes. Adds at most
-     * HTTP_HEADERS_MAX texts from malloc. NULL if the request needs no such headers. */
+     * HTTP_HEADERS_MAX strings from malloc. NULL if the request needs no such headers. */
     enum status (*sign)(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX]);
     const void *signer; /* for sign() */

@@ -90,7 +90,8 @@ enum status remote_find_service(struct remote *remote, char *leaf);
 enum status remote_url_of(const struct remote *remote, const char *name, char url[REMOTE_URL_MAX]);
 
 /* Returns a GET request, which is signed if the data set is on S3 and there are credentials. `shown` is the
- * URL for messages. Both texts must outlive the request. The caller sets the fields that say what to read. */
+ * URL for messages. Both strings must outlive the request. The caller sets the fields that say what to
+ * read. */
 struct http_request remote_request(const struct remote *remote, const char *url, const char *shown);
 
 /* ---- remote_list.c ---- */

@@ -69,7 +69,7 @@ struct fdsl_class {
 };
 
 /* Describes the images, and how to generate them. Set all fields with fdsl_config_init(), then change some.
- * fdsl_open() copies texts and lists. */
+ * fdsl_open() copies strings and lists. */
 struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 

@@ -431,8 +431,8 @@ static enum status run_consumed(struct runner *runner)
         return run_all(runner);
     TRY(comm_agree(runner->sharers > 1
                        ? status_set(STATUS_USAGE,
-                                    "--compute: %d ranks share a GPU, but a training step needs a GPU "
-                                    "of its own; start one rank per GPU",
+                                    "--compute: %d ranks share a GPU, but each training step needs its "
+                                    "own GPU; start one rank per GPU",
                                     runner->sharers)
                        : STATUS_OK));
     enum status status =

@@ -14,7 +14,7 @@ struct table {
     const char *path; /* as given; for messages */
     size_t rows, columns;
     char *text;         /* owned; the cells, decoded in place */
-    const char **cells; /* owned; (rows + 1) * columns texts, the header first */
+    const char **cells; /* owned; (rows + 1) * columns strings, the header first */
     size_t *lines;      /* owned; the line number of each row */
 };
 

@@ -110,13 +110,13 @@ void synth_free(struct synth *synth);
 
 FDSL_C_END
 
-/* Returns the bytes of one canvas, which has one byte per pixel. */
+/* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
     return (size_t)synth->res * synth->res;
 }
 
-/* Returns the bytes of one image in the output format. The images of a batch are contiguous. */
+/* Returns the size of one image in the output format, in bytes. The images of a batch are contiguous. */
 static inline size_t synth_output_bytes(const struct synth *synth)
 {
     const struct synth_output *output = &synth->output;

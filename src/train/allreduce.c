@@ -56,7 +56,7 @@ static enum status exchange_open(const struct options *given, void *parameters_,
     if (parameters->bytes % value_bytes)
         return status_set(STATUS_USAGE,
                           "--bytes %" PRIu64
-                          ": not a multiple of %zu, the bytes of one %s value; give a multiple",
+                          ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
                           parameters->bytes, value_bytes, types[parameters->type]);
     if (partition->ranks == 1 && !warned)
         status_warn("one rank exchanges nothing, so busbw_gbs is 0; start more ranks with: mpirun -n N");

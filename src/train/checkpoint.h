@@ -66,8 +66,8 @@ enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
- * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the
- * texts has more than 16 MiB. */
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the strings has
+ * more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another

@@ -42,8 +42,8 @@ struct data {
     enum dtype type;
     uint32_t classes;
     struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
-                             * FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again
-                             * in every epoch (train/augment.h); test samples are resized */
+                               FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again in
+                               every epoch (train/augment.h); test samples are resized */
     struct shape canvas;    /* of stored training samples, if they differ from `shape` */
     size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
