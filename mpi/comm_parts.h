@@ -22,7 +22,8 @@ enum { NOTE_TAG = 1, CHANNEL_TAG, OFFER_TAG, ANSWER_TAG };
 enum status comm_mpi_status(int error, const char *call);
 #define MPI_TRY(call) TRY(comm_mpi_status((call), #call))
 
-/* Whether an MPI call failed or a wait timed out. MPI may then still use the memory of pending messages. */
+/* Returns whether an MPI call failed or a wait timed out. MPI may then still use the memory of pending
+ * messages. */
 bool comm_is_broken(void);
 
 /* Checks that ranks can still exchange a message of `count` elements. MPI counts in int, and after a failed

@@ -86,7 +86,8 @@ static enum status dispatch(struct settings *settings, enum status read, const s
 
 /* Prints the error, if there is one, and flushes stdout. Returns the exit status. Called before comm_close(),
  * because the launcher ends all ranks when the first one fails. A rank that has not joined the others sleeps
- * before it prints: if rank 0 has the same error, rank 0 prints it and the launcher ends the other ranks. */
+ * before it prints. If rank 0 has the same error, rank 0 prints it, and the launcher ends the other ranks
+ * before they print it too. */
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)

@@ -32,7 +32,7 @@ static inline int shell(const char *format, ...)
     return status;
 }
 
-/* Whether the output of the latest command contains the words. */
+/* Returns whether the output of the latest command contains the words. */
 static inline bool says(const char *words)
 {
     return strstr(out, words) != NULL;

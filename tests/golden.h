@@ -2,7 +2,7 @@
  * never change: users must be able to generate the same images again.
  *
  * If `preset` is NULL, the image is of the program's default class, with these numbers of vertices and
- * orbits. Otherwise the image is of one of the first ten classes of the preset. `number` is the value of
+ * orbits. Otherwise the image belongs to one of the first ten classes of the preset. `number` is the value of
  * --instance. */
 #ifndef FDSL_TESTS_GOLDEN_H
 #define FDSL_TESTS_GOLDEN_H

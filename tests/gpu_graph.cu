@@ -311,7 +311,7 @@ static bool run(const struct trial *trial)
     return well;
 }
 
-/* Whether case `number`, counted from 1, is selected on the command line. */
+/* Returns whether case `number`, counted from 1, is selected on the command line. */
 static bool asked_for(uint32_t number, int count, char **numbers)
 {
     for (int i = 0; i < count; i++)

@@ -78,7 +78,7 @@ static inline struct train_state copy_of(const struct train_state *state, size_t
     return copy;
 }
 
-/* Whether the parameters and moments of two states are bit-identical. */
+/* Returns whether the parameters and moments of two states are bit-identical. */
 static inline bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
 {
     return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
@@ -86,7 +86,8 @@ static inline bool same_arenas(const struct train_state *one, const struct train
            memcmp(one->v, other->v, values * sizeof(float)) == 0;
 }
 
-/* The norm of the difference, divided by the norm of the correct values `right`. 0 if both are equal. */
+/* Returns the norm of the difference, divided by the norm of the correct values `right`; 0 if both are equal.
+ */
 static inline double off_by(const float *mine, const float *right, size_t count)
 {
     double off = 0, all = 0;
@@ -145,8 +146,9 @@ static inline double compare_updates(const struct train_state *mine, const struc
     return worst;
 }
 
-/* Relative error of a loss. If the loss per sample is below `floor`, the error is relative to `floor`,
- * because a tiny loss is the difference of large logits. Infinity if the numbers of samples differ. */
+/* Returns the relative error of a loss. If the loss per sample is below `floor`, the error is relative to
+ * `floor`, because a tiny loss is the difference of large logits. Infinity if the numbers of samples differ.
+ */
 static inline double compare_losses(const struct train_totals *mine, const struct train_totals *right,
                                     double floor)
 {
@@ -212,8 +214,8 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
-/* Whether a network can have the fault. Some faults change a transformer. Other faults change a network that
- * has two convolutions followed by linear layers. */
+/* Returns whether a network can have the fault. Some faults change a transformer. Other faults change a
+ * network that has two convolutions followed by linear layers. */
 static inline bool fault_fits(enum fault fault, bool transformer)
 {
     if (fault == FAULT_NONE || fault == FAULT_MOVE || fault == FAULT_LABEL)
@@ -283,7 +285,7 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 /* ---- Steps on both engines, in stretches ---- */
 
 /* The largest relative errors of an engine. `tensors` has the error of each tensor's gradients in the first
- * step, and `gradients` the largest of these errors. `losses` is over all steps. `updates` is over all
+ * step, and `gradients` has the largest of these errors. `losses` is over all steps. `updates` is over all
  * tensors, whose updates are compared once per stretch of steps. */
 struct distance {
     double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;

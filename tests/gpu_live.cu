@@ -137,8 +137,8 @@ static uint64_t count_apart(const uint8_t *one, const uint8_t *other, size_t pix
     return apart;
 }
 
-/* Generates images by lists of numbers, and each image again by a call of its own. The generator paints
- * overlapping lines in any order, so the grays of both may differ, but both must have the same painted
+/* Generates images by lists of numbers, then generates each image again in a separate call. The generator
+ * paints overlapping lines in any order, so the grays of both may differ, but both must have the same painted
  * pixels. A painted pixel is black only if the gray of its orbit is 0, in one of 256 cases. As a control,
  * compares each image with another one. */
 static void compare_lists(const struct set *set)
@@ -207,7 +207,7 @@ static __global__ void spin_kernel(uint64_t ns)
     while (now - begin < ns);
 }
 
-/* Duration of step `i`: 0, up to 0.3 ms, or up to 3 ms. */
+/* Returns the duration of step `i`: 0, up to 0.3 ms, or up to 3 ms. */
 static uint64_t step_ns(uint32_t i)
 {
     struct philox_block block = philox(philox_key(2), i, 0, 0, 0);

@@ -96,7 +96,8 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
-/* Whether two engines that each run half of the steps give the same bits as one engine that runs them all. */
+/* Returns whether two engines that each run half of the steps give the same bits as one engine that runs them
+ * all. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps)
 {
     size_t values = train->model->arena_values;
@@ -190,7 +191,7 @@ static bool overflows(const struct train *train, const struct train_state *begin
     return well;
 }
 
-/* Whether the network has a layer that selects: max-pooling or ReLU. */
+/* Returns whether the network has a layer that selects: max-pooling or ReLU. */
 static bool chooses(const struct model *model)
 {
     for (uint32_t i = 0; i < model->layer_count; i++)
@@ -309,7 +310,7 @@ static bool run(const struct trial *trial)
     return well;
 }
 
-/* Whether the network is selected on the command line. */
+/* Returns whether the network is selected on the command line. */
 static bool asked_for(const char *name, int count, char **names)
 {
     for (int i = 0; i < count; i++)
@@ -341,7 +342,8 @@ static bool choose(const char *name)
     return false;
 }
 
-/* Whether the engine supports the network: `vit` computes transformers, and the others all other networks. */
+/* Returns whether the engine supports the network: `vit` computes transformers, and the others all other
+ * networks. */
 static bool supports(const char *table)
 {
     return (strncmp(contender->engine->name, "vit", 3) == 0) == (strncmp(table, "vit", 3) == 0);

@@ -44,14 +44,14 @@ static inline const char *in_folder(const char *name)
     return path;
 }
 
-/* Byte `i` of a sample's member. A member is one of the sample's files in a tar shard. */
+/* Returns byte `i` of a sample's member. A member is one of the sample's files in a tar shard. */
 static inline uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
 {
     return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
 }
 
-/* Size of a member in bytes. Some sizes are smaller and some are larger than a tar block, than a page, and
- * than the part of a member that checksums cover. */
+/* Returns the size of a member in bytes. Some sizes are smaller and some are larger than a tar block, than a
+ * page, and than the part of a member that checksums cover. */
 static inline uint32_t size_of(uint32_t sample, uint32_t member)
 {
     return member ? sample % 3 : (sample * 997) % 9000;
@@ -231,8 +231,9 @@ static inline void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* Number of samples that a reader can rely on in a shard that begins with sample `sample` and is truncated to
- * `bytes` bytes. The last sample with an intact member is not counted: its other member may be missing. */
+/* Returns how many samples of a truncated shard are certainly complete. The shard begins with sample `sample`
+ * and is truncated to `bytes` bytes. The last sample with an intact member does not count: its other member
+ * may be missing. */
 static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
 {
     uint32_t whole = 0;

@@ -192,7 +192,7 @@ class Bench:
     # ---- Without faults ----
 
     def is_sound(self, suite):
-        """Whether a suite passes without a fault. Tests this only when the suite first fails with a fault."""
+        """Returns whether a suite passes without a fault. Tests this only when the suite first fails with a fault."""
         with self.locks.setdefault(suite, threading.Lock()):
             if suite not in self.sound:
                 failure = self.run_plain(suite)
@@ -210,7 +210,7 @@ class Bench:
             self.renew(tree)
             shutil.copy2(os.path.join(self.build.base, PROGRAM), os.path.join(tree, PROGRAM))
             self.link(suite, tree, set())
-            # one success of three is enough: on a busy machine, a run may fail
+            # one success in three runs is enough: on a busy machine, a run may fail
             return self.execute(suite, tree) and self.execute(suite, tree) and self.execute(suite, tree)
         finally:
             self.trees.put(tree)

@@ -112,7 +112,7 @@ class Build:
             return None
 
     def is_stale(self, output):
-        """Whether an object of a suite must be compiled in the base. make does not build these objects."""
+        """Returns whether an object of a suite must be compiled in the base. make does not build these objects."""
         if '-c' not in self.commands[output] or '/tests/' not in output:
             return False
         sources, path = self.sources_of(output), os.path.join(self.base, output)

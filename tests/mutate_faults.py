@@ -126,7 +126,7 @@ def condition(draw, text, code, _):
 
 
 def is_statement(code, lines_before):
-    """Whether a line is one complete statement other than a declaration, a return, or a release of memory or a file."""
+    """Returns whether a line is one complete statement other than a declaration, a return, or a release of memory or a file."""
     line = code.strip()
     if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-].*;$', line) or line.count('(') != line.count(')') or line.count(';') != 1:
         return False
@@ -226,8 +226,9 @@ def places(tree, paths, draw):
 
 
 def choose(tree, seed, count, spares, pattern='.'):
-    """Returns `count` faults, distributed evenly over the folders whose name matches, and `spares` more per folder. For each fault,
-    first an operator is drawn, then one of its places in the folder, so that rare operators occur too. No line is used twice."""
+    """Returns `count` faults, distributed evenly over the folders whose name matches, and `spares` more per folder. To choose a
+    fault, draws an operator and then a line of the folder to which it applies. Rare operators therefore occur too. No line is
+    used twice."""
     rooms = {room: paths for room, paths in rooms_of(tree).items() if re.search(pattern, room)}
     if not rooms:
         raise ValueError(f'no folder matches {pattern!r}')

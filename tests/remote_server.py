@@ -43,7 +43,7 @@ def digest(key, text):
 
 
 def signature(headers, path, query):
-    """Whether a request has the signature that AWS's documentation specifies for its headers, path and query."""
+    """Returns whether a request has the signature that AWS's documentation specifies for its headers, path and query."""
     fields = dict(part.strip().split("=", 1) for part in headers["Authorization"].split(" ", 1)[1].split(","))
     names = fields["SignedHeaders"].split(";")
     if not {"host", "x-amz-date", "x-amz-content-sha256"} <= set(names) or names != sorted(names):

@@ -321,7 +321,7 @@ static double contrasted(const uint8_t *plane, uint32_t pixels, uint32_t value)
     return high > low ? (value - low) * 255 / (high - low) : value;
 }
 
-/* The result of an operation before rounding; `m` is the signed magnitude from -1 to 1. */
+/* Returns the result of an operation before rounding; `m` is the signed magnitude from -1 to 1. */
 static double changed(enum augment_operation operation, double m, const struct shape *shape,
                       const uint8_t *image, uint32_t c, uint32_t y, uint32_t x)
 {

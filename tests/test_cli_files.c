@@ -446,7 +446,7 @@ Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
     cr_expect(count_files() == 2);
 }
 
-/* Whether the folder has a temporary file. */
+/* Returns whether the folder has a temporary file. */
 static bool any_temporary(void)
 {
     bool found = false;

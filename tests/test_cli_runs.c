@@ -155,8 +155,8 @@ Test(cli, a_numpy_file_is_reported_on_a_terminal)
     cr_expect(strstr(err, note), "%s", err);
 }
 
-/* Whether the text sets a colour. An escape sequence that sets a colour ends in m. The sequence that clears a
- * line ends in K. */
+/* Returns whether the text sets a colour. An escape sequence that sets a colour ends in m. The sequence that
+ * clears a line ends in K. */
 static bool coloured(const char *text)
 {
     for (const char *at = text; (at = strchr(at, '\033')); at++)

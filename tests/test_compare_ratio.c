@@ -33,8 +33,8 @@ Test(ratio, student_quantiles_equal_published_tables)
         expect_near("t", stats_student(known[i].confidence, known[i].freedom), known[i].t, 1e-7);
 }
 
-/* Probability that |T| <= t, with v = `freedom`. Integrates Student's density over the angle whose tangent is
- * t / sqrt(v); as a function of the angle, the density is proportional to cos^(v - 1). */
+/* Returns the probability that |T| <= t, with v = `freedom`. Integrates Student's density over the angle
+ * whose tangent is t / sqrt(v); as a function of the angle, the density is proportional to cos^(v - 1). */
 static double probability_within(double t, double freedom)
 {
     enum { STEPS = 100000 };
@@ -173,9 +173,9 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How the simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
- * `within` is the standard deviation of the logarithms of a run's samples. A run has one row with `samples`
- * samples, or `epochs` rows with one sample each if `epochs` is not 0. */
+/* The variation of the simulated times. `between` is the standard deviation of the logarithms of the runs'
+ * medians. `within` is the standard deviation of the logarithms of a run's samples. A run has one row with
+ * `samples` samples, or `epochs` rows with one sample each if `epochs` is not 0. */
 struct noise {
     size_t runs, samples;
     double between, within;

@@ -239,7 +239,7 @@ static void flip(const char *name, long offset)
     cr_assert_eq(fclose(file), 0);
 }
 
-/* Checks the exit status of --verify-set and two texts in its output, and restores the set. */
+/* Checks the exit status of --verify-set and that its output contains two strings. Restores the set. */
 static void expect_damage(int wanted, const char *words, const char *more)
 {
     EXPECT(wanted, "$P --verify-set set");

@@ -220,7 +220,7 @@ static void expect_truncated(const char *whole, const char *path)
     expect_counting(whole, 3, 5);
     cr_assert_eq(file_read(whole, &bytes, &size), STATUS_OK);
     for (size_t cut = 0; cut < size; cut++) {
-        FILE *file = fopen(path, "w"); /* file_write_atomic() would sync */
+        FILE *file = fopen(path, "w"); /* file_write_atomic() would sync each file */
         cr_assert(file && fwrite(bytes, 1, cut, file) == cut && fclose(file) == 0);
         expect_bad(path, "");
     }

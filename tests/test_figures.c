@@ -37,7 +37,7 @@ Test(figures, all_figures_are_drawn_in_three_formats)
     cr_assert_eq(atoi(out), (int)(3 * COUNT_OF(names)), "temporary files remain: %s", out);
 }
 
-/* Whether the reference rows have the column `bound`. Rows of older revisions have no roofline. */
+/* Returns whether the reference rows have the column `bound`. Rows of older revisions have no roofline. */
 static bool reference_has_bounds(void)
 {
     return system("head -q -n 1 " REFERENCE "/*.csv | grep -q ',bound,'") == 0;

@@ -488,7 +488,7 @@ static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t
     image_scratch_close(&scratch);
 }
 
-/* Compares image_fit() with fit_slowly(). Values may differ by at most `most`: if the image is turned by 90
+/* Compares image_fit() with fit_slowly(). Values may differ by at most `most`. If the image is turned by 90
  * degrees, image_fit() swaps the passes over rows and columns, so rounding differs. */
 static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
                         int most)

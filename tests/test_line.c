@@ -122,8 +122,8 @@ Test(line, begins_and_ends_at_its_end_points)
     }
 }
 
-/* Whether the line passes exactly half-way between two pixels at some step s: (2 minor s) mod (2 major) =
- * major. */
+/* Returns whether the line passes exactly half-way between two pixels at some step s: (2 minor s) mod (2
+ * major) = major. */
 static bool has_tie(int32_t major, int32_t minor)
 {
     for (int32_t s = 1; s < major; s++)

@@ -1,5 +1,5 @@
-/* Tests how `load` uses an index of a data set: samples that are missing, flipped bits, and names or lists
- * that do not match the shards. */
+/* Tests how `load` uses an index of a data set. The faults are missing samples, flipped bits, and names or
+ * lists that do not match the shards. */
 #include "data/dataset_open.h"
 #include "load_support.h"
 

@@ -360,8 +360,8 @@ Test(mpi, ranks_stay_awake_between_timed_runs)
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 0, "%x", ended);
 }
 
-/* Whether the process ends within a second. A zombie counts as ended, because its new parent may not have
- * reaped it yet. */
+/* Returns whether the process ends within a second. A zombie counts as ended, because its new parent may not
+ * have reaped it yet. */
 static bool is_gone(pid_t pid)
 {
     static char line[TEXT_MAX];

@@ -93,7 +93,7 @@ Test(mpi_exchange, invalid_options_are_refused)
     static const struct {
         const char *options, *message;
     } cases[] = {
-        {"--bytes 6", "--bytes 6: not a multiple of 4, the bytes of one f32 value"},
+        {"--bytes 6", "--bytes 6: not a multiple of 4 bytes, the size of one f32 value"},
         {"--bytes 0", "--bytes: '0' is out of range; it must be 1 to 1099511627776"},
         {"--bytes 1Q", "--bytes: '1Q' is not a size; write a number of bytes, or a number and K, M or G"},
         {"--bytes 1024G", "the arrays: "},

@@ -45,7 +45,8 @@ Test(pipe_schedule, has_each_operation_once_in_ascending_order)
     for_each(expect_each_once);
 }
 
-/* Whether all operations that `op` depends on are done. done[stage][kind] counts completed operations. */
+/* Returns whether all operations that `op` depends on are done. done[stage][kind] counts completed
+ * operations. */
 static bool may_run(const struct pipe_op *op, uint32_t (*done)[PIPE_KINDS], uint32_t stage, uint32_t stages)
 {
     if (op->kind == PIPE_FORWARD)

@@ -344,7 +344,7 @@ Test(prepare, cifar)
 /* ---- Resuming ---- */
 
 /* Starts --prepare `rounds` times, and kills all its processes with SIGKILL. Each kill waits until more units
- * (shards or folders of files) are finished than at the kill before; the last kill waits for about half of
+ * (shards or folders of files) are finished than at the previous kill. The last kill waits for about half of
  * all units. Then --prepare runs to completion. Finished units must be kept, and the result must equal that
  * of an uninterrupted run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,

@@ -78,7 +78,7 @@ Test(partition, weights_divide_any_batch)
 }
 
 /* Checks the sum and the minimum of the shares. A rank with a larger weight must not get less than a rank
- * with a smaller weight. Of two ranks with the same weight, the lower rank must not get less. */
+ * with a smaller weight. If two ranks have the same weight, the lower rank must not get less. */
 static void expect_fair(const double *weights, uint32_t count, uint32_t total, uint32_t least)
 {
     uint32_t shares[7], again[7], sum = 0;
@@ -160,8 +160,8 @@ static struct cores_mask mask(unsigned long bits)
 }
 
 /* Plans the cores of `count` ranks, and expects this outcome. For each rank, `ranks` has the hardware threads
- * that the rank may use, and `expected` the threads that it must get. The machine has `core_count` cores of
- * two threads each. As is usual on Linux, core i has the threads i and i + core_count. */
+ * that the rank may use, and `expected` has the threads that it must get. The machine has `core_count` cores
+ * of two threads each. As is usual on Linux, core i has the threads i and i + core_count. */
 static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
                         const unsigned long *expected)
 {

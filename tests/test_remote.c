@@ -153,7 +153,7 @@ static char program[PATH_MAX];
 static FILE *server;
 static pid_t server_pid;
 
-/* Whether openssl could make a certificate for the server. */
+/* True if openssl could create a certificate for the server. */
 static bool has_certificate;
 
 /* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.

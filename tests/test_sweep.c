@@ -1,5 +1,5 @@
-/* Tests scripts/sweep/run.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or
- * are killed, and the calls of Slurm, which is a fake here. make check-slurm uses a real Slurm.
+/* Tests scripts/sweep/run.sh and slurm/: valid and invalid tables; the files of tasks that succeed, fail or
+ * are killed; and calls of Slurm, which a fake replaces. make check-slurm uses a real Slurm.
  *
  * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE

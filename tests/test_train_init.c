@@ -153,14 +153,14 @@ Test(train_init, starts_from_a_file_without_the_last_layer)
         "tail -c 111912 a.safetensors | head -c 110592 > v && tail -c 111912 c | head -c 110592 | cmp v -");
     drop_tensors("head.bias");
     expect_refusal(2, "--model vit-micro --init x.safetensors",
-                   "it lacks 1 of the 32 tensors of vit-micro, the first of them is head.bias");
+                   "it lacks 1 of the 32 tensors of vit-micro (the first: head.bias)");
 }
 
 Test(train_init, rejects_unsuitable_files_of_tensors)
 {
     EXPECT(0, VIT "--data digits --export a.safetensors");
     expect_refusal(2, "--model lenet --init a.safetensors",
-                   "it lacks 10 of the 10 tensors of lenet, the first of them is conv1.weight");
+                   "it lacks 10 of the 10 tensors of lenet (the first: conv1.weight)");
     expect_refusal(
         2,
         "--model vit-micro --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",

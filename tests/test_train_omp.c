@@ -12,7 +12,7 @@
 #include "train_support.h"
 #include "train_transformers.h"
 
-/* The norm of the difference of two tensors, divided by the norm of `wanted`. */
+/* Returns the norm of the difference of two tensors, divided by the norm of `wanted`. */
 static double distance(const float *tensor, const float *wanted, size_t count)
 {
     double off = 0, norm = 0;

@@ -71,7 +71,7 @@ static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint3
 }
 
 /* Verification must check every step, although it copies the reference's state to the engine several times.
- * Of 23 steps, the 17th uses wrong samples and must be detected. A tensor that is wrong several times counts
+ * The 17th of 23 steps uses wrong samples and must be detected. A tensor that is wrong several times counts
  * once. */
 Test(train_verify, verification_checks_every_step)
 {

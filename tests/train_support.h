@@ -54,8 +54,8 @@ static inline const struct model_tensor *tensor_of(const struct model *model, co
     return NULL;
 }
 
-/* Whether the network is a large transformer. Tests of all networks leave out these transformers, because
- * vit-micro has the same kinds of layers. */
+/* Returns whether the network is a large transformer. Tests of all networks leave out these transformers,
+ * because vit-micro has the same kinds of layers. */
 static inline bool is_large_transformer(const struct model_table *table)
 {
     return table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32;

@@ -4,7 +4,7 @@
  *
  * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK, so a read
  * would wait as long as some process has the pipe open for writing. The fadvise between open and read
- * prevents this wait: it has no effect on a file, but it fails on a pipe (ESPIPE) and breaks the chain. */
+ * prevents this wait. It has no effect on a file, but fails on a pipe (ESPIPE), which cancels the read. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

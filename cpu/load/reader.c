@@ -324,7 +324,7 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
 }
 
 /* Adds the hash of a sample to the checksum. The hash covers only the first and last bytes of each member
- * (checksum_edges()). Used if control->whole is false. */
+ * (checksum_edges()). This function is used if control->whole is false. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -418,8 +418,8 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* Bytes of a file in the working set: the size of a single file, a shard's size in whole pages, or 0 for a
- * shard without samples. */
+/* Returns the bytes of a file that are in the working set: the size of a single file, a shard's size in whole
+ * pages, or 0 for a shard without samples. */
 static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
@@ -537,8 +537,8 @@ enum status reader_copy(void *state, double *bytes_per_s)
     return STATUS_OK;
 }
 
-/* Adds the memory that workers have allocated during runs, for images. worker->images grows to exactly the
- * size of the largest batch, so all of it is useful. */
+/* Adds the memory that workers have allocated during runs, for images. worker->images grows exactly to the
+ * size of the largest batch, so no part of it is unused. */
 static void add_images(const struct reader *reader, struct load_result *result)
 {
     for (int w = 0; w < reader->threads; w++) {

@@ -57,13 +57,13 @@ struct reader {
 };
 
 /* Sets up `threads` workers with at least `slots` slots each, in whole batches. A variant that allocates more
- * buffers adds their bytes to result.memory_bytes. The caller closes `reader`, also after a failure. */
+ * buffers adds their bytes to result.memory_bytes. The caller closes `reader`, even after a failure. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
 
-/* Number of slots per worker for a variant that reads samples in shard order. With this number of slots, a
- * sample is copied only once, directly into its slot of a batch. */
+/* Returns the number of slots per worker for a variant that reads samples in shard order. With this number of
+ * slots, a sample is copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
 /* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. `state` is

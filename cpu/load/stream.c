@@ -1,6 +1,6 @@
 /* `shards`: one thread reads each shard sequentially with read(2) and finds the samples by their tar headers.
- * Offsets come only from these headers, with one exception: if the share of a rank starts in the middle of a
- * shard, the offset comes from the list of samples, and the thread seeks to it. */
+ * Offsets come only from these headers, with one exception. If the share of a rank starts in the middle of a
+ * shard, the thread seeks to the offset in the list of samples. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

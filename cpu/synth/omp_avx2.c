@@ -25,12 +25,12 @@ typedef __m256 vreal;
 #define v_signs(a)      ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
 #define v_greater(a, b) ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b))))
 
-/* Mask of the lanes with x and y in 0 .. last. */
+/* Returns the mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) (0xFF & ~v_signs(v_or(v_or3(x, y, v_sub(last, x)), v_sub(last, y))))
 
 #define v_real_less(x, y)    ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ)))
 
-/* The vector of lane numbers 0, 1, 2, ... */
+/* Returns the vector of lane numbers 0, 1, 2, ... */
 #define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
 
 /* Copies the high half of each 64-bit lane to its low half. Callers ignore the high halves of the result. */

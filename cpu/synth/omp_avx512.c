@@ -25,13 +25,13 @@ typedef __m512 vreal;
 #define v_signs(a)      ((uint32_t)_mm512_movepi32_mask(a))
 #define v_greater(a, b) ((uint32_t)_mm512_cmpgt_epi32_mask(a, b))
 
-/* Mask of the lanes with x and y in 0 .. last. */
+/* Returns the mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) \
     ((uint32_t)_mm512_mask_cmple_epu32_mask(_mm512_cmple_epu32_mask(x, last), y, last))
 
 #define v_real_less(x, y) ((uint32_t)_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ))
 
-/* The vector of lane numbers 0, 1, 2, ... */
+/* Returns the vector of lane numbers 0, 1, 2, ... */
 #define v_count() _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 
 /* Copies the high half of each 64-bit lane to its low half. Callers ignore the high halves of the result. */

@@ -105,9 +105,9 @@ static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
     v_real_store(arc->y + i, y);
 }
 
-/* Computes one mask per border of the image: the vertices among i .. i + LANES - 1 that are beyond this
- * border and cannot return within `orbits_left` orbits, whatever the noise. The margins of 1 % cover the
- * rounding of ORBITS_SURE steps. */
+/* Computes one mask per border of the image. Vertex i + lane is in the mask if it is beyond this border and
+ * cannot return within `orbits_left` orbits, whatever the noise. The margins of 1 % cover the rounding of
+ * ORBITS_SURE steps. */
 static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_left, uint32_t masks[BORDERS])
 {
     const float res = (float)arc->res;

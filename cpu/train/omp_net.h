@@ -106,7 +106,7 @@ struct block {
     uint32_t *depth_rows, *score_rows;
 };
 
-/* Scratch memory for one head of one sample: its tokens, b^T for a product, and two matrices of scores. */
+/* Scratch memory for one head of one sample: its tokens, b^T for a GEMM, and two matrices of scores. */
 struct head {
     float *q, *k, *v, *deltas, *result, *room, *weights, *scores;
 };
@@ -234,7 +234,7 @@ static inline float *net_deltas(const struct net *net, const struct block *block
 
 /* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out,
  * STATUS_UNAVAILABLE if the order of the layers is not supported, STATUS_USAGE if the batch is too large. The
- * caller calls net_free(), also after a failure. */
+ * caller calls net_free(), even after a failure. */
 enum status net_plan(struct net *net);
 void net_free(struct net *net);
 

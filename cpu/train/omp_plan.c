@@ -442,8 +442,8 @@ static void plan_rows(struct net *net, struct block *block)
     }
 }
 
-/* Sets which block writes the gradients of `target` first, and gives them memory: an array of a block whose
- * backward pass is done, or a new one. */
+/* Determines which block writes the gradients of `target` first, and assigns memory to them: an array of a
+ * block whose backward pass is done, or a new one. */
 static void give_deltas(struct net *net, struct block *target, const struct block *writer, float **spare,
                         uint32_t *spares)
 {

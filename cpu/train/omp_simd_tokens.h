@@ -1,5 +1,5 @@
-/* The part of omp_simd.h for transformers: functions of one token or one row of scores. Sums have one partial
- * sum per lane, so that their order does not depend on the alignment. */
+/* The part of omp_simd.h for transformers: functions of one token or one row of scores. A sum is computed as
+ * one partial sum per lane, so that the order of the additions does not depend on the alignment. */
 #ifndef FDSL_CPU_TRAIN_OMP_SIMD_TOKENS_H
 #define FDSL_CPU_TRAIN_OMP_SIMD_TOKENS_H
 

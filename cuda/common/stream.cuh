@@ -6,7 +6,7 @@
 
 /* Creates a stream on the current device; the caller destroys it. With `background`, the stream has the
  * lowest priority. Otherwise it has the highest priority, so that its kernels take precedence over those of a
- * training step (common/consumer.cu): a late batch would delay the next step. */
+ * training step (common/consumer.cu). A late batch would delay the next step. */
 static inline enum status stream_open(cudaStream_t *stream, bool background = false)
 {
     int lowest, highest;

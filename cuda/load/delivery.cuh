@@ -67,7 +67,7 @@ struct output_queue {
     struct batch_buffer *buffers;
 
     /* The next four fields are used only if samples arrive as a stream. Batches are counted from the start of
-     * the run. Buffers are reused in a circle, also across epochs. */
+     * the run. Buffers are reused in round-robin order, also across epochs. */
     uint64_t base;             /* number of batches before the current epoch */
     uint64_t delivered, freed; /* number of batches delivered, and of batches whose slots are free again */
     uint32_t first;            /* slot of the epoch's first sample */
@@ -112,7 +112,7 @@ struct delivery {
 
 /* Examines the samples and computes slot sizes. Allocates no device memory. `packed` is passed to
  * arrays_open() (load/arrays.h); `keyed` becomes a field of struct order_plan (load/order.h). The caller
- * closes the delivery, also after a failure. */
+ * closes the delivery, even after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
@@ -227,7 +227,7 @@ enum status queue_free(struct output_queue *queue);
  * `target` samples. Without shuffling, it has 4 times `target` samples, or the whole set if that is smaller.
  *
  * delivery_stream_slots() returns the number of slots per worker: one batch plus one span (at most the
- * worker's share). With a consumer, it adds the larger of batch and span once more. */
+ * worker's share). With a consumer, it adds the larger of batch and span a second time. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

@@ -13,7 +13,7 @@
 enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
 
 /* Copies pageable host memory to the current device and waits until all bytes have arrived. cudaMemcpy()
- * alone may return while the last bytes are in flight, and non-blocking streams do not wait for them. */
+ * alone may return while the last bytes are in flight. Non-blocking streams do not wait for these bytes. */
 enum status device_put(void *to, const void *from, uint64_t bytes);
 
 /* Makes the device current. Returns STATUS_USAGE if it has less than `bytes` bytes of free memory. The

@@ -11,8 +11,8 @@
 #define TILE_WIDTH    32
 #define TILE_HEIGHT   8
 #define BLOCK_THREADS (TILE_WIDTH * TILE_HEIGHT)
-/* Length of an array for the 16-bit weights of one output. The array fills an odd number of 32-bit words, so
- * that threads of a warp that read weights of different outputs access different banks of shared memory. */
+/* Length of an array for the 16-bit weights of one output. The array fills an odd number of 32-bit words. So
+ * threads of a warp that read weights of different outputs access different banks of shared memory. */
 #define TAPS_MAX (2 * PICTURE_SCALE_MAX + 2)
 static_assert(TAPS_MAX / 2 % 2 == 1, "the row length of the weights must be an odd number of words");
 

@@ -33,16 +33,16 @@ struct image_batch {
 
 /* Opens a decoder on the current device. DECODER_AUTO becomes DECODER_HARDWARE if the GPU has JPEG engines,
  * otherwise DECODER_HYBRID, or DECODER_CPU without nvJPEG. STATUS_UNAVAILABLE, with the remedy, if the wanted
- * kind does not exist here. The caller closes the decoder, also after a failure. */
+ * kind does not exist here. The caller closes the decoder, even after a failure. */
 enum status image_decoder_open(struct image_decoder *decoder, enum decoder wanted);
 void image_decoder_close(struct image_decoder *decoder);
 
 /* Returns the largest possible difference between a byte from the decoder and the same byte from
  * libjpeg-turbo, for images that arrays_open() assigns to the device. The engines compute the same
  * coefficients and chroma as libjpeg; only their conversion to RGB may round differently. The hybrid
- * decoder's luma and chroma differ by at most 1 (measured). A colour value is at most Y + 1.772 (C - 128), so
- * it differs by at most 1 + 1.772 plus rounding, that is, 3. A resized image has the same bounds, because its
- * pixels are weighted means with positive weights. */
+ * decoder's luma and chroma differ by at most 1 (measured). A colour value is at most Y + 1.772 (C - 128). So
+ * it differs by at most 1 + 1.772 plus rounding, that is, by at most 3. A resized image has the same bounds,
+ * because its pixels are weighted means with positive weights. */
 uint32_t image_decoder_tolerance(enum decoder kind);
 
 enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struct image_batch *batch);

@@ -25,8 +25,8 @@ struct resident_stream {
     uint64_t moved_bytes; /* bytes copied to the device in this run */
 };
 
-/* Sets the sizes of the buffers. Returns the size of both buffers in bytes; they take this much in pinned
- * memory, and as much again in device memory. arrays.bytes_max must be set before the call. */
+/* Sets the sizes of the buffers. Returns the size of both buffers in bytes. They take this much pinned
+ * memory, and the same amount of device memory. arrays.bytes_max must be set before the call. */
 uint64_t resident_stream_plan(struct resident_stream *stream, struct delivery *delivery, int threads);
 
 /* Allocates the buffers. Samples 0 to kept - 1 are at `bytes`. */

@@ -54,7 +54,7 @@ struct chunk {
     bool launched; /* its events are recorded */
 };
 
-/* How far the share of one queue has been read. Only the worker that has claimed the share may change the
+/* The progress of reading the share of one queue. Only the worker that has claimed the share may change the
  * fields before `claimed`. */
 struct ring_share {
     struct output_queue *queue;
@@ -75,7 +75,7 @@ struct ring_share {
 
 struct ring_worker;
 
-/* How a variant reads shards into buffers. */
+/* The part of a variant that reads shards into buffers. */
 struct ring_type {
     bool on_device;      /* true: reads into device buffers; false: into pinned buffers, which are copied */
     uint32_t pieces_max; /* maximum number of pieces per chunk */
@@ -127,7 +127,7 @@ struct ring {
 };
 
 /* Creates the rings and their delivery. STATUS_USAGE if they do not fit in memory. The caller closes the
- * ring, also after a failure. */
+ * ring, even after a failure. */
 enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
                       const struct ring_type *type);
 void ring_close(struct ring *ring);

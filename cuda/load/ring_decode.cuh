@@ -9,7 +9,7 @@
  * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */
 enum status ring_decode_begin(struct ring *ring, const struct load *load);
 
-/* Allocates a worker's memory for decoding. The caller closes it with ring_decode_close(), also after a
+/* Allocates a worker's memory for decoding. The caller closes it with ring_decode_close(), even after a
  * failure. */
 enum status ring_decode_open(struct ring_worker *worker);
 void ring_decode_close(struct ring_worker *worker);

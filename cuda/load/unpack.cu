@@ -210,7 +210,7 @@ convert_group(const struct convert &convert, const struct words<group<S, T>::FRO
     }
 }
 
-/* How groups are distributed over threads. Each sample gets lanes = 2^lanes_log2 threads, at most
+/* The distribution of groups over threads. Each sample gets lanes = 2^lanes_log2 threads, at most
  * BLOCK_THREADS. A thread converts every lanes-th group, but at most group::GROUPS groups. If one block
  * cannot convert a whole sample, the sample gets `pieces` blocks. */
 struct share {

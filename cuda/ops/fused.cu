@@ -1,5 +1,5 @@
-/* `ops-fused`: if the index of an output row depends only on the rows before it, one kernel reads each row
- * once from device memory and does all steps. Otherwise this kernel does the first pass.
+/* `ops-fused`: one kernel reads each row once from device memory and does all steps. This is possible if the
+ * index of an output row depends only on the rows before it. Otherwise this kernel does the first pass.
  *
  * One block per multiprocessor runs until no rows are left. Block b processes tiles b, b + blocks, ... of
  * consecutive rows. The warps of a block have two roles:

@@ -104,7 +104,7 @@ struct gpu_ops {
 
     bool lists;           /* some rows may be dropped, so kept rows have to be listed */
     bool scaled;          /* nvfp4: the largest magnitude must be known before rows are converted */
-    bool reads;           /* there is a first pass */
+    bool reads;           /* a first pass over the rows is needed */
     bool one_pass;        /* the first pass writes all results */
     uint32_t tiles;       /* elements of `counts` that launches of the fused kernel have used in this run */
     uint8_t *copy_target; /* target of the copies that measure the bandwidth of device memory */
@@ -143,7 +143,7 @@ enum status gpu_input_plan(struct gpu_ops *gpu);
 /* Returns the size of the input's device memory, in bytes. */
 uint64_t gpu_input_bytes(const struct gpu_ops *gpu);
 
-/* Copies the rows to the device, or creates the ring. The caller closes the input, also after a failure. */
+/* Copies the rows to the device, or creates the ring. The caller closes the input, even after a failure. */
 enum status gpu_input_open(struct gpu_ops *gpu);
 void gpu_input_close(struct gpu_ops *gpu);
 
@@ -162,11 +162,11 @@ enum status gpu_results_plan(struct gpu_ops *gpu);
  * --gpu-memory-limit allows. */
 enum status gpu_check_memory(const struct gpu_ops *gpu);
 
-/* Creates the memory pool if --pool asks for it. Call gpu_results_close() also after a failure. */
+/* Creates the memory pool if --pool asks for it. Call gpu_results_close() even after a failure. */
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 
-/* Allocates the arena anew and clears its words and counts. */
+/* Allocates a new arena and clears its words and counts. */
 enum status gpu_results_renew(struct gpu_ops *gpu);
 
 /* ---- Between the passes: select.cu ---- */

@@ -1,5 +1,5 @@
 /* Memory for the results of a run and for intermediate results: one allocation, the arena. Every run
- * allocates the arena anew, with --pool from a stream-ordered pool, otherwise with cudaMalloc(). */
+ * allocates a new arena: with --pool from a stream-ordered pool, otherwise with cudaMalloc(). */
 #include "ops/gpu.cuh"
 
 #define ARRAY_ALIGNMENT 256

@@ -1,13 +1,13 @@
 /* The variants `bat` and `bat-reuse`. The host launches one parent kernel per batch, and the device launches
  * the kernels of each image (dynamic parallelism).
  *
- * The parent grid has one block per image. The block launches the image's noise kernel (fire-and-forget). The
- * noise kernel launches the vertex kernel and then the painting kernel as tail launches, which run in this
- * order. Images run concurrently as far as device resources allow.
+ * The parent grid has one block per image. The block launches the image's noise kernel (fire-and-forget).
+ * The noise kernel launches the vertex kernel and then the painting kernel as tail launches, which run in
+ * this order. Images run concurrently as far as device resources allow.
  *
  * If the pool of pending launches is full, a device-side launch fails, and its image is lost. setup()
- * therefore enlarges the pool, and splits batches that are larger than BAT_SPLIT_MAX or whose scratch memory
- * does not fit. The device checks every launch and reports errors to the host through `failure`. */
+ * therefore enlarges the pool. It also splits batches that are larger than BAT_SPLIT_MAX or whose scratch
+ * memory does not fit. The device checks every launch and reports errors to the host through `failure`. */
 #ifndef FDSL_CUDA_SYNTH_BAT_CUH
 #define FDSL_CUDA_SYNTH_BAT_CUH
 

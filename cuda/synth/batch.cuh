@@ -66,7 +66,7 @@ FDSL_HD struct image_input image_input_listed(const struct device_input &input,
 
 /* Copies the tables to device memory, waits for the copies, and fills `input` except `pixels`. `*tables` must
  * be NULL before the call. It receives the address of a single allocation that contains all tables. The
- * caller frees this allocation with cudaFree(), also after a failure. */
+ * caller frees this allocation with cudaFree(), even after a failure. */
 enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
                               void **tables);
 
@@ -80,7 +80,7 @@ struct device_clock {
 };
 
 /* Creates a stream of the highest priority and the events on the current device. The caller closes the clock,
- * also after a failure. */
+ * even after a failure. */
 enum status device_clock_open(struct device_clock *clock);
 /* Destroys the stream and events. Accepts a zeroed or partially initialised clock. */
 void device_clock_close(struct device_clock *clock);

@@ -35,7 +35,7 @@ struct allreduce_method {
     enum status (*probe)(int device);
 
     /* Collective: joins the ranks. `*state` is NULL before the call; the caller closes the state unless it is
-     * NULL, also after a failure. All ranks return the same status. STATUS_UNAVAILABLE with the reason if
+     * NULL, even after a failure. All ranks return the same status. STATUS_UNAVAILABLE with the reason if
      * these ranks cannot use the method together, for example because they are on different machines. */
     enum status (*open)(const struct allreduce_request *request, void **state);
 
@@ -47,7 +47,7 @@ struct allreduce_method {
      * did not answer; all sums since then are undefined. */
     enum status (*check)(void *state);
 
-    /* Collective, also after a failure of open(). All enqueued work must be complete. */
+    /* Collective, even after a failure of open(). All enqueued work must be complete. */
     void (*close)(void *state);
 
     uint64_t (*memory_bytes)(const void *state); /* device memory of the state; 0 if it is not known */

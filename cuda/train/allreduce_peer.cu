@@ -4,7 +4,7 @@
  * Block b of every rank processes the same slice of the array, piece by piece. It waits only for block b of
  * the other ranks, never for other blocks. For each piece, a block
  *
- *     copies its values to a slot of its own room in this rank's memory
+ *     copies its values to a slot of its own buffer (`room`) in this rank's memory
  *     raises its flag on all ranks, and waits for the flags of all ranks
  *     one shot:  reads the slots of all ranks, adds them up in rank order, and writes the sums
  *     two shots: reads and adds only its part of the piece, and writes the sums to the rooms of all ranks;
@@ -157,8 +157,8 @@ static __device__ __forceinline__ void send(const struct peers &peers, uint32_t 
         store_shared(arrivals_of<RANKS>(peers, (peers.rank + r) % RANKS, piece, peers.rank) + i, sent);
 }
 
-/* Number of vectors that a thread receives at a time. It decreases with the number of ranks, to limit the use
- * of registers. */
+/* Number of vectors that a thread receives at a time. It is smaller for more ranks, to limit the use of
+ * registers. */
 template <int RANKS> static constexpr int receive_count = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
 
 template <int RANKS> struct received {

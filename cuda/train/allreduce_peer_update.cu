@@ -1,6 +1,6 @@
-/* The two-shot algorithm of allreduce_peer.cu, combined with the update of the parameters. Of each piece, a
- * rank adds up its own chunks (exchange_shares.h). It updates the parameters of these chunks, and sends the
- * new parameters instead of the sums. */
+/* The two-shot algorithm of allreduce_peer.cu, combined with the update of the parameters. A rank adds up its
+ * own chunks of each piece (exchange_shares.h). It updates the parameters of these chunks, and sends the new
+ * parameters instead of the sums. */
 #include "common/check.cuh"
 #include "train/allreduce_peer_device.cuh"
 
@@ -46,7 +46,7 @@ template <int RANKS> struct owned {
 };
 
 /* Updates one vector of this rank's chunks, and returns the new parameters. `vector` is its index in the
- * arena, `own` its index in the moments. */
+ * arena, and `own` is its index in the moments. */
 template <int RANKS>
 static __device__ __forceinline__ uint4 step_vector(const struct part_update &part, const struct update &all,
                                                     size_t vector, size_t own, const struct owned<RANKS> &old)

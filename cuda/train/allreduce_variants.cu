@@ -15,7 +15,7 @@
 #define THREADS    256
 #define BLOCKS_MAX 4096
 
-/* How a variant exchanges its arrays. */
+/* The method by which a variant exchanges its arrays. */
 struct way {
     const struct allreduce_method *method;
     bool updates; /* each call also updates parameters */

@@ -1,7 +1,7 @@
-/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `infer-tf32`, `train-bf16`, `infer-bf16`
- * and `train-amp` (other precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test
- * set, the training set (unless it is generated during training), parameters and activations are in device
- * memory. */
+/* The engine of three groups of variants: fp32 (`train-cuda`, `infer-cuda`); other precisions (`train-tf32`,
+ * `infer-tf32`, `train-bf16`, `infer-bf16`, `train-amp`); and convolutions by cuDNN (`train-cudnn`,
+ * `train-cudnn-tf32`). The test set, the training set (unless it is generated during training), parameters
+ * and activations are in device memory. */
 #include "train/engine.cuh"
 
 #include <string.h>

@@ -36,7 +36,7 @@ static inline struct network *network_of(void *state)
 }
 
 /* Opens a state that device_engine_new() has created. The caller has set `precision` and `passes`. The caller
- * calls network_close(), also after a failure. */
+ * calls network_close(), even after a failure. */
 enum status network_open(struct network *network);
 void network_close(void *state);
 

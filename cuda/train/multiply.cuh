@@ -9,7 +9,7 @@
  * each operand, TILE_DEPTH deep. The next tiles are loaded while the current tiles are multiplied.
  *
  * If there are few tiles and the sums are long, each sum is split into slices (split-k). slices_kernel adds
- * the slices in a fixed order, so the result does not depend on the order of blocks. */
+ * the slices in a fixed order, so the result does not depend on the order in which blocks run. */
 #ifndef FDSL_CUDA_TRAIN_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_MULTIPLY_CUH
 
@@ -168,9 +168,9 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct g
                 into.put(row + sum_row(i), column + half * (WARP_SUMS / 2), size.columns, &sums[i][4 * half]);
 }
 
-/* Number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp need more than 128
- * registers per thread, because the warp loads its tiles alone. Blocks of four warps also need more, because
- * their tiles are large. For both, lower occupancy costs less time than spilling. */
+/* Returns the number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp need
+ * more than 128 registers per thread, because the warp loads its tiles alone. Blocks of four warps also need
+ * more, because their tiles are large. For both, lower occupancy costs less time than spilling. */
 static constexpr int blocks_held(int warps)
 {
     return (warps == 2 ? WARPS_HELD : WARPS_HELD * 3 / 4) / warps;

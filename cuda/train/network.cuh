@@ -24,8 +24,8 @@ struct device_layer {
     /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. */
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
-     * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
-     * ReLU's mask if that layer has a GEMM or is a pooling. share_relu() in engine_open.cu has an exception.
+     * if that layer has a GEMM or is an addition. In the backward pass, the next layer applies the ReLU's
+     * mask if that layer has a GEMM or is a pooling layer. share_relu() in engine_open.cu has an exception.
      */
     bool relu;        /* the forward pass of this layer also applies the ReLU after it */
     bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */
@@ -114,8 +114,8 @@ enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into);
 
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
- * batches of up to `batch` samples. `release` frees these resources except device memory, also if `prepare`
- * failed. Both may be NULL. */
+ * batches of up to `batch` samples. `release` frees these resources except device memory; it is called even
+ * if `prepare` failed. Both may be NULL. */
 struct layer_passes {
     enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream);

@@ -10,7 +10,7 @@
 #define TENSOR_THREADS (32 * TENSOR_WARPS)
 #define TENSOR_UNITS   4 /* depth of a tile in units: 64 bytes */
 
-/* Number of blocks that fill an H200 with `held` blocks per multiprocessor. */
+/* Returns the number of blocks that fill an H200 with `held` blocks per multiprocessor. */
 #define FULL_BLOCKS(held) (132 * (held))
 
 /* ---- Tiles ---- */

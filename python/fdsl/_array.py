@@ -168,7 +168,7 @@ class Array:
     (torch.from_dlpack(), numpy.from_dlpack(), cupy.from_dlpack(), jax.dlpack.from_dlpack()), through
     __array_interface__ (CPU) or through __cuda_array_interface__ (version 3).
 
-    The memory stays valid as long as the array or any tensor made from it exists, also after the generator is closed.
+    The memory stays valid as long as the array or any tensor made from it exists, even after the generator is closed.
     If DLPack was used, the memory is not freed when the last tensor ends, but when the package next creates, exports
     or frees an array. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
 

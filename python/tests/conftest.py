@@ -1,4 +1,4 @@
-"""Helpers for the tests: small generators, and images of the program fdsl-bench to compare with."""
+"""Helpers for the tests: small generators, and reference images from the program fdsl-bench."""
 
 from __future__ import annotations
 

@@ -124,8 +124,9 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
-        # The step is long, because the tools slow down launches more than the step's matrix product. All tools except
-        # memcheck slow down the product too much to calibrate a step; they run a real training step instead.
+        # Under memcheck, the step is long, because memcheck slows down launches more than the step's matrix product. The other
+        # tools slow down the matrix product too much to calibrate its step. Under these tools, the variants run with a real
+        # training step.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs fdsl-bench with --compute and checks every row of a run with training steps. Steps and waits must add up to the measured
-time, and the slowdown must be plausible. If CLASSES is not 0, --compute must be train. The script then also checks that
-bus_share and bus_slowdown are plausible, and that the network has learnt: the loss of the last steps must be well below the loss
-of guessing.
+time, and the slowdown must be plausible. If CLASSES is not 0, --compute must be train. The script then also checks that bus_share
+and bus_slowdown are plausible, and that the network has learned. The loss of the last steps must be well below the loss of
+guessing.
 
   scripts/check/learning.py CLASSES ./fdsl-bench --compute train ...
   scripts/check/learning.py 0 ./fdsl-bench --compute MS ...

@@ -98,8 +98,8 @@ make_sets() {
     make_pictures mixed
     make_pictures torn broken
 }
-# Two shards of images of different sizes: JPEG files that the GPU decodes, and files that a thread decodes (PNG files,
-# and JPEG files of at most 7 pixels). With `broken`, every fifth JPEG file lacks its last 100 bytes.
+# Two shards of images of different sizes. The GPU decodes some of the JPEG files; a thread decodes the PNG files, and the JPEG
+# files of at most 7 pixels. With `broken`, every fifth JPEG file lacks its last 100 bytes.
 make_pictures() { # name, broken?
     local set=$dir/$1-shards from=$dir/$1-files res encode file
     [[ ! -e $set ]] || return 0

@@ -53,8 +53,8 @@ resumes() { # variant
         piped --variant "$1" --model cnn-deep --train-size 200 --batch 40 --epochs 3 --schedule zb-h1 --checkpoint "$work/k-$1" --resume
 }
 
-# The measured bubble must be at most 5 percentage points above the larger of two values: the formula, which assumes stages
-# of equal cost, and the bubble simulated with the measured cost of each stage. zb-h1 must wait less than 1f1b.
+# The measured bubble must be at most 5 percentage points above the larger of two values. One is the formula, which assumes stages
+# of equal cost. The other is the bubble simulated with the measured cost of each stage. zb-h1 must wait less than 1f1b.
 bubbles() { # variant
     local schedule rows=${OUT:-$work/bubbles-$1.csv}
     for schedule in gpipe 1f1b zb-h1; do

@@ -11,9 +11,9 @@ by default: --data digits --train-size 20000 --test-size 1000 --model cnn --batc
 Epochs before the third are not counted, because `measured` begins with equal shares. A speed is the median over the counted
 epochs.
 
-Prints one line per run: its speed in samples/s, this speed / the sum of the ranks' speeds when each trains alone, and the
-samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a run fails, or if `measured`
-reaches less than --must (0.9) of the sum; 4 without mpirun.
+Prints one line per run, with three values: its speed in samples/s; this speed divided by the sum of the speeds at which each rank
+trains alone; and the samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a run fails,
+or if `measured` reaches less than --must (0.9) of the sum; 4 without mpirun.
 """
 import argparse
 import csv

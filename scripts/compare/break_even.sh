@@ -42,7 +42,7 @@ min_samples=${MIN_SAMPLES:-6}
 read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png jpeg}"
 read -ra wanted_caches <<<"${CACHES:-warm cold}"
 watched=${WATCH-yes}
-epochs=4 # per warm run; several, to average over the wait for the first batch of an epoch
+epochs=4 # per warm run; several epochs average over the wait for the first batch of an epoch
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
 die() { # exit status, text

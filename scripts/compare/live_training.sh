@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compares three kinds of training: on images that are generated live, on the same images loaded from shards or from
-# files, and on one constant batch, which needs no data feed. The comparison corresponds to the paper's fourth figure.
-# `make plots` draws it as training_time.
+# Compares three kinds of training: on images generated during training; on the same images loaded from shards or from files; and
+# on one constant batch, which needs no data feed. The comparison corresponds to the paper's fourth figure. `make plots` draws it
+# as training_time.
 #
 #   scripts/compare/live_training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for the images
 #

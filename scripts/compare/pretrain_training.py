@@ -24,7 +24,7 @@ RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 @dataclasses.dataclass
 class Result:
-    """The measurements of a run over all ranks. Only step_s is of this rank alone."""
+    """The measurements of a run over all ranks. Only step_s was measured on this rank alone."""
 
     identity: dict  # pretrain_rows.identity()
     steps: int
@@ -171,7 +171,7 @@ class StepLog:
         self.step, self.seconds = 0, 0.0  # of the last row
 
     def add(self, loss, outputs, labels):
-        """Counts a sample as correct if the network predicts its own label, also if the sample is mixed."""
+        """Counts a sample as correct if the network predicts its own label, even if the sample is mixed."""
         self.loss += loss
         self.correct += (outputs.argmax(1) == labels).sum()
 

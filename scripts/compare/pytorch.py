@@ -354,7 +354,7 @@ def compare_ranks(options, arguments):
             words, status = str(error), error.status
         except torch_ranks.RankFailure as error:
             words, status = str(error), 1
-    if results:  # also after a failure: the training runs before it
+    if results:  # even after a failure: the training runs before it
         print_ranks(results)
     if words:
         sys.stdout.flush()

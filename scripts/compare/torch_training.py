@@ -193,7 +193,8 @@ class Training:
         self.row, self.device, self.precision, self.ranks = row, device, precision, ranks
         self.smoothing = float(row["label_smoothing"])
         self.data, self.count = data, len(data["train.labels"])
-        # Per step: begin and end of this rank's part in the order of the epoch, and the number of samples of the step on all ranks.
+        # One entry per step: begin and end of this rank's part in the order of the epoch, and the number of samples of the step
+        # on all ranks.
         batch = int(row["batch"])
         wholes = [(first, min(batch, self.count - first)) for first in range(0, self.count, batch)]
         self.steps = [(*ranks.part(first, whole), whole) for first, whole in wholes]

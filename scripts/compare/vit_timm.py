@@ -12,9 +12,9 @@ uses its own network, whose parameters have the same names.
 
 Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its norm, and the update of each parameter
 tensor within 1e-3 of the update's norm. adamw's weight decay applies to the tensors that timm's param_groups_weight_decay()
-chooses: neither to vectors nor to pos_embed and cls_token. "recipe" is adamw with --clip-norm, --layer-decay and --drop-path;
-PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. The biases
-of keys have zero gradients except for rounding, so the bound on updates excludes them. A NaN counts as a difference.
+chooses. It does not apply to vectors, pos_embed and cls_token. "recipe" is adamw with --clip-norm, --layer-decay and --drop-path;
+PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. The biases of
+keys have zero gradients except for rounding, so the bound on updates excludes them. A NaN counts as a difference.
 
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
 """

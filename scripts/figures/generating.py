@@ -267,7 +267,8 @@ def stage_parts(row, names):
 
 
 def thin_parts(row, names):
-    """Returns (height %, text) of the parts that are too thin for a text. Their texts are next to the bar and do not overlap."""
+    """Returns (height %, label) of the parts that are too thin for a label. Their labels are next to the bar and do not
+    overlap."""
     beside = []
     for (low, high, _), name in zip(stage_parts(row, names), names):
         if 0 < high - low < THIN:

@@ -15,7 +15,7 @@ import shlex
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 LOG_SCHEMA = "steps/1"  # of train --log
 
-# parameters.csv lists the options that have a column, per schema, with their defaults as texts of rows. tests/test_report.c
+# parameters.csv lists the options that have a column, per schema, with their defaults as strings, as in rows. tests/test_report.c
 # compares it with the option tables of the program. PARAMETERS: {workload: {column: Parameter}}, in the order of the columns.
 Parameter = collections.namedtuple("Parameter", "option default flag")
 with open(pathlib.Path(__file__).with_name("parameters.csv"), encoding="utf-8") as table:

@@ -166,9 +166,9 @@ add_task() { # ranks, options ...
     options_of+=("$(printf '%s\n' "${@:2}")")
 }
 
-# For --scale, lines of the table that differ only in ranks and scaling form a case. case_line has the first line of each
-# case, and case_kinds the kinds of scaling in its lines. A line with one rank and no scaling adds no kind, because one rank is the
-# baseline of every kind.
+# For --scale, lines of the table that differ only in ranks and scaling form a case. case_line has the first line of each case.
+# case_kinds has the kinds of scaling in the lines of each case. A line with one rank and no scaling adds no kind, because one
+# rank is the baseline of every kind.
 declare -A case_line case_kinds
 cases=()
 

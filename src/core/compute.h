@@ -36,7 +36,7 @@ struct compute {
  * number of milliseconds within the range, "train" or "train:MODEL". */
 enum status compute_read(struct compute *compute);
 
-/* Whether the step is a real training step. Call after compute_read(). */
+/* Returns whether the step is a real training step. Call after compute_read(). */
 static inline bool compute_learns(const struct compute *compute)
 {
     return compute->text && compute->step_s == 0;

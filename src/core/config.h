@@ -14,8 +14,8 @@ struct config {
 };
 
 /* Fills `config` with the command line up to "--". If the command line contains --config, the options of that
- * file come first. A line "name = value" means --name=value, also for a flag. Section headings are ignored.
- * The caller calls config_free(), also after a failure. STATUS_USAGE if the file cannot be read (the message
+ * file come first. A line "name = value" means --name=value, even for a flag. Section headings are ignored.
+ * The caller calls config_free(), even after a failure. STATUS_USAGE if the file cannot be read (the message
  * names it) or a line is invalid (the message names file and line). STATUS_UNAVAILABLE in a build without
  * inih. */
 enum status config_read(int argc, char *argv[], struct config *config);

@@ -21,9 +21,9 @@ struct consumer_facts {
     double length_s; /* time per step: as requested, or as measured for a real training step */
     double alone_s;  /* median time of a step on a whole batch while nothing else runs */
 
-    /* Measured while back-to-back steps and back-to-back copies from pinned memory to the device run
-     * concurrently. bus_share: copy rate, divided by the rate of copies alone. bus_slowdown: step time,
-     * divided by the time of steps alone. A value is NaN if the overlap was too short to measure it. */
+    /* These values are measured while back-to-back steps and back-to-back copies from pinned memory to the
+     * device run concurrently. bus_share: copy rate, divided by the rate of copies alone. bus_slowdown: step
+     * time, divided by the time of steps alone. A value is NaN if the overlap was too short to measure it. */
     double bus_share, bus_slowdown;
 };
 

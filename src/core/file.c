@@ -35,7 +35,8 @@ enum status file_check_new(const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
-    /* If the path exists and is not a link, another process has just created the file. This is no error. */
+    /* If the path exists and is not a link, another process has just created the file. This is not an
+     * error. */
     if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete the link", path);
 

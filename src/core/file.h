@@ -38,10 +38,10 @@ struct file_kind {
  * or have the magic number of `kind`. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check_kind(const char *path, const struct file_kind *kind);
 
-/* Whether two paths name the same file, existing or not. */
+/* Returns whether two paths name the same file, existing or not. */
 bool file_same(const char *a, const char *b);
 
-/* Whether `path` is `folder` or is inside it. Follows links; `path` need not exist. */
+/* Returns whether `path` is `folder` or is inside it. Follows links; `path` need not exist. */
 bool file_is_inside(const char *path, const char *folder);
 
 /* Writes a file atomically: writes it under a temporary name in the same folder, then renames it. */

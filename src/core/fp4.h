@@ -91,7 +91,7 @@ FDSL_HD uint32_t magnitude_max(uint32_t largest, float value)
     return magnitude > largest ? magnitude : largest;
 }
 
-/* Converts two values to one byte. A factor of 0 gives zeros, also for values that are not finite. */
+/* Converts two values to one byte. A factor of 0 gives zeros, even for values that are not finite. */
 FDSL_HD uint8_t fp4_pair(float first, float second, float factor)
 {
     uint8_t pair = (uint8_t)(fp4_from_float(first * factor) | fp4_from_float(second * factor) << 4);

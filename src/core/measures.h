@@ -7,8 +7,8 @@
 #define MEASURES_MAX     64 /* the most columns per workload */
 #define MEASURE_TEXT_MAX 64 /* bytes per value, including the terminating zero */
 
-/* How the row of all ranks together (rank=all) combines the values of the ranks. The choice also tells
- * whether the column holds text, numbers or hashes. */
+/* The rule by which the row of all ranks together (rank=all) combines the values of the ranks. The rule also
+ * defines whether the column contains text, numbers or hashes. */
 enum combine {
     COMBINE_FIRST,    /* text that is the same on all ranks */
     COMBINE_SAME,     /* a number that is the same on all ranks */

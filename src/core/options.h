@@ -83,7 +83,7 @@ struct options {
 /* Writes all defaults into the structs of options->tables, then the values of the command line. Accepts
  * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
- * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
+ * yes, on, false, no or off. Allocates options->given; call options_free(), even after a failure.
  * STATUS_USAGE for an unknown option (suggests the nearest name), an ambiguous prefix, an option with a value
  * that is given twice, a missing or unexpected argument, or a value that is not a number or is out of range.
  * If the option is in a file, the message names the file and the line. */
@@ -104,10 +104,11 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
 const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
                          const char *name);
 
-/* Whether the option was on the command line or in the configuration file, with a value other than "none". */
+/* Returns whether the option was on the command line or in the configuration file, with a value other than
+ * "none". */
 bool options_given(const struct options *options, const char *name);
 
-/* Whether `text` is one of the choices of an option. */
+/* Returns whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
 
 /* Refuses all given options except those in `allowed`, which ends with NULL. `what` is the option or the

@@ -21,7 +21,7 @@ extern const size_t option_former_count;
 const struct option_spec *option_spec_at(const struct options *options, size_t index, void **values);
 size_t option_spec_count(const struct options *options);
 
-/* Whether a table has an option with this name. Sets `*index` to its number if so. */
+/* Returns whether a table has an option with this name. Sets `*index` to its number if so. */
 bool option_has_name(const struct options *options, const char *name, size_t *index);
 
 /* Returns the short option letter, or 0. */
@@ -32,8 +32,8 @@ void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size
 
 /* ---- options_values.c ---- */
 
-/* Whether the option accepts the value "none", which means "not given". This applies to numbers without a
- * default for which 0 or NaN is stored if the option is not given, and to real numbers with the default 0. */
+/* Returns whether the option accepts the value "none", which means "not given". Real numbers with the default
+ * 0 accept it. Numbers without a default accept it if 0 or NaN stands for "not given". */
 bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */
@@ -44,10 +44,10 @@ enum status option_set_default(const struct option_spec *spec, void *values);
 /* For an argument that getopt_long() refused: it is either ambiguous or unknown. */
 enum status option_explain_refused(const struct options *options, const char *argument);
 
-/* For an option without its value. `was` is the former name that was used, or NULL. */
+/* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
 enum status option_explain_missing(const struct option_spec *spec, const char *was);
 
-/* For an argument that is no option. `previous` is the argument before it. */
+/* Sets the message for an argument that is not an option. `previous` is the argument before it. */
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument);
 
 /* For a refused value: appends a suggestion to the message if another option with a similar name accepts the

@@ -1,4 +1,4 @@
-/* How work is divided among ranks. */
+/* Divides work among ranks. */
 #ifndef FDSL_CORE_PARTITION_H
 #define FDSL_CORE_PARTITION_H
 

@@ -73,7 +73,8 @@ static inline void range_pop(void)
 
 FDSL_C_END
 
-/* RANGE(READ); opens the range RANGE_READ. The range ends with the enclosing block, also on return. */
+/* RANGE(READ); opens the range RANGE_READ. The range ends with the enclosing block, even if the block
+ * returns. */
 #ifdef __cplusplus
 struct range_scope {
     explicit range_scope(const char *name)

@@ -17,7 +17,7 @@ struct progress {
  * number. Otherwise nothing is shown. */
 void progress_begin(struct progress *progress, bool lines);
 
-/* Whether the next update is due. */
+/* Returns whether the next update is due. */
 bool progress_due(const struct progress *progress);
 
 /* Shows a text without a line end. Call it when progress_due() returns true. */

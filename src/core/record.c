@@ -199,8 +199,8 @@ static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
     return *schema != '\0';
 }
 
-/* Whether `theirs` is an older version of the schema `ours`. For example, "load/4" is an older version of
- * "load/9". */
+/* Returns whether `theirs` is an older version of the schema `ours`. For example, "load/4" is an older
+ * version of "load/9". */
 static bool is_older(const char *theirs, const char *ours)
 {
     const char *slash = strchr(ours, '/');
@@ -417,7 +417,7 @@ static enum status take_back(int fd, const char *path, const struct csv_extent *
                       extent->whole_bytes ? "; the rows before it are complete" : "");
 }
 
-/* Whether the open file no longer has this name. */
+/* Returns whether the open file no longer has this name. */
 static bool is_gone(int fd, const char *path)
 {
     struct stat open_one, named;
@@ -502,7 +502,7 @@ enum status csv_text(const struct row *rows, size_t count, char **text)
     return STATUS_OK;
 }
 
-/* Whether `record` occurs in `bytes` at the beginning of a line. `record` ends with a line end. */
+/* Returns whether `record` occurs in `bytes` at the beginning of a line. `record` ends with a line end. */
 static bool holds(const char *bytes, size_t size, const char *record, size_t length)
 {
     const char *at = bytes, *end = bytes + size;

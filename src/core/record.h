@@ -16,7 +16,7 @@
 enum field_kind {
     FIELD_TEXT,
     FIELD_NUMBER, /* a number if the text is one, else a string */
-    FIELD_FLAG    /* "" is null, "0" and "no" are false, all other texts are true */
+    FIELD_FLAG    /* "" is null, "0" and "no" are false, all other strings are true */
 };
 
 struct field {
@@ -51,7 +51,7 @@ void row_set(struct row *row, const char *column, const char *text);
 /* Returns the text of a column, owned by the row, or NULL if there is no such column. */
 const char *row_get(const struct row *row, const char *column);
 
-/* Write the column names or the texts of a row as one CSV line with "\n". */
+/* Write the column names or the fields of a row as one CSV line with "\n". */
 void csv_write_header(FILE *stream, const struct row *row);
 void csv_write_row(FILE *stream, const struct row *row);
 

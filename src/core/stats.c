@@ -134,7 +134,7 @@ static void median_interval(const double *sorted, size_t count, double effective
 
 /* Counts outliers. Overwrites `sorted` with the sorted distances from the median.
  *
- * If more than half the samples are equal, which is likely with a coarse clock, the median distance is 0 and
+ * With a coarse clock, more than half of the samples are often equal. The median distance is then 0, and
  * every sample that differs would be an outlier. In this case, the function uses the mean distance, which is
  * 0 only if all samples are equal. With the mean distance, many samples that differ by one clock tick are not
  * outliers, but a single spike is. */

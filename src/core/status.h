@@ -36,8 +36,8 @@ enum status status_prefix(enum status code, const char *format, ...) __attribute
 /* Returns the calling thread's latest message, never NULL. The next failure on this thread overwrites it. */
 const char *status_text(void);
 
-/* Whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and neither
- * NO_COLOR nor TERM=dumb is set. */
+/* Returns whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and
+ * neither NO_COLOR nor TERM=dumb is set. */
 bool status_coloured(int fd);
 
 /* Sets the rank of this process and the number of ranks (0: unknown) that a launcher started. From then on
@@ -49,7 +49,7 @@ void status_launched(int rank, int ranks);
  * only rank 0 prints errors. */
 void status_joined(int rank, int ranks);
 
-/* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
+/* Returns whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
 /* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16
@@ -66,7 +66,7 @@ void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2
 /* Prints "fdsl-bench: ..." to stderr if progress may be shown (status_shows_progress()). */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints "fdsl-bench: ..." to stderr, on rank 0 only, also if stderr is a log file. */
+/* Prints "fdsl-bench: ..." to stderr, on rank 0 only, even if stderr is a log file. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints. Before that

@@ -49,7 +49,7 @@ struct variant {
     enum status (*probe)(const struct resources *resources);
 
     /* Creates `*state` from the workload's input. `*state` is NULL before the call; `input` must outlive the
-     * state. Not timed. The caller tears the state down unless it is NULL, also after a failure. */
+     * state. Not timed. The caller tears the state down unless it is NULL, even after a failure. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
     /* Called before each run, not timed: prepares the machine, for example empties the page cache. May be

@@ -66,8 +66,8 @@ struct workload {
      * if a rank has no share. */
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
-    /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
-     * its column stays empty. If this function is NULL, all options have an effect. */
+    /* Returns whether an option has an effect on the variant (NULL: on any variant) with these parameters. If
+     * not, its column stays empty. If this function is NULL, all options have an effect. */
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
     /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
@@ -180,7 +180,7 @@ struct workload {
         enum status (*probe)(void *state);
     } largest;
 
-    /* For workloads whose runs are epochs: each run gives one row, and there are no warm-up or other extra
+    /* For workloads whose runs are epochs. Each run gives one row; there are no warm-up runs or other extra
      * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
      * are NULL. */
     struct {
@@ -189,11 +189,12 @@ struct workload {
         enum status (*check)(const void *input, const struct variant *variant,
                              const struct resources *resources);
 
-        /* Whether another epoch follows. */
+        /* Returns whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 
         /* Saves `state` and the rows of its last epoch as CSV (header and lines). Called on rank 0 before the
-         * rows are appended to the CSV file, so a kill at any moment loses neither the state nor the rows. */
+         * rows are appended to the CSV file. So if the process is killed at any moment, neither the state nor
+         * the rows are lost. */
         enum status (*keep)(const void *input, void *state, const char *rows);
 
         /* Returns the folder in which keep() saves states for --resume, or NULL if the user named none. */

@@ -87,9 +87,9 @@ FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint3
 
 /* ---- Random erasing ---- */
 
-/* Draws the rectangle that is erased, as timm does: its area is 2 % to a third of the image, its sides have a
- * ratio between 0.3 and 1 / 0.3, and it is smaller than the image in both directions. Counters: 0 to 9,
- * sample, epoch for the attempts; 10, sample, epoch for the probability. */
+/* Draws the rectangle that is erased, as timm does. Its area is 2 % of the image to a third of it, the ratio
+ * of its sides is between 0.3 and 1 / 0.3, and it is smaller than the image in both directions. Counters: 0
+ * to 9, sample, epoch for the attempts; 10, sample, epoch for the probability. */
 FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                     uint32_t sample)
 {

@@ -2,8 +2,8 @@
  * content. The sum does not depend on the order of the samples. It changes if a sample is missing,
  * incomplete, delivered twice, or delivered under the key of another sample.
  *
- * --verify hashes every byte. Timed runs hash only the size and the edges (the first and the last 64 bytes)
- * of each member, because hashing whole samples would take half of the run time. */
+ * --verify hashes every byte. Timed runs hash only the size and the edges of each member: its first and
+ * last 64 bytes. Hashing whole samples would take half of the run time. */
 #ifndef FDSL_DATA_CHECKSUM_H
 #define FDSL_DATA_CHECKSUM_H
 
@@ -21,14 +21,14 @@ struct checksum {
 
 FDSL_C_BEGIN
 
-/* XXH3-64 of a sample's key; seeds the hash of the sample. */
+/* Returns XXH3-64 of a sample's key, which seeds the hash of the sample. */
 uint64_t checksum_key(const char *key, size_t length);
 
-/* XXH3-64 of a member's data. */
+/* Returns XXH3-64 of a member's data. */
 uint64_t checksum_whole(const uint8_t *data, size_t size);
 
-/* Hash of a member's edges: XXH3-64 of its first and last CHECKSUM_EDGE bytes, or of all its data if it has
- * at most 2 * CHECKSUM_EDGE bytes. The seed is the member's size. */
+/* Returns XXH3-64 of a member's edges: its first and last CHECKSUM_EDGE bytes. If the member has at most 2 *
+ * CHECKSUM_EDGE bytes, hashes all of them. The seed is the member's size. */
 uint64_t checksum_edges(const uint8_t *data, size_t size);
 
 /* Computes checksum_edges() of a member of `size` bytes of which only the edges are in memory. `edges` holds
@@ -36,7 +36,8 @@ uint64_t checksum_edges(const uint8_t *data, size_t size);
 uint64_t checksum_edges_only(const uint8_t *edges, size_t size);
 size_t checksum_edge_bytes(size_t size);
 
-/* Hash of a sample: combines checksum_key() of its key with the hashes of its members, in member order. */
+/* Returns the hash of a sample: combines checksum_key() of its key with the hashes of its members, in member
+ * order. */
 uint64_t checksum_sample(uint64_t key, const uint64_t *members, size_t count);
 
 static inline void checksum_add(struct checksum *checksum, uint64_t hash, uint64_t bytes)

@@ -19,13 +19,13 @@ struct cifar {
     const uint8_t *records; /* CIFAR_RECORD_BYTES each */
 };
 
-/* Label of record `number`. */
+/* Returns the label of record `number`. */
 static inline uint8_t cifar_label(const struct cifar *cifar, uint64_t number)
 {
     return cifar->records[number * CIFAR_RECORD_BYTES];
 }
 
-/* Image of record `number`: all red values, row by row, then all green and all blue values. */
+/* Returns the image of record `number`: all red values, row by row, then all green and all blue values. */
 static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t number)
 {
     return cifar->records + number * CIFAR_RECORD_BYTES + 1;

@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "data/source.h"
 
-/* The classes of the samples of a source. The caller frees `labels`, also after a failure. */
+/* The classes of the samples of a source. The caller frees `labels`, even after a failure. */
 struct class_folders {
     uint32_t *labels; /* class of each sample */
     uint64_t count;   /* number of classes; each has at least one sample */

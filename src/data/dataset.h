@@ -98,7 +98,7 @@ void dataset_file_close(const struct dataset *dataset, int fd);
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
- * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1; if
+ * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1. If
  * `classes` is 0, any integer is accepted. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);

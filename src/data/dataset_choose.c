@@ -18,8 +18,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Whether a sample is in a folder. If `with_image` is set, also whether it has a member that --image, or
- * --member EXT, names. */
+/* Returns whether a sample is in a folder and, if `with_image` is set, has a member that --image or --member
+ * EXT names. */
 static bool in_folder(const struct dataset *dataset, const struct dataset_sample *sample, bool with_image)
 {
     const struct members *choice = &dataset->choice;
@@ -62,7 +62,7 @@ static void drop_strays(struct dataset *dataset)
         dataset->path, strays, strays + images, dataset->choice.only.count ? "member" : "image", first);
 }
 
-/* Whether the samples may be in class folders: they are single files, and none has a member "cls". */
+/* Returns whether the samples may be in class folders: they are single files, and none has a member "cls". */
 static bool allows_classes(const struct dataset *dataset)
 {
     if (dataset->shards || dataset->sample_count == 0)

@@ -48,7 +48,7 @@ static void free_branches(struct branch *branch)
     }
 }
 
-/* Whether a folder is also one of its own ancestors, because a link leads back to that ancestor. */
+/* Returns whether a folder is also one of its own ancestors, because a link leads back to that ancestor. */
 static bool leads_back(const struct branch *branch)
 {
     for (const struct branch *above = branch->above; above; above = above->above)

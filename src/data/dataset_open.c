@@ -74,7 +74,7 @@ static enum status open_shards(struct dataset *dataset, const struct dataset_nam
     return STATUS_OK;
 }
 
-/* Whether a path contains a ".." component. */
+/* Returns whether a path contains a ".." component. */
 static bool climbs(const char *path)
 {
     for (const char *part = path; part; part = strchr(part, '/')) {
@@ -246,8 +246,8 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     return STATUS_OK;
 }
 
-/* Whether more than one header block precedes the first member. The extra bytes may be a pax header for all
- * members. */
+/* Returns whether more than one header block precedes the first member. The extra bytes may be a pax header
+ * for all members. */
 static bool begins_extended(const struct index *index, const struct index_unit *unit)
 {
     return unit->count > 0 && index->members[index->samples[unit->first].first].offset > TAR_BLOCK_BYTES;

@@ -21,7 +21,7 @@ FDSL_C_BEGIN
  * byte and every shard header with the index.
  *
  * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, even
- * if `skip` is true, if a wids index names a shard outside the directory. The caller closes the dataset, also
+ * if `skip` is true, if a wids index names a shard outside the directory. The caller closes the dataset, even
  * after a failure. */
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);

@@ -47,7 +47,7 @@ struct dataset_names {
 
 /* Adds the names of the regular files in the dataset's directory, in any order. If `deep` is set, includes
  * the files in all subfolders. Ignores names that begin with a dot. Has only one folder open at a time,
- * however deep the folders are. The caller frees names->items, also after a failure. STATUS_USAGE if a link
+ * however deep the folders are. The caller frees names->items, even after a failure. STATUS_USAGE if a link
  * leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 

@@ -79,7 +79,7 @@ static int place_points(struct pen *pen, struct point points[POINTS_MAX])
     return count;
 }
 
-/* Squared distance of p from the line segment between a and b. */
+/* Returns the squared distance of p from the line segment between a and b. */
 static float distance2(struct point p, struct point a, struct point b)
 {
     float x = b.x - a.x, y = b.y - a.y, length2 = x * x + y * y;

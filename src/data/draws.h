@@ -42,10 +42,11 @@ FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bou
     return (2 * philox_unit(philox_word(words, (uint32_t)(i % 4))) - 1) * bound;
 }
 
-/* Initial value of element `i` of a tensor, normal with mean 0 and this standard deviation, by the method of
- * Box and Muller, "A note on the generation of random normal deviates", 1958: a block gives the elements
- * 2 j and 2 j + 1. Absolute values are at most 5.8 standard deviations. Computed in double, so that all
- * machines round to the same float, except in rare cases. Counter: i / 2 in two words, 1. */
+/* Returns the initial value of element `i` of a tensor, normal with mean 0 and this standard deviation. Uses
+ * the method of Box and Muller, "A note on the generation of random normal deviates", 1958. One block gives
+ * the elements 2 j and 2 j + 1. Absolute values are at most 5.8 standard deviations. The computation is in
+ * double, so that all machines round to the same float, except in rare cases. Counter: i / 2 in two words,
+ * 1. */
 static inline float draw_initial_normal(uint64_t seed, uint32_t tensor, uint64_t i, double deviation)
 {
     uint64_t pair = i / 2;
@@ -68,8 +69,8 @@ FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t
     return philox(philox_key(seed), element / DRAW_DROPOUT_ELEMENTS, sample, epoch, DRAW_DROPOUT | layer);
 }
 
-/* Whether dropout keeps `element`; `block` is the result of draw_dropout() for that element. The dropout rate
- * is `threshold` / 256. The caller multiplies kept elements by 256 / (256 - threshold). */
+/* Returns whether dropout keeps `element`; `block` is the result of draw_dropout() for that element. The
+ * dropout rate is `threshold` / 256. The caller multiplies kept elements by 256 / (256 - threshold). */
 FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t threshold)
 {
     uint32_t at = element % DRAW_DROPOUT_ELEMENTS;

@@ -33,7 +33,7 @@ static enum status out_of_memory(void)
 
 /* ---- Selecting tensors ---- */
 
-/* Whether `tensor` is selected if the user names no tensor. */
+/* Returns whether `tensor` is selected if the user names no tensor. */
 static bool has_axes(const struct tensor *tensor, uint32_t axes)
 {
     return tensor->real && tensor->axes == axes;

@@ -68,7 +68,7 @@ static bool file_is_whole(const struct folder *folder, const struct index_unit *
            has_size(path, member->size);
 }
 
-/* Whether a file contains exactly this text. */
+/* Returns whether a file contains exactly this text. */
 static bool has_text(const char *path, const char *text, size_t size)
 {
     char *bytes = NULL;
@@ -79,7 +79,7 @@ static bool has_text(const char *path, const char *text, size_t size)
     return same;
 }
 
-/* Whether a shard and its DALI index are complete. */
+/* Returns whether a shard and its DALI index are complete. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -95,8 +95,8 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether a unit is complete: its files have the sizes that the index gives, and a shard's DALI index is
- * complete. A unit is a shard, or a folder of files. */
+/* Returns whether a unit is complete: its files have the sizes that the index gives, and a shard's DALI index
+ * is complete. A unit is a shard, or a folder of files. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -111,7 +111,7 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
     return true;
 }
 
-/* Whether the wids index is complete. Builds without jansson cannot write one and return true. */
+/* Returns whether the wids index is complete. Builds without jansson cannot write one and return true. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
@@ -123,7 +123,7 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return whole;
 }
 
-/* Whether samples.csv and, for shards, the wids index are complete. */
+/* Returns whether samples.csv and, for shards, the wids index are complete. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&

@@ -39,11 +39,11 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
  * options, or if another run uses it. */
 enum status folder_claim(struct folder *folder);
 
-/* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */
+/* Returns whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */
 bool folder_complete(const struct folder *folder);
 
-/* Whether a unit is finished: its part of the index exists, and its files have the sizes in that part. If the
- * unit is a shard, its DALI index must be complete, too. */
+/* Returns whether a unit is finished: its part of the index exists, and its files have the sizes in that
+ * part. If the unit is a shard, its DALI index must be complete, too. */
 bool folder_finished(const struct folder *folder, uint64_t unit);
 
 /* Builds the path of a unit's part of the index. */

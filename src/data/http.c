@@ -111,7 +111,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
     return size;
 }
 
-/* Whether the reply is for the version that the request requires. */
+/* Returns whether the reply is for the version that the request requires. */
 static bool same_version(const struct http *http)
 {
     const struct http_version *wanted = http->request->version, *is = &http->reply->version;
@@ -213,7 +213,7 @@ static bool is_busy(long code)
     return code == 408 || code == 429 || (code >= 500 && code != 501 && code != 505);
 }
 
-/* Whether another attempt may succeed after this error of libcurl. */
+/* Returns whether another attempt may succeed after this error of libcurl. */
 static bool is_passing(CURLcode code)
 {
     switch (code) {
@@ -267,7 +267,7 @@ static enum status explain(const struct http *http, CURLcode code)
     return status_set(STATUS_FAILED, "%s: %s", shown, reason);
 }
 
-/* Sets the headers of an attempt. The caller frees `*list`, also after a failure. */
+/* Sets the headers of an attempt. The caller frees `*list`, even after a failure. */
 static enum status set_headers(const struct http_request *request, const char *range,
                                struct curl_slist **list)
 {

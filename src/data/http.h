@@ -32,7 +32,7 @@ struct http_request {
     const struct http_version *version;
 
     /* Sets the headers of an attempt, for example a signature that expires after some minutes. Adds at most
-     * HTTP_HEADERS_MAX texts from malloc. NULL if the request needs no such headers. */
+     * HTTP_HEADERS_MAX strings from malloc. NULL if the request needs no such headers. */
     enum status (*sign)(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX]);
     const void *signer; /* for sign() */
@@ -50,9 +50,10 @@ struct http;
 enum status http_open(struct http **http);
 void http_close(struct http *http);
 
-/* Reads a part of a file. If the server is busy (408, 429, 5xx) or the connection breaks, tries again after a
- * growing and random delay, and continues at the first missing byte. Makes at most `tries` attempts in all.
- * If the server ignores the requested range, `ranged` is false and nothing is read.
+/* Reads a part of a file. If the server is busy (408, 429, 5xx) or the connection breaks, tries again and
+ * continues at the first missing byte. The delay before a try is random, and grows with each try. Makes at
+ * most `tries` attempts in all. If the server ignores the requested range, `ranged` is false and nothing is
+ * read.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, access is denied, the file
  * does not have the version `request->version`, or the body has another length than its headers promise. */

@@ -19,7 +19,7 @@ struct image {
     const uint8_t *pixels; /* may be unaligned */
 };
 
-/* Number of values. */
+/* Returns the number of values. */
 static inline size_t image_values(const struct image *image)
 {
     return (size_t)image->channels * image->depth * image->height * image->width;
@@ -46,8 +46,8 @@ FDSL_C_BEGIN
 
 void image_scratch_close(struct image_scratch *scratch);
 
-/* The size of the pixel buffers of `scratch`, in bytes. Memory of libjpeg and the weights of the resampler
- * are not included. */
+/* Returns the size of the pixel buffers of `scratch`, in bytes. Memory of libjpeg and the weights of the
+ * resampler are not included. */
 uint64_t image_scratch_bytes(const struct image_scratch *scratch);
 
 /* Returns the format of a member, from its extension (npy, png, jpg, jpeg, in any case) and its first bytes.

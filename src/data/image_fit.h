@@ -49,9 +49,9 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
  * `scratch`. Where the format permits, only the part that is needed is decoded. Unless fit->unscaled is set,
  * a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part is still larger than the output. Gray
  * is converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G +
- * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, for a broken
- * member, for an array whose values are not bytes, and, with FIT_CROP, for an image smaller than the output.
- * Each thread needs its own scratch. */
+ * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, if the
+ * member is broken, if the values of an array are not bytes, or, with FIT_CROP, if the image is smaller than
+ * the output. Each thread needs its own scratch. */
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);

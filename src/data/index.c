@@ -21,8 +21,8 @@ static const char *const layouts[] = {"files", "shards",
 
 /* ---- The last line ---- */
 
-/* Numbers of units, samples and members in an index. A line that begins with "place" describes a unit, one
- * that begins with "sample" describes a sample; the first letter is enough to tell them apart. */
+/* Numbers of units, samples and members in an index. A line that begins with "place" describes a unit; a line
+ * that begins with "sample" describes a sample. The first letter distinguishes them. */
 struct counts {
     uint64_t units, samples, members;
 };

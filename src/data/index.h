@@ -56,7 +56,7 @@ struct index {
 
 FDSL_C_BEGIN
 
-/* Reads an index file. The caller frees the index, also after a failure. STATUS_FAILED with the file, the
+/* Reads an index file. The caller frees the index, even after a failure. STATUS_FAILED with the file, the
  * reason and, for a fault in one line, the line number. STATUS_UNAVAILABLE in builds without xxHash. */
 enum status index_read(const char *path, struct index *index);
 
@@ -108,7 +108,7 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 /* ---- DALI ---- */
 
 /* DALI's index of a shard, SHARD.idx: a header with the number of samples, then one line per sample.
- * STATUS_FAILED if index_check_name() refuses a name. The caller frees `*text`, also after a failure. */
+ * STATUS_FAILED if index_check_name() refuses a name. The caller frees `*text`, even after a failure. */
 #define DALI_HEAD "v1.2 %" PRIu64 "\n"
 enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
 enum status dali_format(const struct index *index, uint64_t unit, char **text, size_t *size);
@@ -129,7 +129,7 @@ struct wids {
 };
 
 /* Read a wids index from memory or from a file; shards keep the order of the file. The caller frees `wids`,
- * also after a failure. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without jansson. */
+ * even after a failure. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without jansson. */
 enum status wids_parse(const char *text, size_t size, struct wids *wids);
 enum status wids_read(const char *path, struct wids *wids);
 void wids_free(struct wids *wids);

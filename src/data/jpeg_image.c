@@ -128,7 +128,7 @@ static bool create(struct jpeg_decoder *decoder)
     decoder->jpeg.client_data = decoder;
     if (setjmp(decoder->failed))
         return false;
-    jpeg_create_decompress(&decoder->jpeg); /* keeps client_data and err */
+    jpeg_create_decompress(&decoder->jpeg); /* does not change client_data and err */
     decoder->progress.progress_monitor = stop_at_many_scans;
     decoder->jpeg.progress = &decoder->progress;
     jpeg_save_markers(&decoder->jpeg, JPEG_APP0 + 1, 0xffff);

@@ -58,16 +58,15 @@ static inline uint32_t jpeg_scaled(uint32_t side, uint32_t denominator)
 enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, enum jpeg_format format,
                        size_t *row_bytes, size_t *skip);
 
-/* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart. Writes `*row_bytes` of
- * jpeg_start() per row; if `stride` is smaller, each row overwrites the end of the previous row, which is not
- * needed. STATUS_FAILED if the data are damaged: each warning of libjpeg counts, because it means lost data.
- * Data after the last row of the window are not examined. */
+/* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart. Writes `*row_bytes` bytes (see
+ * jpeg_start()) per row. If `stride` is smaller, each row overwrites the end of the previous row; that end is
+ * not needed. STATUS_FAILED if the data are damaged: each warning of libjpeg counts, because it means lost
+ * data. Data after the last row of the window are not examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
-/* Returns whether a baseline file has this size in pixels, and its markers are complete and in order:
- * segments up to the scan, restart markers in sequence, and the end of the image. Reads all bytes, but
- * decodes none. If the result is false, the file is damaged. If it is true, the file can still have wrong
- * coefficients. */
+/* Returns whether a baseline file has this size in pixels and complete markers in the right order: segments
+ * up to the scan, restart markers in sequence, and the end of the image. Reads all bytes, but decodes none.
+ * If the result is false, the file is damaged. If it is true, the file can still have wrong coefficients. */
 bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height);
 
 /* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Chroma is stored at half

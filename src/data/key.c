@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Whether a name is "__x__" or "__x__/...", which writers of shards reserve for their metadata. */
+/* Returns whether a name is "__x__" or "__x__/...", which writers of shards reserve for their metadata. */
 static bool is_reserved(const char *name)
 {
     size_t first = strcspn(name, "/");

@@ -11,8 +11,8 @@ FDSL_C_BEGIN
 
 /* Splits a name at the first dot of its last path component. "a.b/c.left.jpg" has the key "a.b/c" (the first
  * `*key_length` bytes) and the extension "left.jpg" (`*extension` points into the name; compare it
- * case-insensitively). Returns false for names that belong to no sample: names without a dot, names
- * whose last component begins with a dot, names with an empty extension, and names whose first component
+ * case-insensitively). Returns false for names that belong to no sample. These are names without a dot or
+ * with an empty extension, names whose last component begins with a dot, and names whose first component
  * begins and ends with two underscores. */
 bool key_split(const char *name, size_t *key_length, const char **extension);
 

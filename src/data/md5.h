@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 
-/* Starts a digest. The caller frees it with md5_free(), also after a failure. STATUS_FAILED if libcrypto has
+/* Starts a digest. The caller frees it with md5_free(), even after a failure. STATUS_FAILED if libcrypto has
  * no md5. */
 enum status md5_begin(void **md5);
 enum status md5_add(void *md5, const void *bytes, size_t count);

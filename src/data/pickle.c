@@ -192,7 +192,7 @@ static enum status do_global(struct parser *parser, size_t unused)
     return status_set(
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers and texts are read, and nothing is executed; if you trust the file, save only its "
+        "tuples, numbers and strings are read, and nothing is executed; if you trust the file, save only its "
         "tensors with Python: torch.save(torch.load('FILE', weights_only=False)['state_dict'], 'weights.pt')",
         module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
 }
@@ -302,7 +302,7 @@ static enum status do_get(struct parser *parser, size_t bytes)
     uint64_t index;
     TRY(take_number(parser, bytes, &index));
     if (index >= parser->memo.count || !parser->memo.items[index])
-        return status_set(STATUS_FAILED, "its pickle uses an entry of the memo that is not set");
+        return status_set(STATUS_FAILED, "its pickle uses a memo entry that is not set");
     return push(parser, parser->memo.items[index]);
 }
 
@@ -314,7 +314,7 @@ static enum status do_put(struct parser *parser, size_t bytes)
     if (stack->count == 0 || !stack->items[stack->count - 1])
         return status_set(STATUS_FAILED, "its pickle stores a value from an empty stack");
     if (index >= (size_t)(parser->end - parser->bytes)) /* Python numbers the entries from 0 */
-        return status_set(STATUS_FAILED, "its pickle has an entry of the memo that is too large");
+        return status_set(STATUS_FAILED, "its pickle has a memo entry that is too large");
     while (memo->count <= index)
         TRY(push_item(&memo->items, &memo->count, &memo->capacity, NULL));
     memo->items[index] = stack->items[stack->count - 1];
@@ -437,7 +437,7 @@ static enum status step(struct parser *parser, uint8_t code)
     if (!opcodes[i].execute)
         return status_set(STATUS_FAILED,
                           "its pickle has the opcode %s, which is refused: only tensors, dicts, lists, "
-                          "tuples, numbers and texts are read",
+                          "tuples, numbers and strings are read",
                           opcodes[i].name);
     return opcodes[i].execute(parser, opcodes[i].argument);
 }

@@ -40,12 +40,12 @@ struct pickle {
 /* Parses a pickle. The values point into `bytes`. `allowed` returns whether a global, such as
  * "torch FloatStorage", may occur. Every other global, and every opcode that is not needed for plain values,
  * is refused by name. Shared values may occur more than once in the tree, and lists and dicts may contain
- * themselves. The caller frees `pickle`, also after a failure. STATUS_FAILED with the reason. */
+ * themselves. The caller frees `pickle`, even after a failure. STATUS_FAILED with the reason. */
 enum status pickle_parse(const uint8_t *bytes, size_t size, bool (*allowed)(const char *text, size_t length),
                          struct pickle *pickle);
 void pickle_free(struct pickle *pickle);
 
-/* Whether a value is this text. */
+/* Returns whether a value is this text. */
 bool pickle_is(const struct pickle_value *value, const char *text);
 
 #endif

@@ -23,8 +23,8 @@ FDSL_C_BEGIN
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size);
 
 /* Sets `*shape` to the shape that png_decode() produces: 8-bit gray or RGB without transparency, for any kind
- * of PNG. STATUS_FAILED if the bytes are not a PNG file, the image has more than PNG_PIXELS_MAX pixels, or
- * its header claims more pixels than the file can hold. */
+ * of PNG. STATUS_FAILED if the bytes are not a PNG file, if the image has more than PNG_PIXELS_MAX pixels, or
+ * if its header claims more pixels than the file can contain. */
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 
 /* Decodes into `pixels`, which holds `capacity` bytes. STATUS_FAILED as for png_shape(), or if the image is

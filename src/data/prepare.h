@@ -17,8 +17,8 @@
  * it. */
 enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
 
-/* Whether --prepare or one of its sample sources has an option of that name. A workload's options do not
- * count, even if a source also accepts them. */
+/* Returns whether --prepare or one of its sample sources has an option of that name. A workload's options do
+ * not count, even if a source also accepts them. */
 bool prepare_has_option(const char *name);
 
 /* Prints the options of --prepare and of every sample source. */

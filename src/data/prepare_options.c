@@ -186,7 +186,7 @@ enum status prepare_check_options(struct job *job)
 
 /* ---- Options that determine the data set ---- */
 
-/* Whether an option of the workload does not affect the samples. */
+/* Returns whether an option of the workload does not affect the samples. */
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
     for (size_t i = 0; job->source->indifferent && job->source->indifferent[i]; i++)

@@ -42,7 +42,7 @@ struct job {
 
 /* Parses the command line and the configuration file into `job`: the source, the options of --prepare, and
  * those of the source and its workload. STATUS_USAGE with the option and a remedy, or STATUS_FAILED without
- * memory. The caller frees job->options and the parameters, also after a failure. */
+ * memory. The caller frees job->options and the parameters, even after a failure. */
 enum status prepare_read_options(struct job *job, const struct config *config);
 
 /* Sets --name and --store if the source determines them, and checks them. */

@@ -20,7 +20,7 @@ struct remote_options {
 
 FDSL_C_BEGIN
 
-/* Whether a path is a URL. */
+/* Returns whether a path is a URL. */
 bool remote_is(const char *path);
 
 /* Returns the path of a file:// URL, otherwise NULL. */
@@ -36,12 +36,13 @@ struct remote;
 enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote);
 void remote_close(struct remote *remote);
 
-/* The listed files, in the order of the list. Names are relative to the URL and valid until remote_close(). A
- * web server has no list of files; for such a server, the list consists of the files that the URL names. */
+/* Returns the listed files, in the order of the list. Names are relative to the URL and valid until
+ * remote_close(). A web server has no list of files; for such a server, the list consists of the files that
+ * the URL names. */
 uint32_t remote_count(const struct remote *remote);
 const char *remote_name(const struct remote *remote, uint32_t file);
 
-/* Whether files are stored in a cache on a file system. */
+/* Returns whether files are stored in a cache on a file system. */
 bool remote_cached(const struct remote *remote);
 
 /* The functions below are thread safe. `name` may also be a file that is not listed. */

@@ -57,7 +57,7 @@ static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t 
     return STATUS_OK;
 }
 
-/* Whether this process has verified the entry. If `add` is set, records the entry as verified. */
+/* Returns whether this process has verified the entry. If `add` is set, records the entry as verified. */
 static bool is_verified(uint64_t source, bool add)
 {
     bool found = false;

@@ -90,7 +90,8 @@ enum status remote_find_service(struct remote *remote, char *leaf);
 enum status remote_url_of(const struct remote *remote, const char *name, char url[REMOTE_URL_MAX]);
 
 /* Returns a GET request, which is signed if the data set is on S3 and there are credentials. `shown` is the
- * URL for messages. Both texts must outlive the request. The caller sets the fields that say what to read. */
+ * URL for messages. Both strings must outlive the request. The caller sets the fields that say what to
+ * read. */
 struct http_request remote_request(const struct remote *remote, const char *url, const char *shown);
 
 /* ---- remote_list.c ---- */
@@ -104,7 +105,7 @@ enum status remote_list(struct remote *remote, const char *leaf);
 /* Starts one thread per connection. remote_close() joins the threads. */
 enum status remote_start_threads(struct remote *remote);
 
-/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, also
+/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
  * after a failure. The caller holds `remote->lock`. */
 enum status remote_start_transfer(struct remote *remote, struct file *file, int fd,
                                   struct transfer **started);

@@ -27,7 +27,7 @@ struct resample_axis {
     bool bicubic;
 };
 
-/* How many units the filter reaches to each side. */
+/* Returns the number of units that the filter reaches to each side. */
 FDSL_HD double resample_reach(bool bicubic)
 {
     return bicubic ? 2 : 1;

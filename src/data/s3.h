@@ -26,7 +26,7 @@ struct s3_credentials {
  * if AWS_PROFILE names a profile that the file lacks. */
 enum status s3_find_credentials(struct s3_credentials *credentials);
 
-/* The parts of a request that are signed. The texts are percent-encoded, as they are sent. */
+/* The parts of a request that are signed. The strings are percent-encoded, as they are sent. */
 struct s3_request {
     const char *host, *path;
     const char *query; /* sorted by name, without '?'; or empty */

@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "data/tensor_file.h"
 
-/* A tensor in C order. Names and texts must not need JSON escapes. */
+/* A tensor in C order. Names and strings must not need JSON escapes. */
 struct safetensor {
     char name[48];
     const char *type; /* "F32", "I64", "U8" */

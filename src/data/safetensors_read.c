@@ -148,7 +148,7 @@ static enum status check_metadata(const json_t *metadata)
     if (!json_is_object(metadata))
         return status_set(STATUS_FAILED, "its \"__metadata__\" is not an object");
     json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return status_set(
-        STATUS_FAILED, "its \"__metadata__\" has a value that is not a text: '%.80s'", key);
+        STATUS_FAILED, "its \"__metadata__\" has a value that is not a string: '%.80s'", key);
     return STATUS_OK;
 }
 

@@ -12,7 +12,7 @@
 
 /* Formats samples.csv: a header record, then one record per sample of the index. Sample i of the index is
  * sample i of the source. `state` is the state of the open source. The format is CSV as in RFC 4180. The
- * caller frees `*text`, also after a failure. */
+ * caller frees `*text`, even after a failure. */
 enum status samples_format(const struct source *source, const void *state, const struct index *index,
                            char **text, size_t *size);
 
@@ -20,7 +20,8 @@ enum status samples_format(const struct source *source, const void *state, const
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 
-/* Whether samples.csv exists, has a header record and one record per sample, and ends with a newline. */
+/* Returns whether samples.csv exists, has a header record and one record per sample, and ends with a newline.
+ */
 bool samples_are_whole(const char *folder, const struct index *index);
 
 #endif

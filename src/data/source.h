@@ -51,7 +51,7 @@ struct source_request {
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
 };
 
-/* Produces sample `number`. `sample` is zeroed by the caller, who frees it, also after a failure. */
+/* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */
 typedef enum status source_make_one(const void *state, uint64_t number, struct source_sample *sample);
 
 struct source {
@@ -76,7 +76,7 @@ struct source {
     const char *const *columns;
 
     /* Checks the options, fills `facts` and creates the state. `*state` is NULL before the call. The caller
-     * calls close(), also after a failure, unless `*state` or close() is NULL. */
+     * calls close(), even after a failure, unless `*state` or close() is NULL. */
     enum status (*open)(const struct source_request *request, struct source_facts *facts, void **state);
     void (*close)(void *state);
 
@@ -112,7 +112,7 @@ enum status source_check_target(const char *source, const char *target);
 const struct source *source_find(const char *name);
 
 /* Produces samples first to first + count - 1 in `samples`, which is zeroed by the caller. The caller frees
- * each sample, also after a failure. */
+ * each sample, even after a failure. */
 enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
                         struct source_sample *samples);
 
@@ -133,7 +133,7 @@ struct source_reader {
 
 /* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
  * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The caller closes
- * `reader`, also after a failure. */
+ * `reader`, even after a failure. */
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);

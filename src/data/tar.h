@@ -73,7 +73,7 @@ void tar_move(struct tar_parser *parser, uint64_t position);
 enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                      struct tar_member *member, enum tar_step *step, size_t *need);
 
-/* Number of padding bytes after data of this size, up to the next block. */
+/* Returns the number of padding bytes after data of this size, up to the next block. */
 static inline size_t tar_padding(uint64_t size)
 {
     return (size_t)(-size % TAR_BLOCK_BYTES);

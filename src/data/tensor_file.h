@@ -36,10 +36,10 @@ struct tensor_file {
 
 FDSL_C_BEGIN
 
-/* Whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
+/* Returns whether the name ends in .npy, .safetensors, .pt, .pth or .pth.tar. */
 bool tensor_file_named(const char *path);
 
-/* Opens a file and lists its tensors. The name decides the format. The caller closes the file, also after a
+/* Opens a file and lists its tensors. The name decides the format. The caller closes the file, even after a
  * failure. STATUS_FAILED with the path and the reason; STATUS_UNAVAILABLE in builds without the library that
  * the format needs. */
 enum status tensor_file_open(const char *path, struct tensor_file *file);
@@ -50,7 +50,7 @@ void tensor_file_close(struct tensor_file *file);
 /* Reads `count` bytes at `offset`. STATUS_FAILED if the file ends before. */
 enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, void *bytes, size_t count);
 
-/* Adds a tensor to the list and takes ownership of its name, also after a failure. A name that is NULL counts
+/* Adds a tensor to the list and takes ownership of its name, even after a failure. A name that is NULL counts
  * as out of memory. */
 enum status tensor_file_add(struct tensor_file *file, const struct tensor *tensor);
 

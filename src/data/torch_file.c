@@ -72,7 +72,7 @@ static enum status find_storage(const struct search *search, const struct pickle
     if (value->kind != PICKLE_PERSISTENT || id->kind != PICKLE_TUPLE || id->count != 5 ||
         !pickle_is(id->items[0], "storage") || !(*type = find_type(id->items[1])) ||
         id->items[2]->kind != PICKLE_TEXT || !is_count(id->items[4]))
-        return status_set(STATUS_FAILED, "its storage is not described as torch.save() does");
+        return status_set(STATUS_FAILED, "its storage is not described in the format of torch.save()");
     *values = (uint64_t)id->items[4]->number;
     snprintf(name, sizeof name, "%.500sdata/%.*s", search->prefix,
              id->items[2]->length < 100 ? (int)id->items[2]->length : 100, id->items[2]->text);
@@ -142,7 +142,7 @@ static enum status read_tensor(const struct search *search, const struct pickle_
     const struct zip_member *member = NULL;
     uint64_t stored = 0;
     if (arguments->count < 6 || arguments->count > 7)
-        return status_set(STATUS_FAILED, "it is not described as torch.save() does");
+        return status_set(STATUS_FAILED, "it is not described in the format of torch.save()");
     struct pickle_value *const *items = arguments->items;
     TRY(find_storage(search, items[0], &type, &member, &stored));
     TRY(read_shape(items[2], items[3], tensor));
@@ -227,7 +227,7 @@ static enum status visit_dict(struct search *search, const struct pickle_value *
         else if (key->kind == PICKLE_INT)
             TRY(visit_item(search, number, (size_t)digits, dict->items[i + 1], depth));
         else
-            return status_set(STATUS_FAILED, "a dict has a key that is neither a text nor an integer");
+            return status_set(STATUS_FAILED, "a dict has a key that is neither a string nor an integer");
     }
     return STATUS_OK;
 }
@@ -317,8 +317,8 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
     return status;
 }
 
-/* Whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long integer
- * of ten bytes. */
+/* Returns whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long
+ * integer of ten bytes. */
 static bool is_legacy(const struct tensor_file *file)
 {
     uint8_t start[4];

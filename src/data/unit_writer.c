@@ -45,7 +45,7 @@ static uint64_t hash_of(const void *bytes, size_t size)
 
 /* ---- Starting ---- */
 
-/* Whether a name is a temporary name of file_begin(), which ends in ".PID-N.tmp". */
+/* Returns whether a name is a temporary name of file_begin(), which ends in ".PID-N.tmp". */
 static bool is_temporary(const char *name)
 {
     size_t length = strlen(name);

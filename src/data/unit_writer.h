@@ -34,7 +34,7 @@ void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t
 
 /* Starts a shard under a temporary name. For a folder of files, creates the folder and removes temporary
  * files of killed runs from it. The struct must not be moved. The caller must finally call unit_abandon(),
- * also after a failure. */
+ * even after a failure. */
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
                        const char *name, int key_digits, int class_digits);
 

@@ -62,7 +62,7 @@ static enum status find_rows(const struct tensor_file *file, const uint8_t *byte
     return rows->values ? STATUS_OK : status_set(STATUS_FAILED, "it has no rows");
 }
 
-/* Whether row i has its hash. `joined` has room for the values and scales of a row. */
+/* Returns whether row i has its hash. `joined` has room for the values and scales of a row. */
 static bool row_matches(const struct rows *rows, uint64_t i, uint64_t hash, uint8_t *joined)
 {
     const uint8_t *values = rows->values + i * rows->value_bytes;

@@ -23,7 +23,7 @@ struct zip {
 /* Reads the central directory, and checks that it agrees with the members' local headers. Supports zip64.
  * Refuses members that are compressed, encrypted, outside the file, overlapping, or named twice, and names
  * that lead out of a folder. CRCs are not checked, because torch.save() can omit them. The caller frees
- * `zip`, also after a failure. STATUS_FAILED with the reason. */
+ * `zip`, even after a failure. STATUS_FAILED with the reason. */
 enum status zip_list(const struct tensor_file *file, struct zip *zip);
 void zip_free(struct zip *zip);
 

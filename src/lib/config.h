@@ -7,7 +7,7 @@
 #include "synth/input.h"
 
 /* Checks the fields of `config` that describe images, and builds the input. The caller frees the input with
- * synth_free(), also after an error. `synth` must be zeroed. STATUS_USAGE if a field is not valid; the
+ * synth_free(), even after an error. `synth` must be zeroed. STATUS_USAGE if a field is not valid; the
  * message begins with the name of the field. */
 enum status config_input(const struct fdsl_config *config, struct synth *synth);
 

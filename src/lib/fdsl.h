@@ -25,8 +25,8 @@
  * handler. It leaves the current CUDA device, the locale and the floating-point environment as they were.
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
- * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
- * own, and the child can use CUDA only if the parent did not use CUDA before the fork. */
+ * must not overlap. A generator belongs to the process that opened it. After fork(), the child must open its
+ * own generator. It can use CUDA only if the parent did not use CUDA before the fork. */
 #ifndef FDSL_H
 #define FDSL_H
 
@@ -69,7 +69,7 @@ struct fdsl_class {
 };
 
 /* Describes the images, and how to generate them. Set all fields with fdsl_config_init(), then change some.
- * fdsl_open() copies texts and lists. */
+ * fdsl_open() copies strings and lists. */
 struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
@@ -96,7 +96,7 @@ struct fdsl_config {
     double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0; must be 0 for u8 */
     double std[FDSL_CHANNELS_MAX];  /* per channel; default 1; must be 1 for u8 */
 
-    /* How the images are generated. */
+    /* The generator and its resources. */
     const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"
                               (default): "omp" on the CPU, "fused" on a CUDA device */
     int device;            /* FDSL_CPU (default), or the number of a CUDA device */

@@ -28,7 +28,7 @@ static uint64_t page_bytes(void)
     return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Whether mincore(2) reports correct results. For files that the process neither owns nor may write,
+/* Returns whether mincore(2) reports correct results. For files that the process neither owns nor may write,
  * mincore(2) reports every page as resident. Only owners may set O_NOATIME, so setting this flag tests
  * ownership. */
 static bool may_ask(int fd)

@@ -38,7 +38,7 @@ enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
  * (/proc/self/io). Returns false if Linux does not report it. */
 bool cache_device_bytes(uint64_t *bytes);
 
-/* Resident share of all counted pages, from 0 to 1; 0 if none were counted. */
+/* Returns the resident share of all counted pages, from 0 to 1; 0 if none were counted. */
 static inline double cache_share(const struct cache_pages *pages)
 {
     return pages->all ? (double)pages->resident / (double)pages->all : 0;

@@ -19,7 +19,7 @@
 #include "load/order.h"
 #include "load/pictures.h"
 
-/* What decodes images for a variant that delivers on a device. */
+/* The decoder of images, for variants that deliver on a device. */
 enum decoder {
     DECODER_AUTO,     /* the first that this machine has: hardware, hybrid, else CPU */
     DECODER_HARDWARE, /* the JPEG engines of the GPU */

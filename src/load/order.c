@@ -185,7 +185,7 @@ static double mean_displacement(const uint32_t *sorted, const struct order *orde
     return order->count ? sum / order->count / order->count : 0;
 }
 
-/* Mean number of shards in a full batch. `seen` has one element per shard, all 0. */
+/* Returns the mean number of shards in a full batch. `seen` has one element per shard, all 0. */
 static double shards_in_batch(const struct order_plan *plan, const struct order *order, uint32_t batch,
                               uint32_t *seen)
 {

@@ -6,10 +6,10 @@
  * Files: one permutation of all samples, divided into one share per worker.
  *
  * Shards: a permutation of the shards, with their samples in sequence, divided into one share per worker.
- * Every epoch therefore distributes the shards anew over all workers of all ranks. The sizes of the shares
- * differ by at most one sample. If a shard straddles a boundary between shares, the worker of each share
- * reads a part of it. Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a
- * stream reader needs a buffer for only one group.
+ * Therefore each epoch distributes the shards differently over all workers of all ranks. The sizes of the
+ * shares differ by at most one sample. If a shard straddles a boundary between shares, the worker of each
+ * share reads a part of it. Within a share, each group of shuffle_buffer consecutive samples is shuffled, so
+ * a stream reader needs a buffer for only one group.
  *
  * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
  * a GPU sorts faster than a CPU shuffles. */
@@ -86,10 +86,10 @@ void order_close(struct order *order);
  * separate orders. */
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order);
 
-/* How well an order mixes the samples. */
+/* Two measures of how well an order mixes the samples. */
 struct order_quality {
-    /* Mean distance between a sample's index in the order and its index in the share sorted by sample number,
-     * divided by the size of the share. 1/3 for a random permutation. */
+    /* Mean distance between a sample's index in the order and its index in the share sorted by sample number.
+     * The mean is divided by the size of the share. 1/3 for a random permutation. */
     double displacement;
     double shards; /* mean number of distinct shards in a full batch; 0 without shards or full batches */
 };

@@ -78,7 +78,7 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 struct comm_reducer;
 
 /* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller
- * closes the reducer, also after a failure; comm_reducer_close() ignores NULL. */
+ * closes the reducer, even after a failure; comm_reducer_close() ignores NULL. */
 enum status comm_reducer_open(size_t count, struct comm_reducer **reducer);
 void comm_reducer_close(struct comm_reducer *reducer);
 
@@ -109,7 +109,7 @@ struct comm_channel_spec {
 
 /* Collective: opens this rank's ends of all channels. `channels` receives one channel per entry of `specs`,
  * or NULL for an entry with no channel. There is at most one channel per direction and pair of ranks; both
- * ends must close it before another one opens. The caller closes all channels, also after a failure, and
+ * ends must close it before another one opens. The caller closes all channels, even after a failure, and
  * before comm_close(); comm_channel_close() ignores NULL. */
 #define COMM_CHANNELS_MAX 4 /* entries of `specs` */
 enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,

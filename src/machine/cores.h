@@ -25,7 +25,7 @@ enum cores_outcome {
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
 
-/* How the ranks of a machine share its cores. */
+/* The division of a machine's cores among its ranks, as seen by one rank. */
 struct cores_plan {
     enum cores_outcome outcome;
     struct cores_mask mine; /* the hardware threads for this rank */
@@ -45,8 +45,8 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t
  * OpenMP then binds the first thread before main(), so the launcher's mask can no longer be read. */
 bool cores_bound_by_openmp(void);
 
-/* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that
- * it starts later, to the share of this rank. `threads` is the number of threads that the user chose for this
+/* Collective: plans the cores of all ranks of this machine. Binds the calling thread, and all threads that it
+ * starts later, to the cores of this rank. `threads` is the number of threads that the user chose for this
  * rank; 0: none. If all ranks have a chosen number and these numbers differ, the cores are divided in
  * proportion. For example, ranks with 12 and 4 threads get 12 and 4 of 16 cores. Call before other threads
  * are started. STATUS_FAILED if affinity masks cannot be read or set. */

@@ -21,9 +21,9 @@ struct heartbeat {
     struct shared_ring *memory;
     _Atomic uint64_t *counts; /* shared, one per rank of this machine */
     struct card *cards;
-    uint64_t *seen;   /* the counts at the last look */
-    uint32_t *silent; /* number of looks since each count changed */
-    uint32_t limit;   /* in looks, so time in which this process itself is stopped does not count */
+    uint64_t *seen;   /* the counts at the last check */
+    uint32_t *silent; /* number of checks since each count changed */
+    uint32_t limit;   /* number of checks, not a time: while this process is stopped, it does not check */
     atomic_bool ended;
     bool started;
     pthread_t thread;

@@ -9,8 +9,8 @@
 
 FDSL_C_BEGIN
 
-/* Returns the memory in bytes that this process can still allocate: MemAvailable or the bytes left under
- * the cgroup's limits, whichever is smaller, divided by the number of processes that share it
+/* Returns the memory in bytes that this process can still allocate. This is the smaller of MemAvailable and
+ * the bytes left under the cgroup's limits, divided by the number of processes that share it
  * (memory_share()). */
 uint64_t memory_available_bytes(void);
 

@@ -21,8 +21,8 @@ FDSL_C_BEGIN
 /* Returns the definition of the rows. `bad` and `duplicates` are shares of the rows, from 0 to 1. */
 struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad, double duplicates);
 
-/* Whether a row is bad. Consecutive bad rows are of five kinds in turn: too small, too large, NaN, infinity,
- * zero. */
+/* Returns whether a row is bad. Consecutive bad rows are of five kinds in turn: too small, too large, NaN,
+ * infinity, zero. */
 bool input_is_bad(const struct input *input, uint64_t row);
 
 /* Returns the row that defines the values of `row`: `row` itself, or an earlier row if `row` is a duplicate.

@@ -99,8 +99,8 @@ struct ops_fetch {
 
 /* Properties of a variant of `ops`. */
 struct ops_traits {
-    /* Measures the reference bandwidth of the memory that holds the rows, in bytes per second: STREAM triad
-     * with the threads of the variant on the CPU, a copy on a device. */
+    /* Measures the reference bandwidth of the memory that stores the rows, in bytes per second. On the CPU,
+     * this is STREAM triad with the threads of the variant; on a device, a copy. */
     enum status (*stream)(void *state, double *bytes_per_s);
     bool device; /* uses the options for GPUs */
 };
@@ -143,7 +143,7 @@ size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
  * row twice. The next epoch has another permutation. */
 struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 
-/* Number of output rows if the mask keeps `kept` rows. */
+/* Returns the number of output rows if the mask keeps `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
 /* Returns the least number of bytes that any implementation of these steps must read and write: the input
@@ -163,7 +163,7 @@ struct ops_results {
     uint64_t *table, *row_hashes; /* dedup: the hash table, and one hash per row of the run */
 };
 
-/* Allocates results for the largest number of output rows. The caller frees them, also after a failure. */
+/* Allocates results for the largest number of output rows. The caller frees them, even after a failure. */
 enum status ops_results_open(const struct ops *ops, struct ops_results *results);
 void ops_results_free(struct ops_results *results);
 

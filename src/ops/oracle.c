@@ -145,7 +145,7 @@ static void expect_free(struct expected *expected)
     free(expected->wrong);
 }
 
-/* Computes the expected results of run `number`. The caller frees `expected`, also after a failure. */
+/* Computes the expected results of run `number`. The caller frees `expected`, even after a failure. */
 static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint64_t number,
                           struct expected *expected)
 {
@@ -202,7 +202,8 @@ static bool values_correct(const struct expected *expected, const struct chunk *
             memcmp(scratch + bytes, chunk->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);
 }
 
-/* Whether output row k of the chunk is correct. `scratch` has room for the values and scales of a row. */
+/* Returns whether output row k of the chunk is correct. `scratch` has room for the values and scales of a
+ * row. */
 static bool output_correct(const struct expected *expected, const struct chunk *chunk, uint64_t k,
                            uint8_t *scratch)
 {

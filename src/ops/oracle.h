@@ -19,7 +19,7 @@ struct ops_oracle {
     uint64_t distinct; /* number of different hashes of valid rows */
 };
 
-/* Computes which rows are valid. The caller frees the oracle, also after a failure. STATUS_FAILED if memory
+/* Computes which rows are valid. The caller frees the oracle, even after a failure. STATUS_FAILED if memory
  * runs out. */
 enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle);
 void ops_oracle_free(struct ops_oracle *oracle);
@@ -28,7 +28,7 @@ void ops_oracle_free(struct ops_oracle *oracle);
  * runs out. */
 enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
-/* Counts the wrong input rows of run `number`. An input row is wrong if the mask is wrong for it, or if its
+/* Counts the wrong input rows of run `number`. An input row is wrong if its mask value is wrong, or if its
  * output row has a wrong number, value, scale or hash. All rows count as wrong if the number of the run, the
  * number of rows or the tensor scale is wrong. Returns the errors of fetch(), or STATUS_FAILED if memory runs
  * out. */

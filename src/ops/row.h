@@ -21,7 +21,7 @@
 /* Types of output rows, in the order of the option --to. */
 enum ops_type { OPS_F32, OPS_F16, OPS_BF16, OPS_FP8, OPS_NVFP4, OPS_MXFP4 };
 
-/* How rows are converted. */
+/* The conversion of rows. */
 struct ops_format {
     enum dtype from;
     enum ops_type to;
@@ -66,7 +66,7 @@ FDSL_HD float ops_square_sum(const void *row, enum dtype type, uint32_t columns)
     return sums[0];
 }
 
-/* Whether a row with this sum of squares is valid: the sum is between the squares of the bounds, both
+/* Returns whether a row with this sum of squares is valid: the sum is between the squares of the bounds, both
  * computed in float. NaN and infinity are invalid. */
 FDSL_HD bool ops_in_bounds(float square_sum, float norm_min, float norm_max)
 {
@@ -97,7 +97,7 @@ FDSL_HD size_t ops_value_bytes(enum ops_type to, uint32_t columns)
     return (size_t)columns * (to == OPS_F32 ? 4 : to == OPS_FP8 ? 1 : 2);
 }
 
-/* Whether the conversion copies the stored bytes. */
+/* Returns whether the conversion copies the stored bytes. */
 FDSL_HD bool ops_copies(enum dtype from, enum ops_type to)
 {
     return (from == DTYPE_F32 && to == OPS_F32) || (from == DTYPE_F16 && to == OPS_F16) ||

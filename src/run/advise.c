@@ -74,7 +74,7 @@ static void print_help(void)
 
 /* ---- Candidates ---- */
 
-/* Where the images come from. */
+/* Places that images can come from. */
 enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
 
 /* A source of images. `name_of_files` and `variant_of_files` are the name and variant for a data set of

@@ -42,9 +42,9 @@ double advise_needed(const struct advice_question *question);
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
 /* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is
- * within ADVISE_MARGIN of the highest are compared. Of two ways, the one that takes less disk and memory is
- * better. If these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the
- * faster one if an energy is unknown. Unknown sizes count as 0. */
+ * within ADVISE_MARGIN of the highest are compared. The way that takes less disk and memory is better. If
+ * these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the faster one if
+ * an energy is unknown. Unknown sizes count as 0. */
 #define ADVISE_MARGIN      0.03
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
@@ -79,7 +79,7 @@ struct advise_set {
 
 /* Opens a data set of images, finds the facts about it, and creates a temporary folder. STATUS_USAGE if the
  * first sample has no image. If the set has more than --subset bytes of local shards, the folder gets links
- * to the first of them. Call advise_set_close() also after a failure: it removes the folder. Until then,
+ * to the first of them. Call advise_set_close() even after a failure: it removes the folder. Until then,
  * signals that would end the program are held back (file_hold_signals()). */
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
 void advise_set_close(const struct advise_set *set);

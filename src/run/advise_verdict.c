@@ -27,7 +27,7 @@ static double bytes_of(const struct advice *advice)
            (isnan(advice->memory_bytes) ? 0 : advice->memory_bytes);
 }
 
-/* Whether advise_best() prefers `a` to `b` if both are equally fast. */
+/* Returns whether advise_best() prefers `a` to `b` if both are equally fast. */
 static bool is_cheaper(const struct advice *a, const struct advice *b)
 {
     if (fabs(bytes_of(a) - bytes_of(b)) > ADVISE_SMALL_BYTES)
@@ -138,7 +138,7 @@ static void append_choice(char *text, size_t size, const struct advice_question 
     append(text, size, ".");
 }
 
-/* Whether at least one way that reads the set was measured. */
+/* Returns whether at least one way that reads the set was measured. */
 static bool was_read(const struct advice *advice, size_t count)
 {
     for (size_t i = 0; i < count; i++)

@@ -192,7 +192,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
     va_end(arguments);
 }
 
-/* Appends a size with three digits, in kB, MB, GB or TB, between the texts `before` and `after`. */
+/* Appends a size with three digits, in kB, MB, GB or TB, between the strings `before` and `after`. */
 static void append_size(char *text, size_t size, const char *before, double bytes, const char *after)
 {
     static const char *const units[] = {"kB", "MB", "GB", "TB"};

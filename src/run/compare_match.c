@@ -195,7 +195,7 @@ static uint64_t hash_of(const struct comparison *comparison, const struct entry 
     return hash;
 }
 
-/* Whether a row covers all ranks of its run: the row of the only rank, or the row with rank=all. */
+/* Returns whether a row covers all ranks of its run: the row of the only rank, or the row with rank=all. */
 static bool is_whole(const struct table *table, const struct columns *columns, size_t row)
 {
     return strcmp(table_cell(table, row, columns->rank), "all") == 0 ||
@@ -404,7 +404,7 @@ static void number_runs(struct entry *entries, size_t count)
     qsort(entries, count, sizeof *entries, by_run_and_row);
 }
 
-/* Whether a run is complete: it has no epochs, or its last row is the row of its last epoch. */
+/* Returns whether a run is complete: it has no epochs, or its last row is the row of its last epoch. */
 static bool is_finished(const struct comparison *comparison, const struct entry *last)
 {
     const struct table *table = &comparison->tables[last->side];

@@ -28,8 +28,8 @@ void *consumed_latest(void *state)
     return self->states[self->latest];
 }
 
-/* Whether a run of the wrapped variant delivers many batches, which the variant passes to the consumer
- * itself. */
+/* Returns whether a run of the wrapped variant delivers many batches, which the variant passes to the
+ * consumer itself. */
 static bool delivers_many(const struct consumed *self)
 {
     return self->job.workload->batches.set_consumer;

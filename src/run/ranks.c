@@ -7,7 +7,7 @@
 
 #include "machine/comm.h"
 
-/* ---- Packed rows: zero-terminated texts in one buffer ---- */
+/* ---- Packed rows: zero-terminated strings in one buffer ---- */
 
 static size_t packed_bytes(const struct row *row)
 {

@@ -215,7 +215,8 @@ enum status report_list(const struct resources *resources, const struct settings
 
 /* ---- The table ---- */
 
-/* Whether the table has the column "stall". With several ranks, only the CSV rows have it, as stall_share. */
+/* Returns whether the table has the column "stall". With several ranks, only the CSV rows have it, as
+ * stall_share. */
 static bool shows_stall(const struct settings *settings)
 {
     return comm_size() == 1 && settings_compute(settings);

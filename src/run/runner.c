@@ -69,8 +69,8 @@ static enum status complete_rows(struct runner *runner, void *state)
 }
 
 /* Fills in the GPU's clocks, throttling and energy during the timed runs, and the variant's instruction set.
- * The energy per run is unknown if the time between runs was more than a tenth of the sampling time, or if
- * ranks share the GPU. */
+ * The energy per run is unknown if more than a tenth of the sampling time was between runs, or if ranks share
+ * the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;
@@ -431,8 +431,8 @@ static enum status run_consumed(struct runner *runner)
         return run_all(runner);
     TRY(comm_agree(runner->sharers > 1
                        ? status_set(STATUS_USAGE,
-                                    "--compute: %d ranks share a GPU, but a training step needs a GPU "
-                                    "of its own; start one rank per GPU",
+                                    "--compute: %d ranks share a GPU, but each training step needs its "
+                                    "own GPU; start one rank per GPU",
                                     runner->sharers)
                        : STATUS_OK));
     enum status status =
@@ -478,7 +478,7 @@ static enum status prepare(struct runner *runner)
     return describe_device(runner);
 }
 
-/* Collective preparations before the first variant. The caller must close runner->input, also after a
+/* Collective preparations before the first variant. The caller must close runner->input, even after a
  * failure. */
 static enum status begin(struct runner *runner)
 {

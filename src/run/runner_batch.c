@@ -48,9 +48,9 @@ static enum status run_step(const struct search *search)
     return status;
 }
 
-/* Tries a batch size. The batch does not fit if the error message contains "out of memory" or
- * "lower --batch"; variants use these phrases if memory is short or a limit is exceeded. All ranks have the
- * same message, so all ranks decide alike. */
+/* Tries a batch size. The batch does not fit if the error message contains "out of memory" or "lower
+ * --batch". Variants use these phrases if there is not enough memory or a limit is exceeded. All ranks have
+ * the same message, so all ranks decide alike. */
 static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
 {
     struct runner *runner = search->runner;

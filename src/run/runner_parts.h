@@ -74,11 +74,11 @@ struct runner {
 /* ---- runner.c ---- */
 
 /* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
- * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), also after a
+ * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), even after a
  * failure. Collective, like comm_agree(). */
 enum status runner_combination(struct settings *settings, struct report **report);
 
-/* Whether this is rank 0, which prints and writes for all ranks. */
+/* Returns whether this is rank 0, which prints and writes for all ranks. */
 static inline bool runner_leads(const struct runner *runner)
 {
     return runner->partition.rank == 0;
@@ -100,12 +100,12 @@ void runner_cpu_use(const struct runner *runner, const struct bench *bench, doub
                     double *preempted_per_s);
 
 /* Builds the CSV row of a result, with the workload's measures (NULL: none). The caller calls row_free(),
- * also after a failure. */
+ * even after a failure. */
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
 /* Builds a row of --samples-out: one sample, after the identifying columns of the result's row `whole`. The
- * caller calls row_free(), also after a failure. */
+ * caller calls row_free(), even after a failure. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 
@@ -127,7 +127,8 @@ void runner_show_phase(const struct runner *runner, const char *phase);
  * continue. Call on rank 0 whenever this message changes. */
 void runner_say_what_is_kept(const struct runner *runner);
 
-/* Whether all rows are lost if a signal ends the run: without --out, JSON is printed only at the end. */
+/* Returns whether all rows are lost if a signal ends the run: without --out, JSON is printed only at the end.
+ */
 static inline bool runner_loses_rows(const struct settings *settings)
 {
     return !settings->out && settings->format == FORMAT_JSON;
@@ -135,7 +136,7 @@ static inline bool runner_loses_rows(const struct settings *settings)
 
 /* ---- runner_batch.c ---- */
 
-/* Whether the user gave --batch max. Call before the workload is opened. */
+/* Returns whether the user gave --batch max. Call before the workload is opened. */
 bool runner_wants_largest(const struct settings *settings);
 
 /* Replaces --batch max by the largest batch that fits into memory. With --dry-run, only checks the options.
@@ -205,7 +206,7 @@ enum status runner_publish_ranks(struct runner *runner, void *state, const struc
 
 /* ---- runner_ranks.c ---- */
 
-/* Whether the run needs a GPU, for a chosen variant or for --compute. */
+/* Returns whether the run needs a GPU, for a chosen variant or for --compute. */
 bool runner_any_on_gpu(const struct settings *settings);
 
 /* STATUS_USAGE if ranks have different options, or run different builds. Collective, like comm_agree(). */
@@ -228,7 +229,7 @@ enum status runner_take_scaling(struct runner *runner);
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
 
-/* Whether --threads lists 0 and also the number of threads that 0 means. */
+/* Returns whether --threads lists 0 and also the number of threads that 0 means. */
 bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of

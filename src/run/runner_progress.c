@@ -51,8 +51,8 @@ static size_t rest_begins(const struct runner *runner)
 }
 
 /* Lists the variants from index `first` on. If the baseline has a row but other variants have none, also
- * lists the baseline and returns true, because a speed-up needs both variants in the same run. The baseline
- * is the first variant. */
+ * lists the baseline and returns true: a speed-up requires both variants in the same run. The baseline is the
+ * first variant. */
 static bool list_rest(const struct runner *runner, size_t first, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;

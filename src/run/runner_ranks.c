@@ -74,7 +74,7 @@ enum status runner_take_cores(struct settings *settings, double *worst)
     return comm_max(worst, 1);
 }
 
-/* Whether a chosen variant runs on more than one core. */
+/* Returns whether a chosen variant runs on more than one core. */
 static bool any_threaded(const struct settings *settings)
 {
     for (size_t i = 0; i < settings->variant_count; i++)
@@ -137,7 +137,7 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
                       "uses GPU i; to choose among GPUs, use --rank-device or set CUDA_VISIBLE_DEVICES");
 }
 
-/* Whether a variant runs on a GPU. Works also for variants that this build lacks. */
+/* Returns whether a variant runs on a GPU. Works also for variants that this build lacks. */
 static bool is_for_gpu(const struct variant_entry *entry)
 {
     return entry->variant ? strcmp(entry->variant->platform, "cuda") == 0

@@ -502,7 +502,7 @@ static enum status derive(struct settings *settings)
     return format_check(settings->format);
 }
 
-/* Whether the command line is `--prepare --help`, without a folder. */
+/* Returns whether the command line is `--prepare --help`, without a folder. */
 static bool asks_about_prepare(int argc, char *argv[])
 {
     bool help = false, prepare = false;

@@ -57,7 +57,7 @@ struct settings {
 /* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no other
  * option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With `--prepare
  * --help`, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller calls
- * settings_free(), also after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this build
+ * settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this build
  * or machine lacks what they ask for; STATUS_FAILED if memory runs out. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
@@ -76,11 +76,11 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Whether the options request only work that needs no variant: --help, --version, --list, --env or
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env or
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
-/* Whether `name` is a common option or an option of any workload. */
+/* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
 /* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,

@@ -14,19 +14,19 @@ struct table {
     const char *path; /* as given; for messages */
     size_t rows, columns;
     char *text;         /* owned; the cells, decoded in place */
-    const char **cells; /* owned; (rows + 1) * columns texts, the header first */
+    const char **cells; /* owned; (rows + 1) * columns strings, the header first */
     size_t *lines;      /* owned; the line number of each row */
 };
 
 /* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
- * file. Skips empty lines. The caller calls table_free(), also after a failure. `path` must outlive the
+ * file. Skips empty lines. The caller calls table_free(), even after a failure. `path` must outlive the
  * table. STATUS_FAILED if the file cannot be read or is malformed: a wrong number of cells, invalid quoting,
  * a NUL byte, or a last line without a line end, which may be incomplete. The message names the line and a
  * remedy. */
 enum status table_read(const char *path, struct table *table);
 void table_free(struct table *table);
 
-/* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, also after a
+/* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, even after a
  * failure. STATUS_FAILED as from table_read(). */
 enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
 

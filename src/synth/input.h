@@ -95,13 +95,13 @@ FDSL_C_BEGIN
 /* Sets synth->classes to `count` classes of a preset. If `preset_file` is NULL and the preset is a built-in
  * list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section `preset`
  * of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(),
- * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
+ * even after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
  * STATUS_UNAVAILABLE if ranges must be read and this build has no inih; STATUS_FAILED if memory runs out. */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 
 /* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
- * also after an error. STATUS_USAGE if the available memory is too small; STATUS_FAILED if an allocation
+ * even after an error. STATUS_USAGE if the available memory is too small; STATUS_FAILED if an allocation
  * fails. */
 enum status synth_fill_tables(struct synth *synth);
 
@@ -110,13 +110,13 @@ void synth_free(struct synth *synth);
 
 FDSL_C_END
 
-/* Returns the bytes of one canvas, which has one byte per pixel. */
+/* Returns the size of one canvas in bytes; a canvas has one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
     return (size_t)synth->res * synth->res;
 }
 
-/* Returns the bytes of one image in the output format. The images of a batch are contiguous. */
+/* Returns the size of one image in the output format, in bytes. The images of a batch are contiguous. */
 static inline size_t synth_output_bytes(const struct synth *synth)
 {
     const struct synth_output *output = &synth->output;

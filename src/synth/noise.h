@@ -2,8 +2,8 @@
  * code.
  *
  * The fade curve and the permutation are those of Ken Perlin, "Improving noise", SIGGRAPH 2002. The position
- * is uniform in [0, 10000) and drawn anew for each vertex, orbit and axis, so the values are independent.
- * They have the distribution of Perlin noise, but not its correlation between neighbours. */
+ * is uniform in [0, 10000). Each vertex, orbit and axis draws its own position, so the values are
+ * independent. They have the distribution of Perlin noise, but not its correlation between neighbours. */
 #ifndef FDSL_SYNTH_NOISE_H
 #define FDSL_SYNTH_NOISE_H
 

@@ -34,7 +34,7 @@ enum output_layout {
     OUTPUT_NHWC  /* the channels of a pixel are adjacent */
 };
 
-/* How the canvas is brought to the size of the output. */
+/* The method that brings the canvas to the size of the output. */
 enum output_fit {
     OUTPUT_WHOLE,  /* the whole canvas, unscaled; the output has the same side as the canvas */
     OUTPUT_RESIZE, /* the whole canvas, shrunk or enlarged; each output pixel is the mean over the area that
@@ -167,10 +167,10 @@ struct output_rows {
     uint32_t begin, end;
 };
 
-/* The reference conversion of a canvas to an output image. output_convert() writes the whole image,
- * output_convert_rows() only the given rows. `key` is the image's key, which decides the crop. The canvas has
- * `res` pixels per side and `pitch` bytes per row. `image` has synth_output_bytes() bytes and is aligned for
- * its type. */
+/* Convert a canvas to an output image; the other conversions must give the same bits. output_convert() writes
+ * the whole image, output_convert_rows() only the given rows. `key` is the image's key, which decides the
+ * crop. The canvas has `res` pixels per side and `pitch` bytes per row. `image` has synth_output_bytes()
+ * bytes and is aligned for its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,

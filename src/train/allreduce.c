@@ -56,7 +56,7 @@ static enum status exchange_open(const struct options *given, void *parameters_,
     if (parameters->bytes % value_bytes)
         return status_set(STATUS_USAGE,
                           "--bytes %" PRIu64
-                          ": not a multiple of %zu, the bytes of one %s value; give a multiple",
+                          ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
                           parameters->bytes, value_bytes, types[parameters->type]);
     if (partition->ranks == 1 && !warned)
         status_warn("one rank exchanges nothing, so busbw_gbs is 0; start more ranks with: mpirun -n N");
@@ -172,7 +172,7 @@ static uint64_t count_wrong(const struct allreduce_job *job, const struct allred
                : allreduce_count_wrong(job, result->number, result->values);
 }
 
-/* Copies the values of the latest run into new memory, which the caller frees, also after a failure. */
+/* Copies the values of the latest run into new memory, which the caller frees, even after a failure. */
 static enum status fetch_values(const struct allreduce_job *job, const struct variant *variant, void *state,
                                 struct allreduce_result *result)
 {
@@ -194,7 +194,7 @@ static enum status exchange_verify(const void *input, const struct variant *vari
     return status;
 }
 
-/* Checks, also without --verify, that all ranks have bit-identical sums. */
+/* Checks, even without --verify, that all ranks have bit-identical sums. */
 static enum status exchange_check_total(const void *input, const struct measures *total)
 {
     (void)input;

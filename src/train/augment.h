@@ -1,6 +1,6 @@
-/* Images that are computed anew from the stored samples in every epoch: random-resized-crop, flip, and
- * RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples are
- * gathered: shifted, normalised and erased (data_gather()).
+/* Augmentation that computes new images from the stored samples in every epoch: random-resized-crop, flip,
+ * and RandAugment. The stored sample is called the canvas. All steps work on bytes. Afterwards the samples
+ * are gathered: shifted, normalised and erased (data_gather()).
  *
  *     stored canvas ─ crop, resize, flip ─ RandAugment ─ gather
  *
@@ -195,8 +195,8 @@ FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, u
     return augment_blend(factor, value, augment_gray(image[i], image[plane + i], image[2 * plane + i]));
 }
 
-/* The operation sharpness: returns the new value of one pixel, blended with the weighted mean of its 3 x 3
- * neighbourhood (weights 1 1 1, 1 5 1, 1 1 1). Border pixels do not change. */
+/* The operation sharpness: blends one pixel with the weighted mean of its 3 x 3 neighbourhood (weights 1 1 1,
+ * 1 5 1, 1 1 1). Returns the new value. Border pixels do not change. */
 FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                               float factor)
 {
@@ -249,7 +249,7 @@ struct augment_scratch {
     int16_t *across; /* weights of all outputs along a row */
 };
 
-/* Allocates the scratch for a plan. The caller closes it, also after a failure. */
+/* Allocates the scratch for a plan. The caller closes it, even after a failure. */
 enum status augment_scratch_open(const struct augment_plan *plan, struct augment_scratch *scratch);
 void augment_scratch_close(struct augment_scratch *scratch);
 

@@ -39,8 +39,8 @@ double balance_improve(const double *speeds, uint32_t ranks, double gain_min, co
  * runs out. */
 char *balance_text(enum balance balance, const uint32_t *shares, uint32_t ranks);
 
-/* Reads what balance_text() wrote. Returns false, and leaves `shares` undefined, if the text belongs to
- * another value of --balance, another number of ranks, or another number of samples per step than `batch`. */
+/* Reads what balance_text() wrote. Returns false, and leaves `shares` undefined, if the text was written with
+ * another value of --balance or another number of ranks, or if its samples per step are not `batch`. */
 bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32_t batch, uint32_t *shares);
 
 #endif

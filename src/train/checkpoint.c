@@ -26,7 +26,7 @@
 #define TEXTS      5         /* identity, data, samples, row, shares */
 #define NAME_SIZE  64        /* bytes of a checkpoint's file name, with the terminating zero */
 
-/* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
+/* The header of a checkpoint file, little-endian. The strings follow it, and then the arenas. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
@@ -309,7 +309,7 @@ static enum status write_parts(const char *path, const struct part *parts, size_
     return file_end(&writer);
 }
 
-/* Rejects texts that are too long to be read again. */
+/* Rejects strings that are too long to be read again. */
 static enum status check_texts(const char *folder, const char *const texts[TEXTS])
 {
     static const char *const names[TEXTS] = {"options", "value of --data", "options of the samples",
@@ -406,7 +406,7 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     return STATUS_OK;
 }
 
-/* Copies the texts and arenas that follow the header. */
+/* Copies the strings and arenas that follow the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
     char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->samples, &checkpoint->row,

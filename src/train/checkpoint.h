@@ -66,25 +66,25 @@ enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
- * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the
- * texts has more than 16 MiB. */
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the strings has
+ * more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another
- * schema, is truncated, or has a wrong checksum. The caller frees the checkpoint, also after a failure. */
+ * schema, is truncated, or has a wrong checksum. The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
 /* Reads the latest checkpoint of a folder. If `pass_over` is true, skips files that are truncated or damaged
  * (for example by a power failure) and warns. Any other failure (another schema, permissions, memory, disk)
  * is an error, because training would later overwrite the skipped file. `*found` is false if there is no
- * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, also after a failure. */
+ * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
                                    bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
 /* Reads the checkpoint that the user named with an option: a file, or the latest checkpoint of a folder. A
  * damaged file is never skipped. STATUS_USAGE if there is no checkpoint; the message begins with `option`.
- * The caller frees the checkpoint, also after a failure. */
+ * The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
 /* Returns the parameters that a checkpoint is exported and tested with: their moving average, if there is

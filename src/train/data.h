@@ -21,7 +21,7 @@
 
 enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 
-/* Where the training samples of a step come from. */
+/* The source of a step's training samples. */
 enum data_feed {
     DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
     DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
@@ -42,7 +42,7 @@ struct data {
     enum dtype type;
     uint32_t classes;
     struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
-                               FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped anew in
+                               FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again in
                                every epoch (train/augment.h); test samples are resized */
     struct shape canvas;    /* of stored training samples, if they differ from `shape` */
     size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
@@ -115,16 +115,17 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 
 FDSL_C_BEGIN
 
-/* Where both sets come from. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
- * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. One data set is
- * divided: samples whose number has a hash divisible by 10 (about one tenth) become the test set. */
+/* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
+ * name is a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data
+ * set. One data set is divided: samples whose number has a hash divisible by 10 (about one tenth) become the
+ * test set. */
 struct data_request {
     const char *name;
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
                                        folders, with the first of every class); 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
+    uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
     const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
     struct image_fit fit; /* how images are resized; random crops are drawn as in epoch 0 */
@@ -138,9 +139,9 @@ struct data_request {
 #define DATA_TRAIN_SIZE 10000
 #define DATA_TEST_SIZE  2000
 
-/* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder
- * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with file and reason
- * if a file is broken; also if a set has no samples. */
+/* Opens or generates both sets. The caller closes `data`, even after a failure. STATUS_USAGE if the folder
+ * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with the file and the
+ * reason if a file is broken or a set has no samples. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 

@@ -39,7 +39,7 @@ static enum status find_member(const struct source_sample *sample, const struct 
     return STATUS_OK;
 }
 
-/* Whether the training set has canvases, from which training cuts its images. */
+/* Returns whether the training set has canvases, from which training cuts its images. */
 static bool has_canvases(const struct data *data)
 {
     return data->fit.res && data->fit.how == FIT_RANDOM_RESIZED_CROP;

@@ -15,7 +15,7 @@
 /* The option that sets the size of each part. */
 extern const char *const data_size_options[DATA_PARTS];
 
-/* Which samples of a source go into a set. */
+/* The samples of a source that a set takes. */
 struct data_range {
     uint64_t first, count;
     int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */
@@ -26,10 +26,10 @@ struct data_range {
  * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. Of class
- * folders, `limit` samples are chosen by taking the classes in turn, and added in the order of the source.
- * The first sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if a
- * sample is broken or differs from the first; STATUS_USAGE if the set does not fit into memory. */
+/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. For
+ * class folders, chooses `limit` samples by taking the classes in turn, and adds them in the order of the
+ * source. The first sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if
+ * a sample is broken or differs from the first; STATUS_USAGE if the set does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);
 

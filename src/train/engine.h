@@ -97,7 +97,7 @@ struct micro {
     uint32_t total;          /* samples of the whole step */
 };
 
-/* What stage_functions.backward() computes. */
+/* The gradients that stage_functions.backward() computes. */
 enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS_OF_BOTH = 3 };
 
 /* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
@@ -435,7 +435,7 @@ struct engine_bounds {
         .loss = 5e-2, .floor = 1, .drift = 0.5, .logits = 5e-2 \
     }
 
-/* Where an engine has its gradients when it calls train->exchange. */
+/* The location of an engine's gradients when it calls train->exchange. */
 enum gradients_in {
     GRADIENTS_ALONE,     /* the engine never calls train->exchange, so it trains on one rank only */
     GRADIENTS_IN_HOST,   /* the gradients are in host memory */
@@ -469,7 +469,7 @@ struct engine {
     const struct stage_functions *stages; /* NULL: cannot be a stage of a pipeline */
 
     /* Creates `*state`, which must be NULL. Parameters are undefined until set(). The caller closes the state
-     * unless it is NULL, also after a failure. */
+     * unless it is NULL, even after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 

@@ -32,13 +32,13 @@ struct exchange_method {
 
     /* Collective: prepares `exchange`, whose state is NULL. All ranks return the same status.
      * STATUS_UNAVAILABLE with the reason if these ranks cannot use the method together. The caller closes the
-     * exchange, also after a failure. */
+     * exchange, even after a failure. */
     enum status (*open)(struct exchange *exchange);
     void (*close)(struct exchange *exchange);
 
     /* Collective: replaces `gradients` by the sums over all ranks. All ranks get the same bits, and repeated
      * runs get the same bits. `count` must be the same on all ranks and in all calls. `status` is the status
-     * of this rank's step so far: if the step failed on any rank, sum() returns the same failure on all
+     * of this rank's step so far. If the step failed on any rank, sum() returns the same failure on all
      * ranks, and the gradients are undefined. Only the thread that called the engine may call sum(). */
     enum status (*sum)(struct exchange *exchange, enum status status, float *gradients, size_t count);
 
@@ -114,7 +114,7 @@ bool exchange_rounds(int sync);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
- * only mpi works. The caller closes the exchange, also after a failure. */
+ * only mpi works. The caller closes the exchange, even after a failure. */
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
 
 /* Closes an exchange. Does nothing if it was not opened. */

@@ -1,6 +1,6 @@
-/* Which rank updates which parameters, for an exchange that updates them (exchange_method.updates). Chunks of
- * consecutive values of the arena go to the ranks in turn: rank r updates chunks r, r + N, r + 2 N, ... of N
- * ranks, so any part of the arena is divided about equally among the ranks. Each rank has the moments of its
+/* Divides the parameters among the ranks, for an exchange that updates them (exchange_method.updates). A
+ * chunk is a number of consecutive values of the arena. With N ranks, rank r updates chunks r, r + N, r + 2
+ * N, ... So any part of the arena is divided about equally among the ranks. Each rank has the moments of its
  * own chunks only, stored consecutively. */
 #ifndef FDSL_TRAIN_EXCHANGE_SHARES_H
 #define FDSL_TRAIN_EXCHANGE_SHARES_H
@@ -21,8 +21,8 @@ struct exchange_update {
     float *gradients, *parameters; /* arenas */
     float *m, *v;                  /* moments of this rank's chunks: exchange_share_room() values each */
     void *rounded; /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
-    /* How to update the parameters: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: all tensors alike,
-     * with weight decay. */
+    /* Update rules: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: the same rule for all tensors, with
+     * weight decay. */
     const struct tensor_update *groups;
     const struct update *update; /* of the current step */
 };

@@ -18,7 +18,7 @@ enum status export_parameters(const struct train *train, const float *parameters
 
 /* Writes both sets as stored (train.values, train.labels, test.values, test.labels), the normalisation
  * (scale, offset), and the initial parameters (initial.conv1.weight, ...). STATUS_USAGE if the training
- * samples are not DATA_STORED, or if they are cropped anew in every epoch. */
+ * samples are not DATA_STORED, or if every epoch crops them again. */
 enum status export_data(const struct train *train, const float *initial, const char *identity,
                         const char *path);
 

@@ -78,7 +78,8 @@ static enum status write_png(const struct shape *shape, const uint8_t *pixels, u
     return status;
 }
 
-/* `numbers` has room for a step (train_entries()), `values` for two samples, `pixels` for one. */
+/* `numbers` has room for a step (train_entries()), `values` has room for two samples, and `pixels` for
+ * one. */
 static enum status write_samples(const struct train *train, struct feed *feed, uint32_t count,
                                  const char *folder, uint32_t *numbers, float *values, uint8_t *pixels)
 {

@@ -23,7 +23,7 @@ struct feed {
 FDSL_C_BEGIN
 
 /* Opens the feed of train->data, which must outlive the feed. A generator uses resources->threads threads.
- * The caller closes the feed, also after a failure. */
+ * The caller closes the feed, even after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 

@@ -193,7 +193,7 @@ static enum status check_names(const struct tensor_file *file, const struct mode
     *count = model->tensor_count - missing;
     if (missing > 0 && (first == 0 || first != *count || missing != 2))
         return status_set(STATUS_USAGE,
-                          "it lacks %" PRIu32 " of the %" PRIu32 " tensors of %s, the first of them is %s; "
+                          "it lacks %" PRIu32 " of the %" PRIu32 " tensors of %s (the first: %s); "
                           "use the right --model, or another file",
                           missing, model->tensor_count, model->name, tensors[first].name);
     for (size_t i = 0; i < file->count; i++)

@@ -13,8 +13,8 @@
  * timm write it. The image size may differ if no weight tensor depends on it. If the file lacks the last
  * layer or has it in other shapes (another number of classes), that layer is set to zeros. Prints one line
  * that says what was copied. Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the
- * checkpoint is of another model, if other tensors differ in shape, if a value is not finite, or if nothing
- * could be copied; `parameters` are then unchanged. */
+ * checkpoint belongs to another model, if other tensors differ in shape, if a value is not finite, or if
+ * nothing could be copied. `parameters` are then unchanged. */
 enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash);
 
 #endif

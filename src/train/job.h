@@ -24,10 +24,10 @@ struct job_parameters {
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
- * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of
- * --data and --res, or NULL. `train_sizes`, `test_sizes` and `class_counts` are texts that say the defaults;
- * `train_words` and `res_words` are added to the help of --train-size and --res. `preset_` and
- * `out_res_` say the defaults of these options; `fit_` and `channels_` are defaults or NULL. */
+ * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
+ * NULL. `train_sizes`, `test_sizes` and `class_counts` are strings that state the defaults; `train_words` and
+ * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say the defaults of
+ * these options; `fit_` and `channels_` are defaults or NULL. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
@@ -65,7 +65,7 @@ char *job_samples(const struct job_parameters *parameters);
 
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
  * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
- * options, which the caller frees, also after a failure; texts in `parameters` point into it and into the
+ * options, which the caller frees, even after a failure; strings in `parameters` point into it and into the
  * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
@@ -77,7 +77,7 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
 size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
                        const char *besides, char *words, size_t size);
 
-/* Opens the data that these parameters choose. The caller closes the data, also after a failure. */
+/* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
 /* Returns STATUS_USAGE if the batch is larger than the set `part`. */

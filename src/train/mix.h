@@ -22,7 +22,7 @@ struct mixing {
     double mixup, cutmix;
 };
 
-/* How the samples of a step are mixed. */
+/* The mixing of the samples of a step. */
 struct mix {
     float share;                       /* of a sample in the mixed sample, 0 to 1; 1: samples are not mixed */
     bool cut;                          /* CutMix: the rectangle comes from the partner */
@@ -39,7 +39,7 @@ FDSL_HD float mix_value(const struct mix *mix, uint32_t y, uint32_t x, float own
 
 FDSL_C_BEGIN
 
-/* Draws how the samples of a step are mixed; at least one member of `mixing` is not 0. Computed on the host
+/* Draws how the samples of a step are mixed; at least one member of `mixing` is not 0. The host computes it
  * for all devices. The Philox counter is (0, step, epoch); draws of the share have a larger first word. */
 struct mix mix_draw(const struct mixing *mixing, uint64_t seed, uint32_t epoch, uint32_t step,
                     const struct shape *shape);

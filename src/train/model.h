@@ -86,7 +86,7 @@ struct layer {
     size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 
-/* How model_initialise() draws the values of a tensor. */
+/* The distribution from which model_initialise() draws the values of a tensor. */
 enum initial { INITIAL_UNIFORM, INITIAL_NORMAL, INITIAL_ZEROS, INITIAL_ONES };
 
 /* A parameter tensor. */
@@ -100,8 +100,8 @@ struct model_tensor {
     float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
     bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
                      positions or the class token; in other networks, it applies to all tensors */
-    /* For --layer-decay, counted as timm does: 0 before the blocks, i + 1 in block i, and one more than the
-     * last block in the head. The norm after the last block counts as a part of that block. */
+    /* For --layer-decay: 0 before the blocks, i + 1 in block i, and one more than the last block in the head,
+     * as in timm. The norm after the last block counts as a part of that block. */
     uint32_t depth;
     /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
      * the same number to all scores of a query, and softmax cancels it. */
@@ -198,11 +198,11 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
  * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). The fan-in is the number of
- * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights):
- * weights of linear layers and positions are normal with a standard deviation of 0.02, the class token with
- * 1e-6; biases are 0; norms have weight 1 and bias 0; LAYER_PATCHES begins like a Conv2d. (timm truncates the
- * normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure function
- * of the model and the seed. */
+ * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights).
+ * Weights of linear layers and positions are normal with a standard deviation of 0.02, and the class token is
+ * normal with 1e-6. Biases are 0; norms have weight 1 and bias 0; LAYER_PATCHES begins like a Conv2d. (timm
+ * truncates the normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a
+ * pure function of the model and the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

@@ -139,7 +139,7 @@ FDSL_HD double optimizer_clip(double clip_norm, double norm)
     return factor < 1 ? factor : 1;
 }
 
-/* How the update of a tensor differs from that of other tensors. */
+/* The properties of a tensor's update that can differ between tensors. */
 struct tensor_update {
     float share; /* factor of the learning rate */
     bool decays; /* whether weight decay applies */
@@ -162,8 +162,8 @@ FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_up
     return of;
 }
 
-/* Updates one parameter. `m` is its momentum or first moment, `v` its second moment, which SGD does not
- * access. Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
+/* Updates one parameter. `m` is its momentum or first moment, and `v` is its second moment, which SGD does
+ * not access. Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
                             train_real *m, train_real *v)
 {

@@ -101,7 +101,7 @@ static enum status run_trials(const struct train *piece, const struct engine *en
     return status;
 }
 
-/* Measures the layers first .. end - 1 as a stage of their own. */
+/* Measures the layers first .. end - 1 as a separate stage. */
 static enum status measure_piece(const struct train *train, const struct engine *engine,
                                  const struct resources *resources, uint32_t first, uint32_t end,
                                  uint32_t capacity, double *seconds)

@@ -41,12 +41,12 @@ bool pipe_splits(enum pipe_schedule schedule);
 uint32_t pipe_ops(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage,
                   struct pipe_op *ops);
 
-/* Returns the largest number of micro-batches whose activations the stage must keep at a time: micro-batches
- * whose forward pass is done, but whose weight gradients are not. */
+/* Returns the largest number of micro-batches whose activations the stage must keep at the same time. It must
+ * keep them from the forward pass until the weight gradients are computed. */
 uint32_t pipe_live(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage);
 
-/* Returns the share of a step's time in which a stage waits if all operations take the same time on all
- * stages (PIPE_BOTH twice as long), messages take no time, and the update does not count. */
+/* Returns the share of a step's time in which a stage waits. Assumes that all operations take the same time
+ * on all stages (PIPE_BOTH twice as long), and that messages and the update take no time. */
 double pipe_bubble(enum pipe_schedule schedule, uint32_t stages, uint32_t micros);
 
 /* Seconds of a stage's operations per micro-batch, by enum pipe_kind, and of its update per step. */

@@ -11,7 +11,7 @@
 #include "train/engine.h"
 #include "train/pipe_schedule.h"
 
-/* How to train on a pipeline. Stage i is rank i. */
+/* The parameters of training on a pipeline. Stage i is rank i. */
 struct pipeline_plan {
     const struct engine *engine; /* computes the stages; set by the trainer */
     enum pipe_schedule schedule;

@@ -1,4 +1,5 @@
-/* Which options of the workload `train` have an effect. The identity of a training run consists of them. */
+/* Determines which options of the workload `train` have an effect. The identity of a training run consists of
+ * these options. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

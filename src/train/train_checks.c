@@ -181,7 +181,7 @@ enum status train_check_model(const struct train_parameters *all, const struct p
                             model->name, most, most);
 }
 
-/* Warns about parts of a schedule without an end that this run does not reach. They are no errors: a later
+/* Warns about parts of a schedule without an end that this run does not reach. They are not errors: a later
  * run with a larger --epochs may resume this one. */
 static void warn_of_schedule(const struct train_parameters *all, const struct schedule *schedule)
 {

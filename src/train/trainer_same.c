@@ -48,7 +48,7 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size, "give --%.*s %.*s", length, name, bytes, value);
 }
 
-/* Describes the first option whose value differs between the two texts; returns false if there is none. */
+/* Describes the first option whose value differs between the two strings; returns false if there is none. */
 static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {

@@ -11,7 +11,8 @@
 
 /* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
 #define STRETCH 5
-/* Attempts at a step that overflows. This is more than enough: the loss scale reaches its minimum sooner. */
+/* Maximum number of attempts at a step that overflows. More than enough: the loss scale reaches its minimum
+ * sooner. */
 #define VERIFY_TRIES 32
 /* Bound of the error of a moving average after STRETCH steps, relative to its norm: a few roundings of a
  * float. */

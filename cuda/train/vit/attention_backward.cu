@@ -27,8 +27,8 @@ struct head_deltas {
     size_t apart;
 };
 
-/* Computes e[i], the dot product of an output and its gradient, for this lane's two rows. dot[0] is for the
- * row among the upper 8 of the 16 rows from `first` on, dot[1] for the row among the lower 8. */
+/* Computes e[i], the dot product of an output and its gradient, for two of the 16 rows that start at `first`.
+ * For this lane, dot[0] is for its row among the first 8, dot[1] for its row among the last 8. */
 template <int DEPTH>
 static __device__ __forceinline__ void row_products(const struct head_deltas *head, uint32_t first,
                                                     uint32_t count, float dot[2])

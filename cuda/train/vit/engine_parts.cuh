@@ -79,7 +79,7 @@ static inline uint32_t hidden_width(const struct vit *vit)
 
 /* Implements accepts() of struct engine. */
 enum status vit_accepts(const struct train *train);
-/* Opens a state that device_engine_new() has created. The caller closes it, also after a failure. */
+/* Opens a state that device_engine_new() has created. The caller closes it, even after a failure. */
 enum status vit_open_all(struct vit *vit);
 /* Allocates one buffer for all activations and their gradients, and sets the pointers to them. */
 enum status vit_open_activations(struct vit *vit);

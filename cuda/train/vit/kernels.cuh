@@ -32,7 +32,7 @@ struct vit_multiplier;
 
 /* STATUS_UNAVAILABLE, with a remedy in the message, if cuBLASLt is missing. */
 enum status vit_multiplier_probe(void);
-/* `allocations` owns the workspace in device memory. The caller closes the multiplier, also after a failure.
+/* `allocations` owns the workspace in device memory. The caller closes the multiplier, even after a failure.
  */
 enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier);
 void vit_multiplier_close(struct vit_multiplier *multiplier);

@@ -13,7 +13,7 @@
 #define TEXT(x)         TEXT_(x)
 #define CUBLAS_LIBRARY  "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 #define WORKSPACE_BYTES ((size_t)64 << 20)
-#define ALIGNMENT       64 /* bytes, of all matrices */
+#define ALIGNMENT       64 /* of each matrix, in bytes */
 #define PLANS_MAX       64
 
 /* ---- The library ---- */

@@ -12,7 +12,7 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* Where the values of a row come from. */
+/* The source of the values of a row. */
 enum source {
     SOURCE_SUMS,   /* sums */
     SOURCE_BRANCH, /* shortcut + factors * branch */
@@ -48,8 +48,8 @@ static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan
     return {in.x + position.x, in.y + position.y};
 }
 
-/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are those of
- * the rounded sums, because the backward pass reads the rounded sums. */
+/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are computed
+ * from the rounded sums, because the backward pass reads the rounded sums. */
 template <int PAIRS, enum source SOURCE>
 static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
 {
