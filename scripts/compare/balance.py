@@ -4,8 +4,9 @@
     scripts/compare/balance.py [--threads 12,4] [--cores 0-11:12-15] [--devices cuda:0,cpu] [--variant train-cuda]
                                [--balance equal,measured] [--bench PROGRAM] [--out FILE] [--must SHARE] [-- OPTION...]
 
-Trains first on each rank alone, with its threads and cores, then on all ranks together, once per value of --balance. Ranks
-on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
+Trains first on each rank alone, with its threads and cores. Then trains all ranks at the same time, but each for itself: what
+they lose here, they lose to the shared memory and clock of the machine, not to the exchange of gradients. Finally trains on
+all ranks together, once per value of --balance. Ranks on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
 by default: --data digits --train-size 20000 --test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With
 --cores, each rank uses its cores, alone and together. If --cores is not given, fdsl-bench divides the cores among the ranks.
 Epochs before the third are not counted, because `measured` begins with equal shares. A speed is the median over the counted
@@ -70,19 +71,28 @@ def all_devices(options):
     return ["--variant", options.variant, "--rank-device", devices]
 
 
-def rank_command(options, rank, more):
+def rank_command(options, rank, more, keep_rows=True):
     """Returns the command of a rank."""
     bound = ["taskset", "-c", options.cores[rank]] if options.cores[rank] else []
-    out = ["--out", options.out] if options.out else []
+    out = ["--out", options.out] if options.out and keep_rows else []
     return [*bound, os.path.abspath(options.bench), "--threads", options.threads[rank],
             *(options.options or DEFAULTS), "--format", "csv", *out, *more]
 
 
 def rows_of(command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        fail(f"exit status {done.returncode}: {' '.join(command)}")
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    return finished(started(command))
+
+
+def started(command):
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finished(run):
+    """Waits for a training run. Returns its rows."""
+    output = run.communicate()[0]
+    if run.returncode:
+        fail(f"exit status {run.returncode}: {' '.join(run.args)}")
+    rows = list(csv.DictReader(io.StringIO(output)))
     if not any(int(row["epoch"]) >= FIRST_COUNTED for row in rows):
         fail(f"too few epochs; give at least --epochs {FIRST_COUNTED}", 2)
     return rows
@@ -92,6 +102,19 @@ def speed_of(rows):
     """Returns the median speed of all ranks together over the counted epochs, in samples/s."""
     return statistics.median(float(row["items_per_s"]) for row in rows
                              if int(row["epoch"]) >= FIRST_COUNTED and (row["ranks"] == "1" or row["rank"] == "all"))
+
+
+def side_by_side(options, speeds, train_size):
+    """Trains all ranks at the same time, each for itself. Returns the sum of their speeds. The rows are not kept, because the
+    figure `balance` takes rows of one rank for speeds alone."""
+    runs = []
+    for rank, speed in enumerate(speeds):
+        command = rank_command(options, rank, alone(options, rank), keep_rows=False)
+        if "--train-size" in command:
+            at = command.index("--train-size")
+            del command[at:at + 2]
+        runs.append(started([*command, "--train-size", str(max(1, int(train_size * speed / max(speeds))))]))
+    return sum(speed_of(finished(run)) for run in runs)
 
 
 def together(options, balance):
@@ -109,10 +132,13 @@ def main():
     speeds = []
     print(f"{'training':<28}{'samples/s':>12}{'of the sum':>12}  samples per step")
     for rank, threads in enumerate(options.threads):
-        speeds.append(speed_of(rows_of(rank_command(options, rank, alone(options, rank)))))
+        rows = rows_of(rank_command(options, rank, alone(options, rank)))
+        speeds.append(speed_of(rows))
         where = f"{threads} threads" if options.devices[rank] == "cpu" else options.devices[rank]
         print(f"{f'rank {rank} alone, {where}':<28}{speeds[-1]:>12.0f}", flush=True)
     print(f"{'sum':<28}{sum(speeds):>12.0f}{1:>12.3f}")
+    apart = side_by_side(options, speeds, int(rows[-1]["train_samples"]))
+    print(f"{'side by side, no exchange':<28}{apart:>12.0f}{apart / sum(speeds):>12.3f}", flush=True)
     reached = 1
     for balance in options.balance.split(","):
         speed, shares = together(options, balance)
