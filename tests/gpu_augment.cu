@@ -1,9 +1,9 @@
 /* Compares the augmentation of training samples on the device with that on the host, bit for bit: every
  * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies,
- * erasing and mixing, on one rank and on several. Then measures the time per image. make check-gpu runs this
+ * erasing and mixing, on one rank and on several, as images, values and patches. make check-gpu runs this
  * program.
  *
- *     gpu_augment [--short]   --short: small images and no times; for compute-sanitizer
+ *     gpu_augment [--short]   --short: small images; for compute-sanitizer
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -12,6 +12,7 @@
 #include "machine/device.h"
 #include "train/augment.cuh"
 #include "train/feed.h"
+#include "train/vit/kernels.cuh"
 
 static bool brief;
 static int failures;
@@ -53,13 +54,16 @@ static bool same_operation(const struct shape *shape, enum augment_operation ope
     const struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
     uint8_t *image = host<uint8_t>(bytes), *mine = host<uint8_t>(bytes), *right = host<uint8_t>(bytes);
     uint8_t *from = device<uint8_t>(bytes), *to = device<uint8_t>(bytes);
+    bool same = true;
     fill(image, bytes);
     for (uint32_t j = 0; j < count; j++)
         augment_apply(shape, operation, &numbers, image + j * values, right + j * values);
     must(cudaMemcpy(from, image, bytes, cudaMemcpyHostToDevice));
-    must(device_augment_apply(shape, operation, &numbers, count, from, to, nullptr));
-    must(cudaMemcpy(mine, to, bytes, cudaMemcpyDeviceToHost));
-    const bool same = memcmp(mine, right, bytes) == 0;
+    for (uint8_t *output : {to, from}) { /* into another array, then in place */
+        must(device_augment_apply(shape, operation, &numbers, count, from, output, nullptr));
+        must(cudaMemcpy(mine, output, bytes, cudaMemcpyDeviceToHost));
+        same &= memcmp(mine, right, bytes) == 0;
+    }
     must(cudaFree(from));
     must(cudaFree(to));
     free(image);
@@ -68,12 +72,14 @@ static bool same_operation(const struct shape *shape, enum augment_operation ope
     return same;
 }
 
+/* The last size does not fit into shared memory. */
 static void compare_operations(void)
 {
-    static const uint32_t sizes[][2] = {{1, 1}, {3, 5}, {17, 17}, {2, 9}, {40, 64}, {224, 224}, {223, 225}};
+    static const uint32_t sizes[][2] = {{1, 1},   {3, 5},     {17, 17},   {2, 9},
+                                        {40, 64}, {224, 224}, {223, 225}, {480, 516}};
     static const double magnitudes[] = {0, 9, 28, 30};
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
-        for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 2 : 0); s++) {
+        for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 3 : 0); s++) {
             bool same = true;
             for (uint32_t kind = 0; kind < 4; kind++)
                 for (double magnitude : magnitudes) {
@@ -139,6 +145,7 @@ struct on_device {
     struct device_set set;
     struct device_batch batch;
     float *values;
+    bf16 *patches;
 };
 
 static void open_device(const struct train *train, struct on_device *device)
@@ -154,6 +161,7 @@ static void open_device(const struct train *train, struct on_device *device)
                        nullptr));
     must(device_batch_allocate(train, train_part_max(train), &device->batch, allocations));
     must(allocate(allocations, &device->values, train_part_max(train) * data->sample_values));
+    must(allocate(allocations, &device->patches, train_part_max(train) * data->sample_values));
 }
 
 /* A part of a step on the host. This rank has `own` samples in the step. The part has the samples `skipped`
@@ -221,6 +229,49 @@ static bool same_values(const struct host_part *part, const float *values)
     return same;
 }
 
+/* Whether `patches` has the patches of an image of these values, rounded to bf16. */
+static bool same_patch_order(const struct shape *shape, uint32_t size, const float *image,
+                             const bf16 *patches)
+{
+    for (uint32_t top = 0; top < shape->height; top += size)
+        for (uint32_t left = 0; left < shape->width; left += size)
+            for (uint32_t c = 0; c < shape->channels; c++)
+                for (uint32_t i = 0; i < size * size; i++, patches++) {
+                    const uint32_t y = c * shape->height + top + i / size, x = left + i % size;
+                    const bf16 right = __float2bfloat16_rn(image[y * shape->width + x]);
+                    if (memcmp(&right, patches, sizeof right) != 0)
+                        return false;
+                }
+    return true;
+}
+
+/* Compares the patches that a vision transformer gets, of each size that divides the image. */
+static bool same_patches(const struct host_part *part, const struct device_set *set,
+                         const struct on_device *device)
+{
+    const struct train *train = part->feed->train;
+    const struct data *data = train->data;
+    const size_t length = data->sample_values;
+    const struct mix mix = train_mix(train, part->epoch, part->step);
+    float *right = host<float>(2 * length);
+    bf16 *mine = host<bf16>(part->count * length);
+    bool same = true;
+    for (uint32_t size : {4u, 8u, 16u}) {
+        if (data->shape.height % size || data->shape.width % size)
+            continue;
+        must(vit_patches(data, set, &device->batch, part->count, size, device->patches, nullptr));
+        must(cudaMemcpy(mine, device->patches, part->count * length * sizeof *mine, cudaMemcpyDeviceToHost));
+        for (uint32_t j = 0; j < part->count; j++) {
+            feed_gather(part->feed, &mix, part->epoch, part->numbers, part->own, part->skipped + j,
+                        right + length, right);
+            same &= same_patch_order(&data->shape, size, right, mine + j * length);
+        }
+    }
+    free(right);
+    free(mine);
+    return same;
+}
+
 static bool same_labels(const struct host_part *part, const uint32_t *labels)
 {
     const struct data *data = part->feed->train->data;
@@ -239,8 +290,8 @@ static bool same_part(const struct host_part *part, struct on_device *device)
 {
     struct device_set set;
     run_part(part, device, &set);
-    return same_images(part, &set) && same_values(part, device->values) &&
-           same_labels(part, device->batch.labels);
+    return (!device->augment.images || same_images(part, &set)) && same_values(part, device->values) &&
+           same_patches(part, &set, device) && same_labels(part, device->batch.labels);
 }
 
 static bool same_step(const struct train *train, struct feed *feed, struct on_device *device, uint32_t epoch,
@@ -294,63 +345,6 @@ static void compare_batches(const struct trial *trial)
     data_close(&data);
 }
 
-/* ---- Times ---- */
-
-/* Prints the time per image of the draws and the augmentation of a step, without the gather. */
-static void measure(const char *what, const struct trial *trial)
-{
-    struct data data;
-    struct model model;
-    struct train train;
-    struct on_device device;
-    cudaEvent_t begin, end;
-    float ms;
-    const int runs = 20;
-    open_trial(trial, &data, &model, &train);
-    open_device(&train, &device);
-    must(cudaEventCreate(&begin));
-    must(cudaEventCreate(&end));
-    for (int i = -3; i < runs; i++) {
-        struct device_set set = device.set;
-        if (i == 0)
-            must(cudaEventRecord(begin));
-        const struct share share = train_share(&train, 0);
-        must(batch_draw(&train, &set, &device.batch, (uint32_t)(i + 3), 0, &share, nullptr));
-        must(device_augment_run(&device.augment, (uint32_t)(i + 3), device.batch.numbers, trial->batch, &set,
-                                nullptr));
-    }
-    must(cudaEventRecord(end));
-    must(cudaEventSynchronize(end));
-    must(cudaEventElapsedTime(&ms, begin, end));
-    printf("time    %s: batch %u, %.3f us per image\n", what, trial->batch, 1e3 * ms / runs / trial->batch);
-    must(cudaEventDestroy(begin));
-    must(cudaEventDestroy(end));
-    allocations_free(&device.allocations);
-    data_close(&data);
-}
-
-static void measure_all(void)
-{
-    for (uint32_t batch : {64u, 256u, 1024u}) {
-        struct trial trial = {.canvas = {1, 1, 512, 512},
-                              .shape = {3, 1, 224, 224},
-                              .augment = {},
-                              .batch = batch,
-                              .count = 1024,
-                              .mixing = {},
-                              .rank = 0,
-                              .ranks = 1,
-                              .parts = 1};
-        trial.augment.crop = trial.augment.flip = true;
-        measure("crop and resize, bilinear, 512x512x1 to 224x224x3", &trial);
-        trial.augment.operations = 2;
-        trial.augment.magnitude = 28;
-        measure("the same and two operations", &trial);
-        trial.augment.bicubic = true;
-        measure("bicubic and two operations", &trial);
-    }
-}
-
 /* ---- Running all tests ---- */
 
 static struct trial small_trial(uint32_t i)
@@ -383,6 +377,20 @@ static void compare_small(uint32_t i)
     trial.augment.crop = false;
     trial.augment.operations = 1;
     compare_batches(&trial);
+}
+
+/* Patches of 4 x 4 and 8 x 8 pixels, with and without shifts. Without operations, the gather flips. */
+static void compare_patches(void)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        struct trial trial = small_trial(i);
+        trial.canvas = trial.shape = {i & 1 ? 3u : 1u, 1, 24, 32};
+        trial.augment.crop = false;
+        trial.augment.repeats = 1;
+        trial.augment.operations = i & 4 ? 2 : 0;
+        trial.mixing = {i & 8 ? 0 : 0.8, i & 8 ? 1.0 : 0};
+        compare_batches(&trial);
+    }
 }
 
 static void compare_mixed_in(uint32_t parts)
@@ -427,6 +435,13 @@ static void compare_big(void)
     big.augment.bicubic = true;
     big.canvas = {3, 1, 1000, 900};
     compare_batches(&big);
+    big.canvas = big.shape; /* no crop */
+    big.augment.crop = false;
+    big.augment.erasing = 0.25f;
+    big.mixing = {0.8, 1};
+    compare_batches(&big);
+    big.canvas = big.shape = {3, 1, 512, 512};
+    compare_batches(&big);
 }
 
 int main(int argc, char **argv)
@@ -439,10 +454,9 @@ int main(int argc, char **argv)
     compare_operations();
     for (uint32_t i = 0; i < (brief ? 4u : 16u); i++)
         compare_small(i);
+    compare_patches();
     compare_mixed();
-    if (!brief) {
+    if (!brief)
         compare_big();
-        measure_all();
-    }
     return failures ? 3 : 0;
 }
