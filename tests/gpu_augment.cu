@@ -35,34 +35,51 @@ template <class T> static T *device(size_t count)
     return memory;
 }
 
-/* Fills images with smooth values, noise and black. */
-static void fill(uint8_t *values, size_t count)
+/* Fills images with smooth values, noise and black. The channels of an image are equal if `gray`, the shape
+ * of the images, is not NULL. */
+static void fill(uint8_t *values, size_t count, const struct shape *gray)
 {
+    const size_t plane = gray ? (size_t)gray->height * gray->width : count;
     for (size_t i = 0; i < count; i++) {
         uint32_t word = philox(philox_key(2), (uint32_t)i, 0, 0, 1).word[0];
         values[i] = (uint8_t)(word % 3 == 0 ? 0 : (i * 3 + word % 64) % 256);
+        if (gray && i / plane % gray->channels > 0)
+            values[i] = values[i - plane];
     }
 }
 
 /* ---- Operations ---- */
 
-static bool same_operation(const struct shape *shape, enum augment_operation operation, bool negative,
-                           double magnitude)
+/* Compares images of the device with those of the host. The device has only one channel of gray images. */
+static bool same_planes(const uint8_t *mine, const uint8_t *right, size_t bytes, const struct shape *shape,
+                        bool gray)
+{
+    const size_t plane = (size_t)shape->height * shape->width, apart = gray ? shape->channels : 1;
+    for (size_t i = 0; i < bytes / plane; i++)
+        if (memcmp(mine + i / apart * plane, right + i * plane, plane) != 0)
+            return false;
+    return true;
+}
+
+static bool same_operation(const struct shape *shape, bool gray, enum augment_operation operation,
+                           bool negative, double magnitude)
 {
     const uint32_t count = 3;
     const size_t values = shape_values(shape), bytes = count * values;
+    const size_t held = gray ? values / shape->channels : values; /* per image, on the device */
     const struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
     uint8_t *image = host<uint8_t>(bytes), *mine = host<uint8_t>(bytes), *right = host<uint8_t>(bytes);
     uint8_t *from = device<uint8_t>(bytes), *to = device<uint8_t>(bytes);
     bool same = true;
-    fill(image, bytes);
-    for (uint32_t j = 0; j < count; j++)
+    fill(image, bytes, gray ? shape : nullptr);
+    for (uint32_t j = 0; j < count; j++) {
         augment_apply(shape, operation, &numbers, image + j * values, right + j * values);
-    must(cudaMemcpy(from, image, bytes, cudaMemcpyHostToDevice));
+        must(cudaMemcpy(from + j * held, image + j * values, held, cudaMemcpyHostToDevice));
+    }
     for (uint8_t *output : {to, from}) { /* into another array, then in place */
-        must(device_augment_apply(shape, operation, &numbers, count, from, output, nullptr));
-        must(cudaMemcpy(mine, output, bytes, cudaMemcpyDeviceToHost));
-        same &= memcmp(mine, right, bytes) == 0;
+        must(device_augment_apply(shape, gray, operation, &numbers, count, from, output, nullptr));
+        must(cudaMemcpy(mine, output, count * held, cudaMemcpyDeviceToHost));
+        same &= same_planes(mine, right, bytes, shape, gray);
     }
     must(cudaFree(from));
     must(cudaFree(to));
@@ -81,10 +98,11 @@ static void compare_operations(void)
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
         for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 3 : 0); s++) {
             bool same = true;
-            for (uint32_t kind = 0; kind < 4; kind++)
+            for (uint32_t kind = 0; kind < 6; kind++)
                 for (double magnitude : magnitudes) {
-                    const struct shape shape = {kind & 2 ? 3u : 1u, 1, sizes[s][0], sizes[s][1]};
-                    same &= same_operation(&shape, (enum augment_operation)operation, kind & 1, magnitude);
+                    const struct shape shape = {kind < 2 ? 1u : 3u, 1, sizes[s][0], sizes[s][1]};
+                    same &= same_operation(&shape, kind >= 4, (enum augment_operation)operation, kind & 1,
+                                           magnitude);
                 }
             char text[128];
             snprintf(text, sizeof text, "operation %d at %ux%u", operation, sizes[s][0], sizes[s][1]);
@@ -98,6 +116,7 @@ struct trial {
     struct shape canvas, shape;
     struct augment augment;
     uint32_t batch, count; /* samples of a step, and of the training set */
+    bool gray;             /* all channels of a sample are equal */
     struct mixing mixing;
     uint32_t rank, ranks; /* 0 ranks mean 1 */
     uint32_t parts;       /* number of parts of a step; 0 means 1 */
@@ -116,13 +135,14 @@ static void open_trial(const struct trial *trial, struct data *data, struct mode
     data->sample_values = data->sample_bytes = shape_values(&trial->shape);
     data->canvas = trial->canvas;
     data->canvas_bytes = canvas;
+    data->gray = trial->gray;
     struct data_set *set = &data->sets[DATA_TRAIN];
     set->count = trial->count;
     set->values = host<uint8_t>(trial->count * canvas);
     set->labels = host<uint32_t>(trial->count);
     for (uint32_t i = 0; i < trial->count; i++)
         set->labels[i] = i;
-    fill(static_cast<uint8_t *>(set->values), trial->count * canvas);
+    fill(static_cast<uint8_t *>(set->values), trial->count * canvas, trial->gray ? &trial->canvas : nullptr);
     data_normalise(data, true);
     *train = {};
     train->model = model;
@@ -196,15 +216,18 @@ static uint32_t entry_of(const struct host_part *part, uint32_t j)
 static bool same_images(const struct host_part *part, const struct device_set *set)
 {
     const struct train *train = part->feed->train;
-    const size_t bytes = train->data->sample_bytes;
+    const struct data *data = train->data;
+    const size_t bytes = data->sample_bytes, held = bytes / (set->gray ? data->shape.channels : 1);
     const uint32_t images = train_part_augmented(train, part->count),
                    there = train_generated(train, part->own);
     uint8_t *mine = host<uint8_t>(images * bytes);
     bool same = set->held.alone && set->held.partners == (images > part->count);
-    must(cudaMemcpy(mine, set->values, images * bytes, cudaMemcpyDeviceToHost));
+    must(cudaMemcpy(mine, set->values, images * held, cudaMemcpyDeviceToHost));
     for (uint32_t j = 0; j < images; j++) {
         const uint32_t entry = entry_of(part, j), at = entry < there ? entry : 2 * part->own - 1 - entry;
-        same &= memcmp(feed_sample(part->feed, part->numbers[entry], at), mine + j * bytes, bytes) == 0;
+        same &= same_planes(mine + j * held,
+                            static_cast<const uint8_t *>(feed_sample(part->feed, part->numbers[entry], at)),
+                            bytes, &data->shape, set->gray);
     }
     free(mine);
     return same;
@@ -330,15 +353,15 @@ static void compare_batches(const struct trial *trial)
         for (uint32_t step = 0; step < train_steps(&train); step++)
             same &= same_step(&train, &feed, &device, epoch, step);
     char text[256];
-    snprintf(
-        text, sizeof text,
-        "batches of %u from %ux%ux%u to %ux%ux%u: crop %d, bicubic %d, flip %d, shift %u, operations %u, "
-        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
-        trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
-        trial->shape.channels, trial->shape.height, trial->shape.width, trial->augment.crop,
-        trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
-        trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup, trial->mixing.cutmix,
-        trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
+    snprintf(text, sizeof text,
+             "batches of %u from %ux%ux%u to %ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
+             "operations %u, "
+             "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
+             trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
+             trial->shape.channels, trial->shape.height, trial->shape.width, trial->gray, trial->augment.crop,
+             trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
+             trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup,
+             trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);
@@ -354,6 +377,7 @@ static struct trial small_trial(uint32_t i)
                           .augment = {},
                           .batch = 6,
                           .count = 20,
+                          .gray = false,
                           .mixing = {},
                           .rank = 0,
                           .ranks = 1,
@@ -363,6 +387,7 @@ static struct trial small_trial(uint32_t i)
     trial.augment.magnitude = 28;
     trial.augment.repeats = i & 8 ? 3 : 1;
     trial.augment.erasing = 0.5f;
+    trial.gray = (i & 12) == 12;
     return trial;
 }
 
@@ -388,6 +413,7 @@ static void compare_patches(void)
         trial.augment.crop = false;
         trial.augment.repeats = 1;
         trial.augment.operations = i & 4 ? 2 : 0;
+        trial.gray = i & 2;
         trial.mixing = {i & 8 ? 0 : 0.8, i & 8 ? 1.0 : 0};
         compare_batches(&trial);
     }
@@ -424,6 +450,7 @@ static void compare_big(void)
                         .augment = {},
                         .batch = 40,
                         .count = 80,
+                        .gray = false,
                         .mixing = {},
                         .rank = 0,
                         .ranks = 1,
@@ -435,11 +462,14 @@ static void compare_big(void)
     big.augment.bicubic = true;
     big.canvas = {3, 1, 1000, 900};
     compare_batches(&big);
-    big.canvas = big.shape; /* no crop */
+    big.canvas = big.shape; /* no crop, as in --recipe paper */
     big.augment.crop = false;
     big.augment.erasing = 0.25f;
     big.mixing = {0.8, 1};
-    compare_batches(&big);
+    for (bool gray : {false, true}) {
+        big.gray = gray;
+        compare_batches(&big);
+    }
     big.canvas = big.shape = {3, 1, 512, 512};
     compare_batches(&big);
 }

@@ -283,27 +283,28 @@ static const char *const operations[AUGMENT_OPERATIONS] = {
     "color",    "contrast", "sharpness", "posterize",   "solarize",    "autocontrast", "equalize"};
 
 /* Prints the time per batch of each operation, if all images of the batch get it. The images are those of the
- * network without RandAugment. */
+ * network without RandAugment, stored as gray and as RGB images. */
 static void time_operations(struct run *run)
 {
     const struct shape *shape = &run->data.shape;
     const size_t bytes = BATCH * run->data.sample_bytes;
     uint8_t *to = device<uint8_t>(bytes);
     const struct augment_numbers none = augment_numbers(AUGMENT_IDENTITY, false, 0, shape);
-    must(device_augment_apply(shape, AUGMENT_IDENTITY, &none, BATCH, run->stored[0], to, run->stream));
-    printf("operations of RandAugment, without and with the negative sign\n");
+    must(device_augment_apply(shape, false, AUGMENT_IDENTITY, &none, BATCH, run->stored[0], to, run->stream));
+    printf("operations of RandAugment: gray images, without and with the negative sign, then RGB images\n");
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++) {
-        float us[2];
-        for (int sign = 0; sign < 2; sign++) {
+        float us[4];
+        for (int kind = 0; kind < 4; kind++) {
+            const bool sign = kind & 1, gray = kind < 2;
             const struct augment_numbers numbers =
                 augment_numbers((enum augment_operation)operation, sign, 28, shape);
             must(cudaEventRecord(run->begin, run->stream));
             for (uint32_t step = 0; step < BATCHES; step++)
-                must(device_augment_apply(shape, (enum augment_operation)operation, &numbers, BATCH,
+                must(device_augment_apply(shape, gray, (enum augment_operation)operation, &numbers, BATCH,
                                           run->stored[step], to, run->stream));
-            us[sign] = elapsed_us(run) / BATCHES;
+            us[kind] = elapsed_us(run) / BATCHES;
         }
-        printf("    %8.1f  %8.1f  %s\n", us[0], us[1], operations[operation]);
+        printf("    %8.1f  %8.1f  %8.1f  %8.1f  %s\n", us[0], us[1], us[2], us[3], operations[operation]);
     }
     must(cudaFree(to));
 }

@@ -1,7 +1,7 @@
 /* Computes the images of a batch from its stored samples, with at most three kernels. With crops, the first
  * computes the weights of each resize, and the second crops, resizes and flips. The last kernel has one block
  * per image, which applies the operations of RandAugment. Without crops, it is the only kernel: it reads the
- * stored samples, and also flips them. */
+ * stored samples, and also flips them. Of gray images, only one channel is computed. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
 #include "train/augment_change.cuh"
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32
             out[(begin + r) * width] = augment_shifted(sums[r], bits);
 }
 
-/* Block (entry, band, channel of the canvas). `count`: samples of the batch, without their partners. */
+/* Block (entry, band, channel). `count`: samples of the batch, without their partners. */
 static __global__ void __launch_bounds__(BLOCK)
     resize_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
                   const __grid_constant__ struct train_held held, uint32_t count, const uint32_t *numbers)
@@ -97,9 +97,8 @@ static __global__ void __launch_bounds__(BLOCK)
     }
     __syncthreads();
     bits = resample_axis_with(part.box.height, shape.height, augment.plan.bicubic).bits;
-    const uint32_t copies = canvas.channels == shape.channels ? 1 : shape.channels;
     const size_t area = (size_t)shape.height * width;
-    uint8_t *to = augment.images + ((size_t)j * shape.channels + blockIdx.z) * area;
+    uint8_t *to = augment.images + ((size_t)j * augment.change.shape.channels + blockIdx.z) * area;
     for (uint32_t i = threadIdx.x; i < (end - begin) * width; i += BLOCK) {
         const uint32_t y = begin + i / width, x = i % width;
         const int16_t *weights = down_weights + (size_t)y * augment.taps;
@@ -107,9 +106,7 @@ static __global__ void __launch_bounds__(BLOCK)
         int32_t sum = 0;
         for (uint32_t t = 0; t < down[y].count; t++)
             sum += weights[t] * rows_of[t * width];
-        const uint8_t value = augment_shifted(sum, bits);
-        for (uint32_t c = 0; c < copies; c++)
-            to[c * area + (size_t)y * width + (part.flip ? width - 1 - x : x)] = value;
+        to[y * width + (part.flip ? width - 1 - x : x)] = augment_shifted(sum, bits);
     }
 }
 
@@ -132,14 +129,13 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
 {
     __shared__ struct change_shared shared;
     const struct augment_plan &plan = augment.plan;
-    const struct shape &shape = augment.change.shape;
     const uint32_t j = blockIdx.x, number = numbers[j];
-    const size_t bytes = (size_t)shape.channels * shape.height * shape.width;
-    uint8_t *const image = augment.images + j * bytes;
+    const size_t plane = (size_t)plan.shape.height * plan.shape.width;
+    uint8_t *const image = augment.images + j * augment.change.shape.channels * plane;
     const uint8_t *from = image;
     bool flip = false;
     if (!plan.crop) {
-        from = stored + sample_of(augment, held, count, numbers, j) * bytes;
+        from = stored + sample_of(augment, held, count, numbers, j) * plan.canvas.channels * plane;
         flip = augment_flips(&plan, epoch, number);
     }
     for (uint32_t i = 0; i < max(plan.operations, 1); i++) {
@@ -164,12 +160,14 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
 }
 
 /* Prepares changes of up to `images` images. */
-static enum status change_open(const struct shape *shape, size_t images, struct allocations *allocations,
-                               struct change_plan *plan)
+static enum status change_open(const struct shape *shape, bool gray, size_t images,
+                               struct allocations *allocations, struct change_plan *plan)
 {
     const uint32_t words = (shape->width + 3) / 4;
     int device, most;
-    *plan = {*shape, divider_of(words), ((shape->height + 2) * (words + 1) + 1) * 4, nullptr};
+    *plan = {*shape, shape->channels, divider_of(words), ((shape->height + 2) * (words + 1) + 1) * 4,
+             nullptr};
+    plan->shape.channels = gray ? 1 : shape->channels;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     if (plan->plane_bytes + sizeof(struct change_shared) > (size_t)most)
@@ -180,13 +178,13 @@ static enum status change_open(const struct shape *shape, size_t images, struct 
     return STATUS_OK;
 }
 
-enum status device_augment_apply(const struct shape *shape, enum augment_operation operation,
+enum status device_augment_apply(const struct shape *shape, bool gray, enum augment_operation operation,
                                  const struct augment_numbers *numbers, uint32_t count, const uint8_t *from,
                                  uint8_t *to, cudaStream_t stream)
 {
     struct allocations allocations = {};
     struct change_plan plan;
-    TRY(change_open(shape, count, &allocations, &plan));
+    TRY(change_open(shape, gray, count, &allocations, &plan));
     auto *kernel = plan.planes ? apply_kernel<false> : apply_kernel<true>;
     kernel<<<count, CHANGE_BLOCK, plan.planes ? 0 : plan.plane_bytes, stream>>>(plan, operation, *numbers,
                                                                                 from, to);
@@ -235,7 +233,7 @@ enum status device_augment_open(const struct train *train, struct allocations *a
     const size_t images = train_part_augmented(train, train_part_max(train));
     TRY(augment_plan(train, &augment->plan));
     augment->partners = train_part_augmented(train, 1) > 1;
-    TRY(change_open(&augment->plan.shape, images, allocations, &augment->change));
+    TRY(change_open(&augment->plan.shape, augment->plan.gray, images, allocations, &augment->change));
     if (augment->plan.crop)
         TRY(resize_open(allocations, images, augment));
     return allocate(allocations, &augment->images, images * shape_values(&augment->change.shape));
@@ -249,7 +247,7 @@ static enum status resize(const struct device_augment *augment, uint32_t epoch, 
     weights_kernel<<<images, BLOCK, 0, stream>>>(*augment, epoch, numbers);
     CUDA_TRY_LAUNCH("weights_kernel");
     const dim3 blocks(images, (shape->height + augment->band - 1) / augment->band,
-                      augment->plan.canvas.channels);
+                      augment->change.shape.channels);
     resize_kernel<<<blocks, BLOCK, (size_t)augment->rows * shape->width, stream>>>(
         *augment, static_cast<const uint8_t *>(set->values), set->held, count, numbers);
     CUDA_TRY_LAUNCH("resize_kernel");
@@ -273,5 +271,6 @@ enum status device_augment_run(const struct device_augment *augment, uint32_t ep
     }
     set->values = augment->images;
     set->held = {true, augment->partners, count, 0};
+    set->gray = augment->plan.gray;
     return STATUS_OK;
 }

@@ -17,9 +17,11 @@ struct augment_entry_inputs {
     uint32_t first, count;
 };
 
-/* The images that RandAugment changes. */
+/* The images that RandAugment changes. Gray images have only one channel in memory, until they are gathered.
+ */
 struct change_plan {
-    struct shape shape;
+    struct shape shape;    /* in memory */
+    uint32_t channels;     /* of the images of the network */
     struct divider across; /* words of four values per row; the last may be partly outside the image */
     uint32_t plane_bytes;  /* of a channel with its border, in shared memory */
     uint8_t *planes;       /* NULL, or if a plane does not fit into shared memory: a plane per image */
@@ -48,8 +50,9 @@ enum status device_augment_open(const struct train *train, struct allocations *a
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
                                uint32_t count, struct device_set *set, cudaStream_t stream);
 
-/* For tests: applies one operation to `count` images. `from` and `to` are arrays in device memory. */
-enum status device_augment_apply(const struct shape *shape, enum augment_operation operation,
+/* For tests: applies one operation to `count` images. `from` and `to` are arrays in device memory. With
+ * `gray`, they have only the first channel of each image. */
+enum status device_augment_apply(const struct shape *shape, bool gray, enum augment_operation operation,
                                  const struct augment_numbers *numbers, uint32_t count, const uint8_t *from,
                                  uint8_t *to, cudaStream_t stream);
 

@@ -17,7 +17,7 @@
 
 /* Shared memory of a block, in addition to the plane. */
 struct change_shared {
-    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* of the values of each channel */
+    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* of the values of each channel of the network's image */
     uint32_t counts[AUGMENT_LEVELS];     /* how often each value occurs in a channel */
     uint32_t inside[TABLE_WARPS];        /* sums of the counts of LANES adjacent values */
     uint32_t least, most;                /* smallest and largest value of a channel */
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void for_words(uint32_t words, Load load, Use 
 
 /* ---- Tables ---- */
 
-/* Adds up the values of each channel. */
+/* Adds up the values of each channel. All channels of a gray image have the same sum. */
 static __device__ void sum_values(const struct change_plan &plan, const uint8_t *image,
                                   struct change_shared *shared)
 {
@@ -94,7 +94,8 @@ static __device__ void sum_values(const struct change_plan &plan, const uint8_t 
             [&](uint32_t, uint32_t word) { sum = __dp4a(word, 0x01010101u, sum); });
         sum = __reduce_add_sync(0xffffffffu, sum);
         if (threadIdx.x % LANES == 0)
-            atomicAdd(&shared->sums[c], sum);
+            for (uint32_t equal = c; equal < plan.channels; equal += plan.shape.channels)
+                atomicAdd(&shared->sums[equal], sum);
     }
     __syncthreads();
 }
@@ -143,7 +144,7 @@ static __device__ void make_table(const struct change_plan &plan, enum augment_o
     }
     __syncthreads();
     if (operation == AUGMENT_CONTRAST)
-        channel.mean = augment_mean(shared->sums, plan.shape.channels, pixels);
+        channel.mean = augment_mean(shared->sums, plan.channels, pixels);
     else if (augment_counts(operation)) {
         const uint32_t count = value < AUGMENT_LEVELS ? shared->counts[value] : 0;
         uint32_t inside = count; /* becomes the sum of the counts of the lanes up to this one */

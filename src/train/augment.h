@@ -60,6 +60,7 @@ struct augment_plan {
     uint32_t samples;           /* size of the training set; larger numbers are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
+    bool gray; /* all channels of an image are equal: then they are also equal after all operations */
     uint32_t operations;                                   /* per sample */
     struct augment_numbers numbers[AUGMENT_OPERATIONS][2]; /* per operation and sign */
 };

@@ -17,8 +17,9 @@ struct patch_plan {
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
-    size_t sample_bytes;
+    size_t sample_bytes;      /* in the set */
     struct train_held held;
+    bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -56,7 +57,7 @@ static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
 {
     int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, at.y, at.x);
     uint32_t first = at.channel * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, source.sample, first + (size_t)from);
+    float value = from < 0 ? 0 : data_value(plan.type, source.sample, (plan.gray ? 0 : first) + (size_t)from);
     value = fmaf(value, plan.scale[at.channel], plan.offset[at.channel]);
     return box_erased(&source.move->erase, at.y, at.x, first + at.y * plan.shape.width + at.x, value);
 }
@@ -86,7 +87,8 @@ static __device__ __forceinline__ void
 row_at(const struct patch_plan &plan, const struct patch_source &source, struct pixel at, float values[TAPS])
 {
     const struct draw_move &move = *source.move;
-    const uint32_t width = plan.shape.width, height = plan.shape.height, first = at.channel * height * width;
+    const uint32_t width = plan.shape.width, height = plan.shape.height;
+    const uint32_t first = plan.gray ? 0 : at.channel * height * width;
     if (plan.type == DTYPE_U8 && move.down == 0 && move.right == 0) {
         const uint32_t x = move.flip ? width - TAPS - at.x : at.x;
         uint2 words = *reinterpret_cast<const uint2 *>(source.sample + first + at.y * width + x);
@@ -167,8 +169,9 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                               .across = divider_of(data->shape.width / patch),
                               .size = divider_of(patch),
                               .row = divider_of(pixels),
-                              .sample_bytes = data->sample_bytes,
+                              .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                               .held = set->held,
+                              .gray = set->gray,
                               .scale = {},
                               .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
