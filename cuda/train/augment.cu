@@ -113,15 +113,15 @@ static __global__ void __launch_bounds__(BLOCK)
 /* ---- RandAugment ---- */
 
 /* Returns the plane that a block may use. */
-template <bool SHARED> static __device__ __forceinline__ uint32_t *own_plane(const struct change_plan &plan)
+template <bool FITS> static __device__ __forceinline__ uint32_t *own_plane(const struct change_plan &plan)
 {
     extern __shared__ uint32_t plane[];
-    return SHARED ? plane : reinterpret_cast<uint32_t *>(plan.planes + (size_t)blockIdx.x * plan.plane_bytes);
+    return FITS ? plane : reinterpret_cast<uint32_t *>(plan.planes + (size_t)blockIdx.x * plan.plane_bytes);
 }
 
 /* Block: an image. Each operation reads and writes augment.images. If there is no resize before, the first
  * operation reads the stored sample. */
-template <bool SHARED>
+template <bool FITS>
 static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
     change_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
                   const __grid_constant__ struct train_held held, uint32_t count, uint32_t epoch,
@@ -142,21 +142,21 @@ static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
         const struct augment_numbers *chosen = &plan.numbers[AUGMENT_IDENTITY][0];
         const enum augment_operation operation =
             i < plan.operations ? augment_draw(&plan, epoch, number, i, &chosen) : AUGMENT_IDENTITY;
-        change(augment.change, operation, *chosen, from, flip, image, own_plane<SHARED>(augment.change),
-               &shared);
+        change<FITS>(augment.change, operation, *chosen, from, flip, image, own_plane<FITS>(augment.change),
+                     &shared);
         from = image;
         flip = false;
     }
 }
 
-template <bool SHARED>
+template <bool FITS>
 static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
     apply_kernel(const __grid_constant__ struct change_plan plan, enum augment_operation operation,
                  const __grid_constant__ struct augment_numbers numbers, const uint8_t *from, uint8_t *to)
 {
     __shared__ struct change_shared shared;
     const size_t at = (size_t)blockIdx.x * plan.shape.channels * plan.shape.height * plan.shape.width;
-    change(plan, operation, numbers, from + at, false, to + at, own_plane<SHARED>(plan), &shared);
+    change<FITS>(plan, operation, numbers, from + at, false, to + at, own_plane<FITS>(plan), &shared);
 }
 
 /* Prepares changes of up to `images` images. */
@@ -170,7 +170,7 @@ static enum status change_open(const struct shape *shape, bool gray, size_t imag
     plan->shape.channels = gray ? 1 : shape->channels;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (plan->plane_bytes + sizeof(struct change_shared) > (size_t)most)
+    if (shape->width % 4 || plan->plane_bytes + sizeof(struct change_shared) > (size_t)most)
         return allocate(allocations, &plan->planes, images * plan->plane_bytes);
     for (const void *kernel : {(const void *)change_kernel<true>, (const void *)apply_kernel<true>})
         CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -23,8 +23,8 @@ struct change_plan {
     struct shape shape;    /* in memory */
     uint32_t channels;     /* of the images of the network */
     struct divider across; /* words of four values per row; the last may be partly outside the image */
-    uint32_t plane_bytes;  /* of a channel with its border, in shared memory */
-    uint8_t *planes;       /* NULL, or if a plane does not fit into shared memory: a plane per image */
+    uint32_t plane_bytes;  /* of a channel with its border */
+    uint8_t *planes;       /* a plane per image; NULL: blocks use shared memory */
 };
 
 struct device_augment {

@@ -3,7 +3,11 @@
  *
  * An operation reads and writes each value once in device memory, four adjacent values of a row at a time, as
  * a word. Operations that read neighbours of a pixel first copy the plane to shared memory. The input and the
- * output may therefore be the same image. */
+ * output may therefore be the same image.
+ *
+ * FITS: rows are whole words, and a plane fits into shared memory. The kernels of other images load and store
+ * single values, and copy planes to device memory. They are separate, because the compiler would interleave
+ * both kinds of loads. */
 #ifndef FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 #define FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 
@@ -28,12 +32,13 @@ struct change_shared {
 
 /* Returns word `i` of a plane, with the value of the leftmost pixel in its lowest byte. Values to the right
  * of the image are 0. With `flip`, the plane is mirrored. */
+template <bool FITS>
 static __device__ __forceinline__ uint32_t load_word(const struct change_plan &plan, const uint8_t *plane,
                                                      bool flip, uint32_t i)
 {
     const uint32_t width = plan.shape.width, y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
     const uint8_t *row = plane + y * width;
-    if (width % 4 == 0) {
+    if (FITS) {
         const uint32_t word = *reinterpret_cast<const uint32_t *>(row + (flip ? width - 4 - x : x));
         return flip ? __byte_perm(word, 0, 0x0123) : word;
     }
@@ -43,12 +48,13 @@ static __device__ __forceinline__ uint32_t load_word(const struct change_plan &p
     return word;
 }
 
+template <bool FITS>
 static __device__ __forceinline__ void store_word(const struct change_plan &plan, uint8_t *plane, uint32_t i,
                                                   uint32_t word)
 {
     const uint32_t width = plan.shape.width, y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
     uint8_t *row = plane + y * width;
-    if (width % 4 == 0)
+    if (FITS)
         *reinterpret_cast<uint32_t *>(row + x) = word;
     else
         for (uint32_t k = 0; k < 4 && x + k < width; k++)
@@ -80,6 +86,7 @@ static __device__ __forceinline__ void for_words(uint32_t words, Load load, Use 
 /* ---- Tables ---- */
 
 /* Adds up the values of each channel. All channels of a gray image have the same sum. */
+template <bool FITS>
 static __device__ void sum_values(const struct change_plan &plan, const uint8_t *image,
                                   struct change_shared *shared)
 {
@@ -90,7 +97,7 @@ static __device__ void sum_values(const struct change_plan &plan, const uint8_t 
     for (uint32_t c = 0; c < plan.shape.channels; c++) {
         uint32_t sum = 0;
         for_words(
-            words, [=, &plan](uint32_t i) { return load_word(plan, image + c * plane, false, i); },
+            words, [=, &plan](uint32_t i) { return load_word<FITS>(plan, image + c * plane, false, i); },
             [&](uint32_t, uint32_t word) { sum = __dp4a(word, 0x01010101u, sum); });
         sum = __reduce_add_sync(0xffffffffu, sum);
         if (threadIdx.x % LANES == 0)
@@ -102,6 +109,7 @@ static __device__ void sum_values(const struct change_plan &plan, const uint8_t 
 
 /* Counts the values of a plane. Equal consecutive values of a thread are added at once, because many images
  * are mostly black. */
+template <bool FITS>
 static __device__ void count_values(const struct change_plan &plan, const uint8_t *plane,
                                     struct change_shared *shared)
 {
@@ -112,10 +120,10 @@ static __device__ void count_values(const struct change_plan &plan, const uint8_
     __syncthreads();
     for_words(
         plan.shape.height * plan.across.by,
-        [=, &plan](uint32_t i) { return load_word(plan, plane, false, i); },
+        [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, false, i); },
         [&](uint32_t i, uint32_t word) {
             const uint32_t x = 4 * (i - plan.across.quotient(i) * plan.across.by);
-            for (uint32_t k = 0; k < 4 && x + k < width; k++) {
+            for (uint32_t k = 0; k < 4 && (FITS || x + k < width); k++) {
                 const uint32_t value = byte_of(word, k);
                 if (value != last && run > 0) {
                     atomicAdd(&shared->counts[last], run);
@@ -183,6 +191,7 @@ static __device__ __forceinline__ uint32_t mapped(const uint8_t *table, uint32_t
 
 /* ---- Color ---- */
 
+template <bool FITS>
 static __device__ void change_color(const struct change_plan &plan, float factor, const uint8_t *from,
                                     bool flip, uint8_t *to)
 {
@@ -190,8 +199,9 @@ static __device__ void change_color(const struct change_plan &plan, float factor
     for_words<1>(
         plan.shape.height * plan.across.by,
         [=, &plan](uint32_t i) {
-            return make_uint3(load_word(plan, from, flip, i), load_word(plan, from + plane, flip, i),
-                              load_word(plan, from + 2 * plane, flip, i));
+            return make_uint3(load_word<FITS>(plan, from, flip, i),
+                              load_word<FITS>(plan, from + plane, flip, i),
+                              load_word<FITS>(plan, from + 2 * plane, flip, i));
         },
         [=, &plan](uint32_t i, uint3 words) {
             uint32_t red = 0, green = 0, blue = 0;
@@ -203,9 +213,9 @@ static __device__ void change_color(const struct change_plan &plan, float factor
                 green |= (uint32_t)augment_blend(factor, g, gray) << 8 * k;
                 blue |= (uint32_t)augment_blend(factor, b, gray) << 8 * k;
             }
-            store_word(plan, to, i, red);
-            store_word(plan, to + plane, i, green);
-            store_word(plan, to + 2 * plane, i, blue);
+            store_word<FITS>(plan, to, i, red);
+            store_word<FITS>(plan, to + plane, i, green);
+            store_word<FITS>(plan, to + 2 * plane, i, blue);
         });
 }
 
@@ -214,16 +224,17 @@ static __device__ void change_color(const struct change_plan &plan, float factor
 /* Copies a plane to shared memory, with a border of zeros: a row above, a row below, and a word before each
  * row, which is also the border to the right of the previous row. So a word that is `i` in the image is
  * i + y + pitch + 1 in `staged`, where y is its row and pitch = plan.across.by + 1. */
+template <bool FITS>
 static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip,
                              uint32_t *staged)
 {
     const uint32_t height = plan.shape.height, pitch = plan.across.by + 1;
-    for (uint32_t i = threadIdx.x; i <= pitch; i += CHANGE_BLOCK)
-        staged[i] = staged[(height + 1) * pitch + i] = 0;
-    for (uint32_t y = threadIdx.x; y < height; y += CHANGE_BLOCK)
+    for (uint32_t i = threadIdx.x; i < pitch; i += CHANGE_BLOCK)
+        staged[i] = staged[(height + 1) * pitch + 1 + i] = 0;
+    for (uint32_t y = threadIdx.x; y <= height; y += CHANGE_BLOCK)
         staged[(y + 1) * pitch] = 0;
     for_words(
-        height * plan.across.by, [=, &plan](uint32_t i) { return load_word(plan, plane, flip, i); },
+        height * plan.across.by, [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, flip, i); },
         [=, &plan](uint32_t i, uint32_t word) { staged[i + plan.across.quotient(i) + pitch + 1] = word; });
     __syncthreads();
 }
@@ -294,6 +305,7 @@ static __device__ __forceinline__ uint32_t sharp_word(const struct change_plan &
 }
 
 /* Applies a shear, translation, rotation or sharpness to a plane in `staged`. */
+template <bool FITS>
 static __device__ void change_neighbours(const struct change_plan &plan, enum augment_operation operation,
                                          const struct augment_numbers &numbers, const uint32_t *staged,
                                          uint8_t *to)
@@ -302,7 +314,7 @@ static __device__ void change_neighbours(const struct change_plan &plan, enum au
     const auto store_words = [=, &plan](auto word_at) {
         for (uint32_t i = threadIdx.x; i < plan.shape.height * plan.across.by; i += CHANGE_BLOCK) {
             const uint32_t y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
-            store_word(plan, to, i, word_at(y, x));
+            store_word<FITS>(plan, to, i, word_at(y, x));
         }
     };
     if (operation == AUGMENT_SHARPNESS)
@@ -322,31 +334,32 @@ static __device__ void change_neighbours(const struct change_plan &plan, enum au
 
 /* Applies an operation to the image `from`, which is mirrored first if `flip` is true. `to` may be equal to
  * `from` if it is false. All threads of the block must call the function. */
+template <bool FITS>
 static __device__ void change(const struct change_plan &plan, enum augment_operation operation,
                               const struct augment_numbers numbers, const uint8_t *from, bool flip,
                               uint8_t *to, uint32_t *staged, struct change_shared *shared)
 {
     const uint32_t plane = plan.shape.height * plan.shape.width, words = plan.shape.height * plan.across.by;
     if (operation == AUGMENT_CONTRAST)
-        sum_values(plan, from, shared);
+        sum_values<FITS>(plan, from, shared);
     if (operation == AUGMENT_COLOR && plan.shape.channels > 1)
-        change_color(plan, numbers.factor, from, flip, to);
+        change_color<FITS>(plan, numbers.factor, from, flip, to);
     else
         for (uint32_t c = 0; c < plan.shape.channels; c++, from += plane, to += plane) {
-            const auto load = [=, &plan](uint32_t i) { return load_word(plan, from, flip, i); };
+            const auto load = [=, &plan](uint32_t i) { return load_word<FITS>(plan, from, flip, i); };
             if (augment_warps(operation) || operation == AUGMENT_SHARPNESS) {
-                stage(plan, from, flip, staged);
-                change_neighbours(plan, operation, numbers, staged, to);
+                stage<FITS>(plan, from, flip, staged);
+                change_neighbours<FITS>(plan, operation, numbers, staged, to);
             } else if (augment_has_table(operation)) {
                 if (augment_counts(operation) && operation != AUGMENT_CONTRAST)
-                    count_values(plan, from, shared);
+                    count_values<FITS>(plan, from, shared);
                 make_table(plan, operation, numbers, shared);
                 for_words(words, load, [=, &plan](uint32_t i, uint32_t word) {
-                    store_word(plan, to, i, mapped(shared->table, word));
+                    store_word<FITS>(plan, to, i, mapped(shared->table, word));
                 });
             } else
                 for_words(words, load,
-                          [=, &plan](uint32_t i, uint32_t word) { store_word(plan, to, i, word); });
+                          [=, &plan](uint32_t i, uint32_t word) { store_word<FITS>(plan, to, i, word); });
             __syncthreads(); /* the next channel overwrites the plane or the table */
         }
     __syncthreads(); /* the next operation reads values that other threads have written */
