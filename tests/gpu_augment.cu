@@ -1,9 +1,9 @@
 /* Compares the augmentation of training samples on the device with that on the host, bit for bit: every
  * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies,
- * erasing and mixing, on one rank and on several. Then measures the time per image. make check-gpu runs this
+ * erasing and mixing, on one rank and on several, as images, values and patches. make check-gpu runs this
  * program.
  *
- *     gpu_augment [--short]   --short: small images and no times; for compute-sanitizer
+ *     gpu_augment [--short]   --short: small images; for compute-sanitizer
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -12,6 +12,7 @@
 #include "machine/device.h"
 #include "train/augment.cuh"
 #include "train/feed.h"
+#include "train/vit/kernels.cuh"
 
 static bool brief;
 static int failures;
@@ -34,32 +35,52 @@ template <class T> static T *device(size_t count)
     return memory;
 }
 
-/* Fills images with smooth values, noise and black. */
-static void fill(uint8_t *values, size_t count)
+/* Fills images with smooth values, noise and black. The channels of an image are equal if `gray`, the shape
+ * of the images, is not NULL. */
+static void fill(uint8_t *values, size_t count, const struct shape *gray)
 {
+    const size_t plane = gray ? (size_t)gray->height * gray->width : count;
     for (size_t i = 0; i < count; i++) {
         uint32_t word = philox(philox_key(2), (uint32_t)i, 0, 0, 1).word[0];
         values[i] = (uint8_t)(word % 3 == 0 ? 0 : (i * 3 + word % 64) % 256);
+        if (gray && i / plane % gray->channels > 0)
+            values[i] = values[i - plane];
     }
 }
 
 /* ---- Operations ---- */
 
-static bool same_operation(const struct shape *shape, enum augment_operation operation, bool negative,
-                           double magnitude)
+/* Compares images of the device with those of the host. The device has only one channel of gray images. */
+static bool same_planes(const uint8_t *mine, const uint8_t *right, size_t bytes, const struct shape *shape,
+                        bool gray)
+{
+    const size_t plane = (size_t)shape->height * shape->width, apart = gray ? shape->channels : 1;
+    for (size_t i = 0; i < bytes / plane; i++)
+        if (memcmp(mine + i / apart * plane, right + i * plane, plane) != 0)
+            return false;
+    return true;
+}
+
+static bool same_operation(const struct shape *shape, bool gray, enum augment_operation operation,
+                           bool negative, double magnitude)
 {
     const uint32_t count = 3;
     const size_t values = shape_values(shape), bytes = count * values;
+    const size_t held = gray ? values / shape->channels : values; /* per image, on the device */
     const struct augment_numbers numbers = augment_numbers(operation, negative, magnitude, shape);
     uint8_t *image = host<uint8_t>(bytes), *mine = host<uint8_t>(bytes), *right = host<uint8_t>(bytes);
     uint8_t *from = device<uint8_t>(bytes), *to = device<uint8_t>(bytes);
-    fill(image, bytes);
-    for (uint32_t j = 0; j < count; j++)
+    bool same = true;
+    fill(image, bytes, gray ? shape : nullptr);
+    for (uint32_t j = 0; j < count; j++) {
         augment_apply(shape, operation, &numbers, image + j * values, right + j * values);
-    must(cudaMemcpy(from, image, bytes, cudaMemcpyHostToDevice));
-    must(device_augment_apply(shape, operation, &numbers, count, from, to, nullptr));
-    must(cudaMemcpy(mine, to, bytes, cudaMemcpyDeviceToHost));
-    const bool same = memcmp(mine, right, bytes) == 0;
+        must(cudaMemcpy(from + j * held, image + j * values, held, cudaMemcpyHostToDevice));
+    }
+    for (uint8_t *output : {to, from}) { /* into another array, then in place */
+        must(device_augment_apply(shape, gray, operation, &numbers, count, from, output, nullptr));
+        must(cudaMemcpy(mine, output, count * held, cudaMemcpyDeviceToHost));
+        same &= same_planes(mine, right, bytes, shape, gray);
+    }
     must(cudaFree(from));
     must(cudaFree(to));
     free(image);
@@ -68,17 +89,20 @@ static bool same_operation(const struct shape *shape, enum augment_operation ope
     return same;
 }
 
+/* The last size does not fit into shared memory. */
 static void compare_operations(void)
 {
-    static const uint32_t sizes[][2] = {{1, 1}, {3, 5}, {17, 17}, {2, 9}, {40, 64}, {224, 224}, {223, 225}};
+    static const uint32_t sizes[][2] = {{1, 1},   {3, 5},     {17, 17},   {2, 9},
+                                        {40, 64}, {224, 224}, {223, 225}, {480, 516}};
     static const double magnitudes[] = {0, 9, 28, 30};
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
-        for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 2 : 0); s++) {
+        for (size_t s = 0; s < COUNT_OF(sizes) - (brief ? 3 : 0); s++) {
             bool same = true;
-            for (uint32_t kind = 0; kind < 4; kind++)
+            for (uint32_t kind = 0; kind < 6; kind++)
                 for (double magnitude : magnitudes) {
-                    const struct shape shape = {kind & 2 ? 3u : 1u, 1, sizes[s][0], sizes[s][1]};
-                    same &= same_operation(&shape, (enum augment_operation)operation, kind & 1, magnitude);
+                    const struct shape shape = {kind < 2 ? 1u : 3u, 1, sizes[s][0], sizes[s][1]};
+                    same &= same_operation(&shape, kind >= 4, (enum augment_operation)operation, kind & 1,
+                                           magnitude);
                 }
             char text[128];
             snprintf(text, sizeof text, "operation %d at %ux%u", operation, sizes[s][0], sizes[s][1]);
@@ -92,6 +116,7 @@ struct trial {
     struct shape canvas, shape;
     struct augment augment;
     uint32_t batch, count; /* samples of a step, and of the training set */
+    bool gray;             /* all channels of a sample are equal */
     struct mixing mixing;
     uint32_t rank, ranks; /* 0 ranks mean 1 */
     uint32_t parts;       /* number of parts of a step; 0 means 1 */
@@ -110,13 +135,14 @@ static void open_trial(const struct trial *trial, struct data *data, struct mode
     data->sample_values = data->sample_bytes = shape_values(&trial->shape);
     data->canvas = trial->canvas;
     data->canvas_bytes = canvas;
+    data->gray = trial->gray;
     struct data_set *set = &data->sets[DATA_TRAIN];
     set->count = trial->count;
     set->values = host<uint8_t>(trial->count * canvas);
     set->labels = host<uint32_t>(trial->count);
     for (uint32_t i = 0; i < trial->count; i++)
         set->labels[i] = i;
-    fill(static_cast<uint8_t *>(set->values), trial->count * canvas);
+    fill(static_cast<uint8_t *>(set->values), trial->count * canvas, trial->gray ? &trial->canvas : nullptr);
     data_normalise(data, true);
     *train = {};
     train->model = model;
@@ -139,6 +165,7 @@ struct on_device {
     struct device_set set;
     struct device_batch batch;
     float *values;
+    bf16 *patches;
 };
 
 static void open_device(const struct train *train, struct on_device *device)
@@ -154,6 +181,7 @@ static void open_device(const struct train *train, struct on_device *device)
                        nullptr));
     must(device_batch_allocate(train, train_part_max(train), &device->batch, allocations));
     must(allocate(allocations, &device->values, train_part_max(train) * data->sample_values));
+    must(allocate(allocations, &device->patches, train_part_max(train) * data->sample_values));
 }
 
 /* A part of a step on the host. This rank has `own` samples in the step. The part has the samples `skipped`
@@ -188,15 +216,18 @@ static uint32_t entry_of(const struct host_part *part, uint32_t j)
 static bool same_images(const struct host_part *part, const struct device_set *set)
 {
     const struct train *train = part->feed->train;
-    const size_t bytes = train->data->sample_bytes;
+    const struct data *data = train->data;
+    const size_t bytes = data->sample_bytes, held = bytes / (set->gray ? data->shape.channels : 1);
     const uint32_t images = train_part_augmented(train, part->count),
                    there = train_generated(train, part->own);
     uint8_t *mine = host<uint8_t>(images * bytes);
     bool same = set->held.alone && set->held.partners == (images > part->count);
-    must(cudaMemcpy(mine, set->values, images * bytes, cudaMemcpyDeviceToHost));
+    must(cudaMemcpy(mine, set->values, images * held, cudaMemcpyDeviceToHost));
     for (uint32_t j = 0; j < images; j++) {
         const uint32_t entry = entry_of(part, j), at = entry < there ? entry : 2 * part->own - 1 - entry;
-        same &= memcmp(feed_sample(part->feed, part->numbers[entry], at), mine + j * bytes, bytes) == 0;
+        same &= same_planes(mine + j * held,
+                            static_cast<const uint8_t *>(feed_sample(part->feed, part->numbers[entry], at)),
+                            bytes, &data->shape, set->gray);
     }
     free(mine);
     return same;
@@ -221,6 +252,49 @@ static bool same_values(const struct host_part *part, const float *values)
     return same;
 }
 
+/* Whether `patches` has the patches of an image of these values, rounded to bf16. */
+static bool same_patch_order(const struct shape *shape, uint32_t size, const float *image,
+                             const bf16 *patches)
+{
+    for (uint32_t top = 0; top < shape->height; top += size)
+        for (uint32_t left = 0; left < shape->width; left += size)
+            for (uint32_t c = 0; c < shape->channels; c++)
+                for (uint32_t i = 0; i < size * size; i++, patches++) {
+                    const uint32_t y = c * shape->height + top + i / size, x = left + i % size;
+                    const bf16 right = __float2bfloat16_rn(image[y * shape->width + x]);
+                    if (memcmp(&right, patches, sizeof right) != 0)
+                        return false;
+                }
+    return true;
+}
+
+/* Compares the patches that a vision transformer gets, of each size that divides the image. */
+static bool same_patches(const struct host_part *part, const struct device_set *set,
+                         const struct on_device *device)
+{
+    const struct train *train = part->feed->train;
+    const struct data *data = train->data;
+    const size_t length = data->sample_values;
+    const struct mix mix = train_mix(train, part->epoch, part->step);
+    float *right = host<float>(2 * length);
+    bf16 *mine = host<bf16>(part->count * length);
+    bool same = true;
+    for (uint32_t size : {4u, 8u, 16u}) {
+        if (data->shape.height % size || data->shape.width % size)
+            continue;
+        must(vit_patches(data, set, &device->batch, part->count, size, device->patches, nullptr));
+        must(cudaMemcpy(mine, device->patches, part->count * length * sizeof *mine, cudaMemcpyDeviceToHost));
+        for (uint32_t j = 0; j < part->count; j++) {
+            feed_gather(part->feed, &mix, part->epoch, part->numbers, part->own, part->skipped + j,
+                        right + length, right);
+            same &= same_patch_order(&data->shape, size, right, mine + j * length);
+        }
+    }
+    free(right);
+    free(mine);
+    return same;
+}
+
 static bool same_labels(const struct host_part *part, const uint32_t *labels)
 {
     const struct data *data = part->feed->train->data;
@@ -239,8 +313,8 @@ static bool same_part(const struct host_part *part, struct on_device *device)
 {
     struct device_set set;
     run_part(part, device, &set);
-    return same_images(part, &set) && same_values(part, device->values) &&
-           same_labels(part, device->batch.labels);
+    return (!device->augment.images || same_images(part, &set)) && same_values(part, device->values) &&
+           same_patches(part, &set, device) && same_labels(part, device->batch.labels);
 }
 
 static bool same_step(const struct train *train, struct feed *feed, struct on_device *device, uint32_t epoch,
@@ -279,76 +353,19 @@ static void compare_batches(const struct trial *trial)
         for (uint32_t step = 0; step < train_steps(&train); step++)
             same &= same_step(&train, &feed, &device, epoch, step);
     char text[256];
-    snprintf(
-        text, sizeof text,
-        "batches of %u from %ux%ux%u to %ux%ux%u: crop %d, bicubic %d, flip %d, shift %u, operations %u, "
-        "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
-        trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
-        trial->shape.channels, trial->shape.height, trial->shape.width, trial->augment.crop,
-        trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
-        trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup, trial->mixing.cutmix,
-        trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
+    snprintf(text, sizeof text,
+             "batches of %u from %ux%ux%u to %ux%ux%u: gray %d, crop %d, bicubic %d, flip %d, shift %u, "
+             "operations %u, "
+             "copies %u, erasing %g, mixup %g, cutmix %g, rank %u of %u, parts %u",
+             trial->batch, trial->canvas.channels, trial->canvas.height, trial->canvas.width,
+             trial->shape.channels, trial->shape.height, trial->shape.width, trial->gray, trial->augment.crop,
+             trial->augment.bicubic, trial->augment.flip, trial->augment.shift, trial->augment.operations,
+             trial->augment.repeats, (double)trial->augment.erasing, trial->mixing.mixup,
+             trial->mixing.cutmix, trial->rank, trial->ranks ? trial->ranks : 1, train_parts(&train));
     tell(same, text);
     feed_close(&feed);
     allocations_free(&device.allocations);
     data_close(&data);
-}
-
-/* ---- Times ---- */
-
-/* Prints the time per image of the draws and the augmentation of a step, without the gather. */
-static void measure(const char *what, const struct trial *trial)
-{
-    struct data data;
-    struct model model;
-    struct train train;
-    struct on_device device;
-    cudaEvent_t begin, end;
-    float ms;
-    const int runs = 20;
-    open_trial(trial, &data, &model, &train);
-    open_device(&train, &device);
-    must(cudaEventCreate(&begin));
-    must(cudaEventCreate(&end));
-    for (int i = -3; i < runs; i++) {
-        struct device_set set = device.set;
-        if (i == 0)
-            must(cudaEventRecord(begin));
-        const struct share share = train_share(&train, 0);
-        must(batch_draw(&train, &set, &device.batch, (uint32_t)(i + 3), 0, &share, nullptr));
-        must(device_augment_run(&device.augment, (uint32_t)(i + 3), device.batch.numbers, trial->batch, &set,
-                                nullptr));
-    }
-    must(cudaEventRecord(end));
-    must(cudaEventSynchronize(end));
-    must(cudaEventElapsedTime(&ms, begin, end));
-    printf("time    %s: batch %u, %.3f us per image\n", what, trial->batch, 1e3 * ms / runs / trial->batch);
-    must(cudaEventDestroy(begin));
-    must(cudaEventDestroy(end));
-    allocations_free(&device.allocations);
-    data_close(&data);
-}
-
-static void measure_all(void)
-{
-    for (uint32_t batch : {64u, 256u, 1024u}) {
-        struct trial trial = {.canvas = {1, 1, 512, 512},
-                              .shape = {3, 1, 224, 224},
-                              .augment = {},
-                              .batch = batch,
-                              .count = 1024,
-                              .mixing = {},
-                              .rank = 0,
-                              .ranks = 1,
-                              .parts = 1};
-        trial.augment.crop = trial.augment.flip = true;
-        measure("crop and resize, bilinear, 512x512x1 to 224x224x3", &trial);
-        trial.augment.operations = 2;
-        trial.augment.magnitude = 28;
-        measure("the same and two operations", &trial);
-        trial.augment.bicubic = true;
-        measure("bicubic and two operations", &trial);
-    }
 }
 
 /* ---- Running all tests ---- */
@@ -360,6 +377,7 @@ static struct trial small_trial(uint32_t i)
                           .augment = {},
                           .batch = 6,
                           .count = 20,
+                          .gray = false,
                           .mixing = {},
                           .rank = 0,
                           .ranks = 1,
@@ -369,6 +387,7 @@ static struct trial small_trial(uint32_t i)
     trial.augment.magnitude = 28;
     trial.augment.repeats = i & 8 ? 3 : 1;
     trial.augment.erasing = 0.5f;
+    trial.gray = (i & 12) == 12;
     return trial;
 }
 
@@ -383,6 +402,21 @@ static void compare_small(uint32_t i)
     trial.augment.crop = false;
     trial.augment.operations = 1;
     compare_batches(&trial);
+}
+
+/* Patches of 4 x 4 and 8 x 8 pixels, with and without shifts. Without operations, the gather flips. */
+static void compare_patches(void)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        struct trial trial = small_trial(i);
+        trial.canvas = trial.shape = {i & 1 ? 3u : 1u, 1, 24, 32};
+        trial.augment.crop = false;
+        trial.augment.repeats = 1;
+        trial.augment.operations = i & 4 ? 2 : 0;
+        trial.gray = i & 2;
+        trial.mixing = {i & 8 ? 0 : 0.8, i & 8 ? 1.0 : 0};
+        compare_batches(&trial);
+    }
 }
 
 static void compare_mixed_in(uint32_t parts)
@@ -416,6 +450,7 @@ static void compare_big(void)
                         .augment = {},
                         .batch = 40,
                         .count = 80,
+                        .gray = false,
                         .mixing = {},
                         .rank = 0,
                         .ranks = 1,
@@ -426,6 +461,16 @@ static void compare_big(void)
     compare_batches(&big);
     big.augment.bicubic = true;
     big.canvas = {3, 1, 1000, 900};
+    compare_batches(&big);
+    big.canvas = big.shape; /* no crop, as in --recipe paper */
+    big.augment.crop = false;
+    big.augment.erasing = 0.25f;
+    big.mixing = {0.8, 1};
+    for (bool gray : {false, true}) {
+        big.gray = gray;
+        compare_batches(&big);
+    }
+    big.canvas = big.shape = {3, 1, 512, 512};
     compare_batches(&big);
 }
 
@@ -439,10 +484,9 @@ int main(int argc, char **argv)
     compare_operations();
     for (uint32_t i = 0; i < (brief ? 4u : 16u); i++)
         compare_small(i);
+    compare_patches();
     compare_mixed();
-    if (!brief) {
+    if (!brief)
         compare_big();
-        measure_all();
-    }
     return failures ? 3 : 0;
 }

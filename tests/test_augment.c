@@ -23,6 +23,26 @@ static int clamp(double value)
     return value < 0 ? 0 : value > 255 ? 255 : (int)value;
 }
 
+/* ---- Rounding ---- */
+
+Test(augment, additions_round_as_the_functions_of_the_library)
+{
+    for (uint32_t i = 0; i <= 13 * 255; i++)
+        cr_assert(augment_float(i) == (float)i && augment_thirteenth(i) == (float)i / 13, "%u", i);
+    for (uint32_t i = 0; i < 1000000; i++) {
+        const uint32_t word = philox(philox_key(4), i, 0, 0, 0).word[0];
+        const float value = ldexpf((float)(int32_t)word, -9 - (int)(i % 24)), nearest = rintf(value);
+        cr_assert_eq(augment_floor(value), floorf(value), "%a", (double)value);
+        cr_assert_eq(augment_nearest(value), (int32_t)nearest, "%a", (double)value);
+        cr_assert_eq(augment_rounded(value),
+                     nearest < 0     ? 0
+                     : nearest > 255 ? 255
+                                     : nearest,
+                     "%a", (double)value);
+    }
+    cr_expect(augment_nearest(0.5f) == 0 && augment_nearest(1.5f) == 2 && augment_floor(-0.25f) == -1);
+}
+
 /* ---- Random numbers ---- */
 
 Test(augment, the_exponential_function_and_the_logarithm_are_accurate)

@@ -164,6 +164,27 @@ Test(live, live_sets_keep_few_samples_in_memory)
     data_close(&constant);
 }
 
+/* Engines may compute one channel for all, if data.gray is true. */
+Test(live, the_channels_of_gray_samples_are_equal)
+{
+    struct data data;
+    const struct data_request request = {.name = "synth",
+                                         .train_size = 20,
+                                         .test_size = 1,
+                                         .classes = CLASSES,
+                                         .res = LARGE,
+                                         .fit = {.how = FIT_RESIZE, .res = 40, .channels = 3},
+                                         .feed = DATA_STORED,
+                                         .resources = {.threads = 2}};
+    must(data_open(&request, &data));
+    cr_assert(data.gray && data.shape.channels == 3);
+    for (uint32_t n = 0; n < 20; n++) {
+        const uint8_t *sample = data_sample(&data, DATA_TRAIN, n);
+        cr_expect(memcmp(sample, sample + 1600, 1600) == 0 && memcmp(sample, sample + 3200, 1600) == 0);
+    }
+    data_close(&data);
+}
+
 /* No training image of any epoch may be in the test set. With fresh samples, no image may occur in two
  * epochs. */
 Test(live, test_samples_are_never_training_samples)

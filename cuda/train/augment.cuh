@@ -17,9 +17,20 @@ struct augment_entry_inputs {
     uint32_t first, count;
 };
 
+/* The images that RandAugment changes. Gray images have only one channel in memory, until they are gathered.
+ */
+struct change_plan {
+    struct shape shape;    /* in memory */
+    uint32_t channels;     /* of the images of the network */
+    struct divider across; /* words of four values per row; the last may be partly outside the image */
+    uint32_t plane_bytes;  /* of a channel with its border */
+    uint8_t *planes;       /* a plane per image; NULL: blocks use shared memory */
+};
+
 struct device_augment {
     struct augment_plan plan;
-    uint8_t *images, *other;             /* images of a batch; NULL: nothing is computed */
+    struct change_plan change;
+    uint8_t *images;                     /* images of a batch; NULL: nothing is computed */
     struct augment_part *parts;          /* per sample */
     struct augment_entry_inputs *inputs; /* per sample and output of an axis: along x, then along y */
     int16_t *weights;                    /* `taps` weights for each entry of `inputs` */
@@ -39,9 +50,9 @@ enum status device_augment_open(const struct train *train, struct allocations *a
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,
                                uint32_t count, struct device_set *set, cudaStream_t stream);
 
-/* For tests: applies one operation to `count` images. `from` and `to` are different arrays in device memory.
- */
-enum status device_augment_apply(const struct shape *shape, enum augment_operation operation,
+/* For tests: applies one operation to `count` images. `from` and `to` are arrays in device memory. With
+ * `gray`, they have only the first channel of each image. */
+enum status device_augment_apply(const struct shape *shape, bool gray, enum augment_operation operation,
                                  const struct augment_numbers *numbers, uint32_t count, const uint8_t *from,
                                  uint8_t *to, cudaStream_t stream);
 

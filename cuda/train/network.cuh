@@ -170,6 +170,7 @@ struct device_set {
     const void *values;
     const uint32_t *labels;
     struct train_held held; /* which samples are in `values` */
+    bool gray;              /* `values` has only the first channel of each sample; the others are equal */
 };
 
 /* Enqueues copies of the data sets to device memory. For inference, copies only the test set. Always copies

@@ -109,8 +109,9 @@ struct gather_plan {
     uint32_t count;        /* values in the batch */
     uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
-    size_t sample_bytes;
+    size_t sample_bytes;   /* in the set */
     struct train_held held;
+    bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -124,7 +125,7 @@ static __device__ __forceinline__ float gathered(const struct gather_plan &plan,
     int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
     const uint8_t *sample = stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
     uint32_t first = plane * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
+    float value = from < 0 ? 0 : data_value(plan.type, sample, (plan.gray ? 0 : first) + (size_t)from);
     value = fmaf(value, plan.scale[channel], plan.offset[channel]);
     return box_erased(&batch.moves[j].erase, y, x, first + y * plan.shape.width + x, value);
 }
@@ -153,8 +154,9 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
                                .count = count * (uint32_t)data->sample_values,
                                .samples = count,
                                .sample = divider_of((uint32_t)data->sample_values),
-                               .sample_bytes = data->sample_bytes,
+                               .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                                .held = set->held,
+                               .gray = set->gray,
                                .scale = {},
                                .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {

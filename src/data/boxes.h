@@ -155,15 +155,18 @@ FDSL_HD float box_normal(uint32_t word)
     return 1.41421356f * (p * x);
 }
 
-/* Returns the normalised value of element `i` of a sample, which is at (y, x), after random erasing. Counter
- * of the noise: i / 4, sample, epoch. */
+/* Draws the noise of elements i / 4 * 4 to i / 4 * 4 + 3 of a sample. Counter: i / 4, sample, epoch. */
+FDSL_HD struct philox_block box_noise(const struct draw_erase *erase, uint32_t i)
+{
+    return philox(philox_key(erase->seed), i / 4, erase->sample, erase->epoch, DRAW_NOISE);
+}
+
+/* Returns the normalised value of element `i` of a sample, which is at (y, x), after random erasing. */
 FDSL_HD float box_erased(const struct draw_erase *erase, uint32_t y, uint32_t x, uint32_t i, float value)
 {
     if (y - erase->box.top >= erase->box.height || x - erase->box.left >= erase->box.width)
         return value;
-    struct philox_block block =
-        philox(philox_key(erase->seed), i / 4, erase->sample, erase->epoch, DRAW_NOISE);
-    return box_normal(philox_word(block, i % 4));
+    return box_normal(philox_word(box_noise(erase, i), i % 4));
 }
 
 /* Returns how a sample is shifted and mirrored, and its rectangle of random erasing. */

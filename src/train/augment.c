@@ -70,6 +70,7 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
                                   .crop = augment->crop,
                                   .bicubic = augment->bicubic,
                                   .flip = augment->flip,
+                                  .gray = data->gray || canvas->channels < data->shape.channels,
                                   .operations = augment->operations};
     for (int operation = 0; operation < AUGMENT_OPERATIONS; operation++)
         for (int sign = 0; sign < 2; sign++)

@@ -13,6 +13,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/philox.h"
 #include "core/portable.h"
@@ -59,6 +60,7 @@ struct augment_plan {
     uint32_t samples;           /* size of the training set; larger numbers are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
+    bool gray; /* all channels of an image are equal: then they are also equal after all operations */
     uint32_t operations;                                   /* per sample */
     struct augment_numbers numbers[AUGMENT_OPERATIONS][2]; /* per operation and sign */
 };
@@ -96,13 +98,52 @@ FDSL_HD uint8_t augment_shifted(int32_t sum, uint32_t bits)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* ---- Operations on single values ---- */
+/* ---- Rounding ---- */
+
+/* Floats from 2^23 to 2^24 are the integers. Adding 1.5 * 2^23 to a value below 2^22 therefore rounds it to
+ * the nearest integer, ties to even, and leaves this integer in the low bits of the sum. GPUs add eight times
+ * as fast as they convert between floats and integers. */
+#define AUGMENT_ROUNDER 12582912.0f
+
+FDSL_HD int32_t augment_nearest(float value)
+{
+    const float sum = value + AUGMENT_ROUNDER, zero = AUGMENT_ROUNDER;
+    int32_t bits, zero_bits;
+    memcpy(&bits, &sum, sizeof bits);
+    memcpy(&zero_bits, &zero, sizeof zero_bits);
+    return bits - zero_bits;
+}
+
+/* Returns the largest integer that is not above `value`. */
+FDSL_HD float augment_floor(float value)
+{
+    const float nearest = value + AUGMENT_ROUNDER - AUGMENT_ROUNDER;
+    return nearest > value ? nearest - 1 : nearest;
+}
+
+/* Converts an integer below 2^23. */
+FDSL_HD float augment_float(uint32_t integer)
+{
+    const uint32_t bits = 0x4b000000u | integer; /* 2^23 + integer */
+    float sum;
+    memcpy(&sum, &bits, sizeof sum);
+    return sum - 8388608.0f;
+}
+
+/* Returns the float that is closest to integer / 13: a product with the rounded 1 / 13, then one step of
+ * Newton's method. A division would take more instructions. `integer` is at most 13 * 255. */
+FDSL_HD float augment_thirteenth(uint32_t integer)
+{
+    const float value = augment_float(integer), product = value * (1.0f / 13);
+    return fmaf(fmaf(-13, product, value), 1.0f / 13, product);
+}
 
 FDSL_HD uint8_t augment_rounded(float value)
 {
-    value = rintf(value);
-    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    return (uint8_t)augment_nearest(value < 0 ? 0 : value > 255 ? 255 : value);
 }
+
+/* ---- Operations on single values ---- */
 
 /* Moves a value away from `other` (factor > 1) or towards it (factor < 1). */
 FDSL_HD uint8_t augment_blend(float factor, float value, float other)
@@ -195,8 +236,14 @@ FDSL_HD uint8_t augment_color(const uint8_t *image, const struct shape *shape, u
     return augment_blend(factor, value, augment_gray(image[i], image[plane + i], image[2 * plane + i]));
 }
 
-/* The operation sharpness: blends one pixel with the weighted mean of its 3 x 3 neighbourhood (weights 1 1 1,
- * 1 5 1, 1 1 1). Returns the new value. Border pixels do not change. */
+/* Returns the sharpened value. `sum` is the sum of the values of the 3 x 3 neighbourhood, with weight 5 for
+ * the value itself and weight 1 for the others. */
+FDSL_HD uint8_t augment_sharpened(float factor, uint32_t value, uint32_t sum)
+{
+    return augment_blend(factor, augment_float(value), augment_thirteenth(sum));
+}
+
+/* The operation sharpness: returns the new value of one pixel. Border pixels do not change. */
 FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                               float factor)
 {
@@ -206,31 +253,39 @@ FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t wi
     const uint8_t *up = at - width, *down = at + width;
     uint32_t sum =
         up[-1] + up[0] + up[1] + at[-1] + 5u * at[0] + at[1] + (uint32_t)down[-1] + down[0] + down[1];
-    return augment_blend(factor, *at, (float)sum / 13);
+    return augment_sharpened(factor, *at, sum);
 }
 
 /* The value at (x, y) of a plane; black outside. */
-FDSL_HD float augment_at(const uint8_t *plane, uint32_t height, uint32_t width, int32_t y, int32_t x)
+FDSL_HD uint32_t augment_at(const uint8_t *plane, uint32_t height, uint32_t width, int32_t y, int32_t x)
 {
     return (uint32_t)y < height && (uint32_t)x < width ? plane[(uint32_t)y * width + (uint32_t)x] : 0;
 }
 
-/* Shears, translations and rotations: returns the new value of one pixel, with bilinear interpolation. */
+/* Interpolates between two adjacent values. `share` is from 0 to 1. */
+FDSL_HD float augment_between(float value, float next, float share)
+{
+    return fmaf(share, next - value, value);
+}
+
+/* Shears, translations and rotations: returns the new value of one pixel, with bilinear interpolation. An
+ * interpolated value is never outside 0 to 255. */
 FDSL_HD uint8_t augment_warped(const uint8_t *plane, uint32_t height, uint32_t width, uint32_t y, uint32_t x,
                                const float *map)
 {
     float from_x = fmaf(map[0], (float)x, fmaf(map[1], (float)y, map[2]));
     float from_y = fmaf(map[3], (float)x, fmaf(map[4], (float)y, map[5]));
-    float left = floorf(from_x), top = floorf(from_y), right = from_x - left, low = from_y - top;
+    float left = augment_floor(from_x), top = augment_floor(from_y);
     if (left < -1 || top < -1 || left >= (float)width || top >= (float)height)
         return 0;
-    int32_t column = (int32_t)left, row = (int32_t)top;
-    float a = augment_at(plane, height, width, row, column);
-    float b = augment_at(plane, height, width, row, column + 1);
-    float c = augment_at(plane, height, width, row + 1, column);
-    float d = augment_at(plane, height, width, row + 1, column + 1);
-    float above = fmaf(right, b - a, a), below = fmaf(right, d - c, c);
-    return augment_rounded(fmaf(low, below - above, above));
+    int32_t column = augment_nearest(left), row = augment_nearest(top);
+    float above =
+        augment_between(augment_float(augment_at(plane, height, width, row, column)),
+                        augment_float(augment_at(plane, height, width, row, column + 1)), from_x - left);
+    float below =
+        augment_between(augment_float(augment_at(plane, height, width, row + 1, column)),
+                        augment_float(augment_at(plane, height, width, row + 1, column + 1)), from_x - left);
+    return (uint8_t)augment_nearest(augment_between(above, below, from_y - top));
 }
 
 FDSL_C_BEGIN

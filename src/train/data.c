@@ -203,6 +203,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
                            NULL};
     if (fit->how != FIT_RANDOM_RESIZED_CROP)
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
+    data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status =

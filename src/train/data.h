@@ -48,6 +48,7 @@ struct data {
     size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
+    bool gray;                        /* known that all channels of a training sample are equal */
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for

@@ -1,6 +1,7 @@
 /* The patches and tokens before the first block of a vision transformer, and the factors of stochastic depth.
  * Also the backward passes of the tokens and of the logits. */
 #include "common/check.cuh"
+#include "train/augment.h"
 #include "train/vit/kernels.cuh"
 
 #define TAPS 8 /* adjacent values of a patch per thread: 16 bytes */
@@ -16,8 +17,9 @@ struct patch_plan {
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
-    size_t sample_bytes;
+    size_t sample_bytes;      /* in the set */
     struct train_held held;
+    bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
@@ -34,35 +36,91 @@ source_of(const struct patch_plan &plan, const uint8_t *stored, const struct dev
     return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
-/* Returns the moved, normalised and erased value of an entry at row y and column x of a channel. */
+/* The position in its image of a value of a patch. */
+struct pixel {
+    uint32_t channel, y, x;
+};
+
+/* Returns the position of a tap. A tap is (channel, y, x) in the patch. */
+static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan &plan, uint32_t patch,
+                                                        uint32_t tap)
+{
+    uint32_t channel = plan.row.quotient(tap), in_plane = tap - channel * plan.row.by;
+    uint32_t line = plan.size.quotient(in_plane), down = plan.across.quotient(patch);
+    return {channel, down * plan.size.by + line,
+            (patch - down * plan.across.by) * plan.size.by + in_plane - line * plan.size.by};
+}
+
+/* Returns the moved, normalised and erased value of an entry. */
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
-                                                 const struct patch_source &source, uint32_t channel,
-                                                 uint32_t y, uint32_t x)
+                                                 const struct patch_source &source, struct pixel at)
 {
-    int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, y, x);
-    uint32_t first = channel * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, source.sample, first + (size_t)from);
-    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
-    return box_erased(&source.move->erase, y, x, first + y * plan.shape.width + x, value);
+    int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, at.y, at.x);
+    uint32_t first = at.channel * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, source.sample, (plan.gray ? 0 : first) + (size_t)from);
+    value = fmaf(value, plan.scale[at.channel], plan.offset[at.channel]);
+    return box_erased(&source.move->erase, at.y, at.x, first + at.y * plan.shape.width + at.x, value);
 }
 
-/* Returns the value of one tap of a patch. A tap is (channel, y, x) in the patch. */
-template <bool MIXES>
-static __device__ __forceinline__ float
-tap_at(const struct patch_plan &plan, const struct mix &mix, const struct patch_source &own,
-       const struct patch_source &partner, uint32_t patch, uint32_t tap)
+/* Replaces those of the TAPS values from `at` on that are in the erased rectangle. A Philox block has the
+ * noise of four adjacent values; `at` is at a multiple of four. */
+static __device__ __forceinline__ void
+erase_row(const struct patch_plan &plan, const struct draw_erase &erase, struct pixel at, float values[TAPS])
 {
-    uint32_t channel = plan.row.quotient(tap), pixel = tap - channel * plan.row.by;
-    uint32_t line = plan.size.quotient(pixel), down = plan.across.quotient(patch);
-    uint32_t y = down * plan.size.by + line;
-    uint32_t x = (patch - down * plan.across.by) * plan.size.by + pixel - line * plan.size.by;
-    float value = value_at(plan, own, channel, y, x);
-    return MIXES ? mix_value(&mix, y, x, value, value_at(plan, partner, channel, y, x)) : value;
+    const struct image_box &box = erase.box;
+    if (at.y - box.top >= box.height || at.x >= box.left + box.width || at.x + TAPS <= box.left)
+        return;
+    const uint32_t first = (at.channel * plan.shape.height + at.y) * plan.shape.width + at.x;
+#pragma unroll
+    for (uint32_t t = 0; t < TAPS; t += 4) {
+        const struct philox_block noise = box_noise(&erase, first + t);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            if (at.x + t + k - box.left < box.width)
+                values[t + k] = box_normal(noise.word[k]);
+    }
 }
 
-template <bool MIXES>
-static __global__ void patches_kernel(const struct patch_plan plan, const uint8_t *stored,
-                                      const struct device_batch batch, uint4 *patches)
+/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and erased. Bytes that are not
+ * shifted are loaded at once; a mirrored entry has them in the opposite order. */
+static __device__ __forceinline__ void
+row_at(const struct patch_plan &plan, const struct patch_source &source, struct pixel at, float values[TAPS])
+{
+    const struct draw_move &move = *source.move;
+    const uint32_t width = plan.shape.width, height = plan.shape.height;
+    const uint32_t first = plan.gray ? 0 : at.channel * height * width;
+    if (plan.type == DTYPE_U8 && move.down == 0 && move.right == 0) {
+        const uint32_t x = move.flip ? width - TAPS - at.x : at.x;
+        uint2 words = *reinterpret_cast<const uint2 *>(source.sample + first + at.y * width + x);
+        if (move.flip)
+            words = {__byte_perm(words.y, 0, 0x0123), __byte_perm(words.x, 0, 0x0123)};
+#pragma unroll
+        for (uint32_t t = 0; t < TAPS; t++)
+            values[t] = augment_float((t < 4 ? words.x : words.y) >> 8 * (t % 4) & 255u);
+    } else {
+#pragma unroll
+        for (uint32_t t = 0; t < TAPS; t++) {
+            const int32_t from = draw_moved(&move, height, width, at.y, at.x + t);
+            values[t] = from < 0 ? 0 : data_value(plan.type, source.sample, first + (size_t)from);
+        }
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < TAPS; t++)
+        values[t] = fmaf(values[t], plan.scale[at.channel], plan.offset[at.channel]);
+    erase_row(plan, move.erase, at, values);
+}
+
+/* Whether mixing changes any of the TAPS values from `at` on. */
+static __device__ __forceinline__ bool mixes_row(const struct mix &mix, struct pixel at)
+{
+    return !mix.cut || (at.y >= mix.top && at.y < mix.bottom && at.x < mix.right && at.x + TAPS > mix.left);
+}
+
+/* A thread computes TAPS adjacent values of a patch. ROWS: the size of a patch is a multiple of TAPS, so
+ * these values are in one row. */
+template <bool MIXES, bool ROWS>
+static __global__ void patches_kernel(const __grid_constant__ struct patch_plan plan, const uint8_t *stored,
+                                      const __grid_constant__ struct device_batch batch, uint4 *patches)
 {
     uint32_t i = own_element();
     if (i >= plan.count)
@@ -71,12 +129,30 @@ static __global__ void patches_kernel(const struct patch_plan plan, const uint8_
     uint32_t patch = plan.patch.quotient(group), tap = (group - patch * plan.patch.by) * TAPS;
     const struct patch_source own = source_of(plan, stored, batch, j);
     const struct patch_source partner = MIXES ? source_of(plan, stored, batch, plan.samples + j) : own;
-    __nv_bfloat162 pair[TAPS / 2];
+    float values[TAPS], others[TAPS];
+    const struct pixel first = pixel_of(plan, patch, tap);
+    const bool mixes = MIXES && (!ROWS || mixes_row(batch.mix, first));
+    if (ROWS) {
+        row_at(plan, own, first, values);
+        if (mixes)
+            row_at(plan, partner, first, others);
+    }
 #pragma unroll
-    for (int t = 0; t < TAPS; t += 2)
-        pair[t / 2] = __floats2bfloat162_rn(tap_at<MIXES>(plan, batch.mix, own, partner, patch, tap + t),
-                                            tap_at<MIXES>(plan, batch.mix, own, partner, patch, tap + t + 1));
-    patches[i] = *reinterpret_cast<const uint4 *>(pair);
+    for (uint32_t t = 0; t < TAPS; t++) {
+        struct pixel at = {first.channel, first.y, first.x + t};
+        if (!ROWS) {
+            at = pixel_of(plan, patch, tap + t);
+            values[t] = value_at(plan, own, at);
+            others[t] = mixes ? value_at(plan, partner, at) : 0;
+        }
+        if (mixes)
+            values[t] = mix_value(&batch.mix, at.y, at.x, values[t], others[t]);
+    }
+    __nv_bfloat162 pairs[TAPS / 2];
+#pragma unroll
+    for (uint32_t t = 0; t < TAPS; t += 2)
+        pairs[t / 2] = __floats2bfloat162_rn(values[t], values[t + 1]);
+    patches[i] = *reinterpret_cast<const uint4 *>(pairs);
 }
 
 enum status vit_patches(const struct data *data, const struct device_set *set,
@@ -93,15 +169,19 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                               .across = divider_of(data->shape.width / patch),
                               .size = divider_of(patch),
                               .row = divider_of(pixels),
-                              .sample_bytes = data->sample_bytes,
+                              .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                               .held = set->held,
+                              .gray = set->gray,
                               .scale = {},
                               .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
     }
-    auto *kernel = batch->mix.share < 1 ? patches_kernel<true> : patches_kernel<false>;
+    const bool mixes = batch->mix.share < 1;
+    auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<true, true> : patches_kernel<false, true>
+                   : mixes ? patches_kernel<true, false>
+                                     : patches_kernel<false, false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, reinterpret_cast<uint4 *>(patches));
     CUDA_TRY_LAUNCH("patches_kernel");
