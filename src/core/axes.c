@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/options_parts.h"
 #include "core/words.h"
 
@@ -28,21 +29,18 @@ bool axes_accept(const struct option_spec *spec, const char *text)
 static enum status add_value(struct axis *axis, const char *text)
 {
     const struct option_spec *spec = axis->spec;
-    char(*texts)[AXIS_TEXT_BYTES];
     TRY(option_set(spec, axis->values, text));
     if (axis->count == COMBINATIONS_MAX)
         return status_set(STATUS_USAGE, "--%s has more than %d values; raise the step", spec->name,
                           COMBINATIONS_MAX);
-    texts = reallocarray(axis->texts, axis->count + 1, sizeof *texts);
-    if (!texts)
+    if (!array_grow(&axis->texts, axis->count, sizeof *axis->texts))
         return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
-    axis->texts = texts;
-    char *mine = texts[axis->count];
+    char *mine = axis->texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
     if (!*mine) /* options_text() wrote nothing: the value is "none", or a count of 0 without a default */
         strcpy(mine, option_takes_none(spec) ? "none" : "0");
     for (size_t i = 0; i < axis->count; i++)
-        if (strcmp(texts[i], mine) == 0)
+        if (strcmp(axis->texts[i], mine) == 0)
             return status_set(STATUS_USAGE, "--%s: %s occurs twice; drop one of them", spec->name, mine);
     axis->count++;
     return STATUS_OK;

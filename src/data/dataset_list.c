@@ -68,7 +68,7 @@ static enum status lose(struct walk *walk, const struct branch *branch, const ch
 static enum status add_file(struct walk *walk, const char *path)
 {
     struct dataset_names *names = walk->names;
-    TRY(dataset_grow(&names->items, names->count, &names->capacity, sizeof *names->items));
+    TRY(dataset_grow(&names->items, names->count, sizeof *names->items));
     return dataset_keep_name(walk->dataset, path, strlen(path), &names->items[names->count++]);
 }
 

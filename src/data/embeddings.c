@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "core/array.h"
 #include "data/paths.h"
 #include "data/tensor_file.h"
 
@@ -119,16 +120,8 @@ static enum status check_same(const struct embeddings *set, const struct tensor_
 static enum status add_part(struct embeddings *set, const struct embeddings_file *file,
                             const struct tensor *tensor, const uint8_t *values)
 {
-    if (set->part_count == set->part_capacity) {
-        size_t capacity = set->part_capacity ? 2 * set->part_capacity : 16;
-        struct embeddings_part *larger = realloc(set->parts, capacity * sizeof *larger);
-        if (!larger)
-            return out_of_memory();
-        set->parts = larger;
-        set->part_capacity = capacity;
-    }
-    char *name = strdup(tensor->name);
-    if (!name)
+    char *name = NULL;
+    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(tensor->name)))
         return out_of_memory();
     uint64_t rows = tensor->axes == 2 ? tensor->shape[0] : 1;
     set->parts[set->part_count++] = (struct embeddings_part){

@@ -8,19 +8,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
+
 static enum status add_name(struct paths *paths, const char *name)
 {
-    if (paths->count == paths->capacity) {
-        size_t capacity = paths->capacity ? 2 * paths->capacity : 16;
-        char **larger = realloc(paths->names, capacity * sizeof *larger);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for the list of files");
-        paths->names = larger;
-        paths->capacity = capacity;
-    }
-    paths->names[paths->count] = strdup(name);
-    return paths->names[paths->count++] ? STATUS_OK
-                                        : status_set(STATUS_FAILED, "out of memory for the list of files");
+    char *copy = NULL;
+    if (!array_grow(&paths->names, paths->count, sizeof *paths->names) || !(copy = strdup(name)))
+        return status_set(STATUS_FAILED, "out of memory for the list of files");
+    paths->names[paths->count++] = copy;
+    return STATUS_OK;
 }
 
 static int compare_names(const void *a, const void *b)

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "data/torch_file.h"
@@ -34,15 +35,7 @@ enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, vo
 
 enum status tensor_file_add(struct tensor_file *file, const struct tensor *tensor)
 {
-    if (tensor->name && file->count == file->capacity) {
-        size_t capacity = file->capacity ? 2 * file->capacity : 4;
-        struct tensor *larger = realloc(file->tensors, capacity * sizeof *larger);
-        if (larger) {
-            file->tensors = larger;
-            file->capacity = capacity;
-        }
-    }
-    if (!tensor->name || file->count == file->capacity) {
+    if (!tensor->name || !array_grow(&file->tensors, file->count, sizeof *file->tensors)) {
         free(tensor->name);
         return status_set(STATUS_FAILED, "out of memory for its list of tensors");
     }

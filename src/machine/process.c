@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/array.h"
+
 #define PID_LIMIT      4194304 /* the largest pid_max of Linux */
 #define ATTEMPTS       10      /* maximum number of readings; a reading fails if a process ends during it */
 #define RUSAGE_BLOCK   512     /* bytes per block of ru_inblock and ru_oublock */
@@ -33,7 +35,7 @@ struct process {
 
 struct processes {
     struct process *items; /* owned */
-    size_t count, capacity;
+    size_t count;
 };
 
 struct process_tree {
@@ -155,14 +157,8 @@ static const struct process *find(const struct processes *processes, const struc
 
 static bool add(struct processes *processes, const struct process *process)
 {
-    if (processes->count == processes->capacity) {
-        size_t capacity = processes->capacity ? 2 * processes->capacity : 64;
-        struct process *items = reallocarray(processes->items, capacity, sizeof *items);
-        if (!items)
-            return false;
-        processes->items = items;
-        processes->capacity = capacity;
-    }
+    if (!array_grow(&processes->items, processes->count, sizeof *processes->items))
+        return false;
     processes->items[processes->count++] = *process;
     return true;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
+#include "core/array.h"
 #include "core/phase.h"
 #include "core/timer.h"
 
@@ -47,16 +48,10 @@ static enum status warm_up(const struct variant *variant, void *state, const str
 /* Makes room for one more sample. */
 static enum status make_room(struct bench *bench)
 {
-    if (bench->count < bench->capacity)
-        return STATUS_OK;
-    size_t capacity = bench->capacity ? 2 * bench->capacity : 64;
-    struct sample *samples = realloc(bench->samples, capacity * sizeof *samples);
-    if (!samples)
-        return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time or --loops",
-                          capacity);
-    bench->samples = samples;
-    bench->capacity = capacity;
-    return STATUS_OK;
+    return array_grow(&bench->samples, bench->count, sizeof *bench->samples)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time or --loops",
+                            bench->count + 1);
 }
 
 /* Computes the statistics and bench->settled from bench->samples, which must not be empty. */

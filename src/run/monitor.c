@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "core/array.h"
 #include "core/lock.h"
 #include "core/phase.h"
 #include "core/timer.h"
@@ -72,9 +73,9 @@ struct monitor {
     bool stopping;
     size_t variant; /* the number of the current variant's summary, from 1; 0: none */
     struct monitor_sample *samples;
-    size_t count, capacity; /* of `samples`, which are not yet written */
-    size_t taken, missed;   /* since the start; `missed` includes samples lost to a lack of memory */
-    double cpu_s;           /* CPU time of the thread */
+    size_t count;         /* of `samples`, which are not yet written */
+    size_t taken, missed; /* since the start; `missed` includes samples lost to a lack of memory */
+    double cpu_s;         /* CPU time of the thread */
     struct monitor_summary *summaries; /* one per variant */
     size_t summary_count;
 };
@@ -147,15 +148,9 @@ static void summarise(struct monitor_summary *summary, const struct monitor_samp
 /* Stores a sample. The caller holds the lock. */
 static void keep(struct monitor *monitor, const struct monitor_sample *sample)
 {
-    if (monitor->count == monitor->capacity) {
-        size_t capacity = monitor->capacity ? 2 * monitor->capacity : 256;
-        struct monitor_sample *samples = reallocarray(monitor->samples, capacity, sizeof *samples);
-        if (!samples) {
-            monitor->missed++;
-            return;
-        }
-        monitor->samples = samples;
-        monitor->capacity = capacity;
+    if (!array_grow(&monitor->samples, monitor->count, sizeof *monitor->samples)) {
+        monitor->missed++;
+        return;
     }
     monitor->samples[monitor->count++] = *sample;
     monitor->taken += sample->gpu == 0;
@@ -401,15 +396,13 @@ enum status monitor_begin(struct monitor *monitor, const char *variant)
     if (!monitor)
         return STATUS_OK;
     pthread_mutex_lock(&monitor->lock);
-    struct monitor_summary *summaries =
-        reallocarray(monitor->summaries, monitor->summary_count + 1, sizeof *summaries);
-    if (summaries) {
-        monitor->summaries = summaries;
-        summaries[monitor->summary_count] = (struct monitor_summary){.variant = variant};
+    bool room = array_grow(&monitor->summaries, monitor->summary_count, sizeof *monitor->summaries);
+    if (room) {
+        monitor->summaries[monitor->summary_count] = (struct monitor_summary){.variant = variant};
         monitor->variant = ++monitor->summary_count;
     }
     pthread_mutex_unlock(&monitor->lock);
-    return summaries ? STATUS_OK : status_set(STATUS_FAILED, "--monitor: out of memory");
+    return room ? STATUS_OK : status_set(STATUS_FAILED, "--monitor: out of memory");
 }
 
 size_t monitor_timed_samples(struct monitor *monitor)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "synth/class_parts.h"
 
@@ -60,19 +61,13 @@ static enum status read_class(char *line, struct atom_class *class_)
 
 struct class_list {
     struct atom_class *classes;
-    size_t count, capacity;
+    size_t count;
 };
 
 static enum status list_add(struct class_list *list, const struct atom_class *class_)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 64;
-        struct atom_class *larger = realloc(list->classes, capacity * sizeof *larger);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for %zu classes", capacity);
-        list->classes = larger;
-        list->capacity = capacity;
-    }
+    if (!array_grow(&list->classes, list->count, sizeof *list->classes))
+        return status_set(STATUS_FAILED, "out of memory for %zu classes", list->count + 1);
     list->classes[list->count++] = *class_;
     return STATUS_OK;
 }
