@@ -5,6 +5,7 @@
 
 #include "core/phase.h"
 #include "core/variant.h"
+#include "machine/isa.h"
 #include "synth/input.h"
 #include "synth/line.h"
 
@@ -135,14 +136,9 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .images = naive_images,
                                            .canvas_bytes = naive_canvas_bytes};
 
-static const char *naive_instruction_set(void)
-{
-    return "scalar";
-}
-
 const struct variant variant_naive = {
     .platform = "cpu",
-    .instruction_set = naive_instruction_set,
+    .instruction_set = isa_scalar_name,
     .traits = &traits,
     .setup = naive_setup,
     .run = naive_run,
