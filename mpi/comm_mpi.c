@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/partition.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "comm_parts.h"
 #include "launcher.h"
@@ -65,12 +66,12 @@ static void name_missing(char *text, size_t bytes)
     int missing = 0, shown = 0;
     for (int i = 1; i < size; i++)
         missing += noted[i] != collective;
-    size_t used = (size_t)snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
+    snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
     for (int i = 1; i < size && shown < 8; i++)
         if (noted[i] != collective)
-            used += (size_t)snprintf(text + used, bytes - used, "%s %d", shown++ ? "," : "", i);
+            text_append(text, bytes, "%s %d", shown++ ? "," : "", i);
     if (missing > shown)
-        snprintf(text + used, bytes - used, " and %d more", missing - shown);
+        text_append(text, bytes, " and %d more", missing - shown);
 }
 
 /* The state of waiting in one collective call. */

@@ -7,6 +7,7 @@
 
 #include "core/array.h"
 #include "core/options_parts.h"
+#include "core/text.h"
 #include "core/words.h"
 
 /* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the
@@ -254,11 +255,9 @@ enum status axes_select(const struct axes *axes, size_t combination)
 
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size)
 {
-    size_t used = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < axes->count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s--%s %s", i ? " " : "", axes->at[i].spec->name,
-                                 axes_text(axes, i, combination));
+    for (size_t i = 0; i < axes->count; i++)
+        text_join(text, size, " ", "--%s %s", axes->at[i].spec->name, axes_text(axes, i, combination));
 }
 
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size)

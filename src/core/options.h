@@ -107,6 +107,9 @@ const char *options_peek(const struct option_spec *specs, size_t count, int argc
 /* Whether the option was on the command line or in the configuration file, with a value other than "none". */
 bool options_given(const struct options *options, const char *name);
 
+/* Whether a table has an option with this name. */
+bool option_in_table(const struct option_spec *specs, size_t count, const char *name);
+
 /* Whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
 

@@ -146,7 +146,7 @@ enum status option_explain_refused(const struct options *options, const char *ar
     void *values;
     for (size_t i = 0; (spec = option_spec_at(options, i, &values)); i++)
         if (strncmp(spec->name, name, length) == 0)
-            option_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
+            text_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
     if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0)
         return status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches);
     return explain_unknown(options, argument);
@@ -171,11 +171,8 @@ enum status option_explain_missing(const struct option_spec *spec, const char *w
 
 static bool is_word_of_flags(const char *text)
 {
-    static const char *const words[] = {"true", "yes", "on", "false", "no", "off"};
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        if (strcmp(text, words[i]) == 0)
-            return true;
-    return false;
+    static const char *const words[] = {"true", "yes", "on", "false", "no", "off", NULL};
+    return is_one_of(text, words);
 }
 
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument)

@@ -90,19 +90,11 @@ static enum status find_source(struct job *job, int argc, char *argv[])
                : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists the sources", name);
 }
 
-static bool has_option(const struct option_spec *options, size_t count, const char *name)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(options[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 bool prepare_has_option(const char *name)
 {
-    bool found = has_option(specs, COUNT_OF(specs), name);
+    bool found = option_in_table(specs, COUNT_OF(specs), name);
     for (size_t i = 0; source_table[i]; i++)
-        found |= has_option(source_table[i]->options, source_table[i]->option_count, name);
+        found |= option_in_table(source_table[i]->options, source_table[i]->option_count, name);
     return found;
 }
 
@@ -115,8 +107,8 @@ static enum status explain_elsewhere(void *context, const char *name)
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
         const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
-        if (has_option(source->options, source->option_count, name) ||
-            (workload && has_option(workload->options, workload->option_count, name)))
+        if (option_in_table(source->options, source->option_count, name) ||
+            (workload && option_in_table(workload->options, workload->option_count, name)))
             owners[count++] = source->name;
     }
     char known[256];
@@ -189,9 +181,8 @@ enum status prepare_check_options(struct job *job)
 /* Whether an option of the workload does not affect the samples. */
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
-    for (size_t i = 0; job->source->indifferent && job->source->indifferent[i]; i++)
-        if (strcmp(job->source->indifferent[i], spec->name) == 0)
-            return true;
+    if (job->source->indifferent && is_one_of(spec->name, job->source->indifferent))
+        return true;
     return job->workload && job->workload->applies &&
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }

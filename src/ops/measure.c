@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
 #include "ops/ops_parts.h"
@@ -55,12 +56,10 @@ enum status ops_observe(const void *input, const struct variant *variant, void *
     const struct ops *ops = input;
     struct ops_summary summary;
     char stages[MEASURE_TEXT_MAX] = "";
-    size_t used = 0;
     TRY(summarize(variant, state, &summary));
     for (int step = 0; step < OPS_STEPS; step++)
         if (ops->steps[step])
-            used += (size_t)snprintf(stages + used, sizeof stages - used, "%s%s", used ? "+" : "",
-                                     ops_step_names[step]);
+            text_join(stages, sizeof stages, "+", "%s", ops_step_names[step]);
     measures_put(measures, "timed_stages", "%s", stages);
     if (ops->set)
         measures_real(measures, "load_s", ((const struct ops_job *)input)->load_s, 6);

@@ -238,9 +238,8 @@ static enum status explain_elsewhere(void *context, const char *name)
     const char *names[WORKLOADS_MAX] = {NULL};
     size_t count = 0;
     for (size_t i = 0; workload_table[i]; i++)
-        for (size_t j = 0; j < workload_table[i]->option_count; j++)
-            if (strcmp(workload_table[i]->options[j].name, name) == 0)
-                names[count++] = workload_table[i]->name;
+        if (option_in_table(workload_table[i]->options, workload_table[i]->option_count, name))
+            names[count++] = workload_table[i]->name;
     if (strcmp(name, "compare") == 0)
         return status_set(STATUS_USAGE,
                           "compare is a command without dashes: fdsl-bench compare A.csv B.csv");
@@ -262,14 +261,10 @@ static enum status explain_elsewhere(void *context, const char *name)
 
 bool settings_has_option(const char *name)
 {
-    for (size_t i = 0; i < COUNT_OF(specs); i++)
-        if (strcmp(specs[i].name, name) == 0)
-            return true;
+    bool found = option_in_table(specs, COUNT_OF(specs), name);
     for (size_t i = 0; workload_table[i]; i++)
-        for (size_t j = 0; j < workload_table[i]->option_count; j++)
-            if (strcmp(workload_table[i]->options[j].name, name) == 0)
-                return true;
-    return false;
+        found |= option_in_table(workload_table[i]->options, workload_table[i]->option_count, name);
+    return found;
 }
 
 bool settings_informational(const struct settings *settings)

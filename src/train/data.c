@@ -12,6 +12,7 @@
 #endif
 
 #include "core/options.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "core/words.h"
 #include "data/boxes.h"
@@ -271,12 +272,10 @@ static bool any_cifar(const char *folder)
 static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
                               struct data *data)
 {
-    size_t used = 0;
     for (int i = 1; i <= CIFAR_BATCHES; i++)
         if (cifar_batch(request->name, i, path))
-            used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
-                                     path);
-    if (used == 0)
+            text_join(paths, CIFAR_BATCHES * PATH_MAX, ",", "%s", path);
+    if (!*paths)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
@@ -294,7 +293,7 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
 
 static enum status open_cifar(const struct data_request *request, struct data *data)
 {
-    char path[PATH_MAX], *paths = malloc(CIFAR_BATCHES * PATH_MAX);
+    char path[PATH_MAX], *paths = calloc(CIFAR_BATCHES, PATH_MAX);
     enum status status =
         paths ? read_cifar(request, paths, path, data) : status_set(STATUS_FAILED, "out of memory");
     free(paths);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "data/safetensors.h"
 #include "train/feed.h"
 
@@ -264,10 +265,10 @@ enum status export_data(const struct train *train, const float *initial, const c
 /* Formats values as a JSON array: "[0.0127, 0.0131]". */
 static void list(const float *values, uint32_t count, char text[LIST_MAX])
 {
-    size_t used = 0;
+    *text = '\0';
     for (uint32_t i = 0; i < count; i++)
-        used += (size_t)snprintf(text + used, LIST_MAX - used, "%s%.9g", i ? ", " : "[", (double)values[i]);
-    snprintf(text + used, LIST_MAX - used, "]");
+        text_append(text, LIST_MAX, "%s%.9g", i ? ", " : "[", (double)values[i]);
+    text_append(text, LIST_MAX, "]");
 }
 
 enum status export_parameters(const struct train *train, const float *parameters, const char *identity,

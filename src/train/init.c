@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "data/tensor_file.h"
 #include "train/checkpoint.h"
 
@@ -20,10 +21,9 @@ static bool same_shape(const struct model_tensor *a, const struct model_tensor *
 /* Formats the shape of a tensor: "64x32x3x3". */
 static void shape_text(const uint64_t *shape, uint32_t axes, char text[64])
 {
-    size_t used = 0;
     *text = '\0';
-    for (uint32_t i = 0; i < axes && used < 64; i++)
-        used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", shape[i]);
+    for (uint32_t i = 0; i < axes; i++)
+        text_join(text, 64, "x", "%" PRIu64, shape[i]);
 }
 
 /* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */

@@ -5,15 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/words.h"
 #include "train/train_parts.h"
-
-static bool is_one_of(const char *name, const char *const *names)
-{
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    return false;
-}
 
 bool train_crops(const struct train_parameters *parameters)
 {
