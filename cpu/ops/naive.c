@@ -27,8 +27,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
 {
     struct naive *naive = *state = calloc(1, sizeof *naive);
     (void)resources;
-    if (!naive)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(naive, "out of memory"));
     naive->ops = input;
     return ops_results_open(naive->ops, &naive->results);
 }

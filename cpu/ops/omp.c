@@ -94,8 +94,7 @@ static void omp_teardown(void *state)
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
 {
     struct omp *omp = *state = calloc(1, sizeof *omp);
-    if (!omp)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(omp, "out of memory"));
     omp->ops = input;
     omp->kernel = kernels[isa_best()];
     omp->threads = resources->threads;
@@ -104,8 +103,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     omp->ends = calloc(tile_count + 1, sizeof *omp->ends);
     omp->clocks = ops_allocate((size_t)omp->threads * sizeof *omp->clocks);
     omp->largest = calloc((size_t)omp->threads, sizeof *omp->largest);
-    if (!omp->ends || !omp->clocks || !omp->largest)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(omp->ends && omp->clocks && omp->largest, "out of memory"));
     TRY(ops_results_open(omp->ops, &omp->results));
     omp->ends_bytes = tile_count * sizeof *omp->ends;
     omp->results.summary.memory_bytes += omp->ends_bytes;

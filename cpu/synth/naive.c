@@ -41,8 +41,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
     (void)resources;
     const struct synth *synth = input;
     struct naive *naive = *state = calloc(1, sizeof *naive);
-    if (!naive)
-        return status_set(STATUS_FAILED, "naive: out of memory");
+    TRY(ALLOCATED(naive, "naive: out of memory"));
     naive->synth = synth;
     size_t canvas_bytes = naive_canvas_bytes(naive);
     TRY(synth_check_memory(synth, canvas_bytes));

@@ -226,18 +226,15 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     const struct synth *synth = input;
     struct omp *omp = *state =
         aligned_alloc(ALIGNMENT, sizeof *omp); /* its size is a multiple of ALIGNMENT */
-    if (!omp)
-        return status_set(STATUS_FAILED, "omp: out of memory");
+    TRY(ALLOCATED(omp, "omp: out of memory"));
     *omp = (struct omp){0};
     omp->synth = synth;
     omp->kernel = kernels[isa_best()];
     omp->threads = resources->threads;
     choose_parts(omp);
     TRY(synth_check_memory(synth, omp_canvas_bytes(omp)));
-    return fill_state(omp)
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "omp: out of memory for a batch of %llu images; lower --batch",
-                            (unsigned long long)synth->batch);
+    return ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower --batch",
+                     (unsigned long long)synth->batch);
 }
 
 /* ---- Drawing ---- */

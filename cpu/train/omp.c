@@ -268,8 +268,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
                          struct gemm_kernels gemm, void **state)
 {
     struct net *net = *state = calloc(1, sizeof *net);
-    if (!net)
-        return status_set(STATUS_FAILED, "omp: out of memory");
+    TRY(ALLOCATED(net, "omp: out of memory"));
     net->train = train;
     net->kernel = kernels[isa_best()];
     net->gemm = gemm;

@@ -34,8 +34,8 @@ static enum status add_value(struct axis *axis, const char *text)
     if (axis->count == COMBINATIONS_MAX)
         return status_set(STATUS_USAGE, "--%s has more than %d values; raise the step", spec->name,
                           COMBINATIONS_MAX);
-    if (!array_grow(&axis->texts, axis->count, sizeof *axis->texts))
-        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
+    TRY(ALLOCATED(array_grow(&axis->texts, axis->count, sizeof *axis->texts),
+                  "out of memory for the values of --%s", spec->name));
     char *mine = axis->texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
     if (!*mine) /* options_text() wrote nothing: the value is "none", or a count of 0 without a default */
@@ -177,8 +177,7 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
         return status_set(STATUS_USAGE, "--%s: more than %d options have lists; run two sweeps", spec->name,
                           AXES_MAX);
     char *list = strdup(text);
-    if (!list)
-        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
+    TRY(ALLOCATED(list, "out of memory for the values of --%s", spec->name));
     /* Count the new axis even if adding its values fails, so that axes_free() frees them. */
     struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};

@@ -310,8 +310,7 @@ enum status file_begin(struct file_writer *writer, const char *path)
     struct stat info;
     char *target = realpath(path, NULL); /* resolves links: replaces the file, not the link */
     *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
-    if (!writer->target)
-        return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
+    TRY(ALLOCATED(writer->target, "%s cannot be written: out of memory", path));
     if (stat(writer->target, &info) == 0 && !S_ISREG(info.st_mode)) {
         enum status status =
             status_set(STATUS_FAILED, "%s is not a regular file; name another", writer->target);
@@ -396,8 +395,7 @@ static enum status read_open(int fd, char **bytes, size_t *size)
         return status_set(STATUS_FAILED, "not a regular file; name a file, not a folder or a pipe");
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
-    if (!*bytes)
-        return status_set(STATUS_FAILED, "out of memory for its %zu bytes", *size);
+    TRY(ALLOCATED(*bytes, "out of memory for its %zu bytes", *size));
     enum status status = read_all(fd, *bytes, size);
     if (status != STATUS_OK) {
         free(*bytes);

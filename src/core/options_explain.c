@@ -121,8 +121,7 @@ static enum status explain_unknown(const struct options *options, const char *ar
 
     size_t count = option_spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory for %zu option names", count);
+    TRY(ALLOCATED(names, "out of memory for %zu option names", count));
     void *values;
     for (size_t i = 0; i < count; i++)
         names[i] = option_spec_at(options, i, &values)->name;

@@ -296,8 +296,7 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
         return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
     size_t capacity = (size_t)info.st_size;
     *text = malloc(capacity + 1);
-    if (!*text)
-        return status_set(STATUS_FAILED, "%s: out of memory for its %zu bytes", path, capacity);
+    TRY(ALLOCATED(*text, "%s: out of memory for its %zu bytes", path, capacity));
     for (*bytes = 0; *bytes < capacity;) {
         ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
         if (got < 0 && errno == EINTR)

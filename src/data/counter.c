@@ -108,8 +108,7 @@ static enum status counter_open(const struct source_request *request, struct sou
                                 void **state)
 {
     struct counter *counter = *state = calloc(1, sizeof *counter);
-    if (!counter)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(counter, "out of memory"));
     counter->parameters = *(const struct parameters *)request->parameters;
     TRY(read_shape(counter));
     facts->samples = SOURCE_ENDLESS;

@@ -20,8 +20,7 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
     const struct index_unit *unit = &index->units[number];
     *text = NULL;
     FILE *stream = open_memstream(text, size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for a DALI index");
+    TRY(ALLOCATED(stream, "out of memory for a DALI index"));
     fprintf(stream, DALI_HEAD, unit->count);
     enum status status = STATUS_OK;
     for (uint64_t s = unit->first; status == STATUS_OK && s < unit->first + unit->count; s++)

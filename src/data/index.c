@@ -327,8 +327,8 @@ enum status index_parse(char *text, size_t size, struct index *index)
     index->units = calloc(counts.units + 1, sizeof *index->units);
     index->samples = calloc(counts.samples + 1, sizeof *index->samples);
     index->members = calloc(counts.members + 1, sizeof *index->members);
-    if (!index->units || !index->samples || !index->members)
-        return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
+    TRY(ALLOCATED(index->units && index->samples && index->members,
+                  "out of memory for an index of %" PRIu64 " samples", counts.samples));
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
         size_t left = (size_t)(text + size - line);

@@ -13,8 +13,8 @@
 static enum status add_name(struct paths *paths, const char *name)
 {
     char *copy = NULL;
-    if (!array_grow(&paths->names, paths->count, sizeof *paths->names) || !(copy = strdup(name)))
-        return status_set(STATUS_FAILED, "out of memory for the list of files");
+    TRY(ALLOCATED(array_grow(&paths->names, paths->count, sizeof *paths->names) && (copy = strdup(name)),
+                  "out of memory for the list of files"));
     paths->names[paths->count++] = copy;
     return STATUS_OK;
 }
@@ -102,7 +102,7 @@ enum status paths_find(const char *text, bool (*wanted)(const char *path), struc
     if (access(text, F_OK) == 0)
         return add_path(text, wanted, paths);
     char *copy = strdup(text), *rest = copy, *name;
-    enum status status = copy ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    enum status status = ALLOCATED(copy, "out of memory");
     while (status == STATUS_OK && (name = strsep(&rest, ",")))
         status = *name ? add_pattern(name, wanted, paths)
                        : status_set(STATUS_USAGE, "'%s' has an empty name between commas", text);

@@ -130,8 +130,7 @@ enum status prepare_read_options(struct job *job, const struct config *config)
     job->workload = source->workload ? workload_find(source->workload) : NULL;
     job->source_parameters = calloc(1, source->parameters_bytes);
     job->workload_parameters = calloc(1, job->workload ? job->workload->parameters_bytes : 1);
-    if (!job->source_parameters || !job->workload_parameters)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job->source_parameters && job->workload_parameters, "out of memory"));
     job->options =
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
                                     {source->options, source->option_count, job->source_parameters}},
@@ -204,8 +203,7 @@ enum status prepare_describe(struct job *job)
 {
     size_t size = 0;
     FILE *stream = open_memstream(&job->provenance, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
     for (size_t t = 0; t < job->options.table_count; t++) {
         const struct option_table *table = &job->options.tables[t];
@@ -216,5 +214,5 @@ enum status prepare_describe(struct job *job)
     fprintf(stream, " inputs=%016" PRIx64, job->facts.identity);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    return ALLOCATED(whole, "out of memory");
 }

@@ -38,8 +38,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     uint64_t length = 0;
     *header = NULL;
     FILE *stream = open_memstream(header, size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fwrite(&length, sizeof length, 1, stream);
     print_header(stream, about, tensors, count);
     bool whole = !ferror(stream);

@@ -88,8 +88,7 @@ enum status unit_begin(struct unit_writer *writer, enum index_layout layout, con
     writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
     writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);
     writer->buffer = malloc(BUFFER_BYTES);
-    if (!writer->lines || !writer->dali || !writer->buffer)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(writer->lines && writer->dali && writer->buffer, "out of memory"));
     TRY(unit_path(path, folder, name));
     TRY(md5_begin(&writer->md5));
     return layout == INDEX_SHARDS ? file_begin(&writer->file, path) : begin_folder(path);
@@ -219,7 +218,7 @@ static enum status end_text(FILE **stream)
     bool whole = !ferror(*stream);
     whole = fclose(*stream) == 0 && whole;
     *stream = NULL;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
+    return ALLOCATED(whole, "out of memory for an index");
 }
 
 /* Writes the shard's DALI index: "x.idx" for "x.tar". */
@@ -231,8 +230,7 @@ static enum status write_dali(struct unit_writer *writer)
     TRY(unit_path(path, writer->folder, writer->name));
     strcpy(strrchr(path, '.'), ".idx");
     FILE *stream = open_memstream(&text, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fprintf(stream, DALI_HEAD "%s", writer->samples, writer->dali_text);
     enum status status = end_text(&stream);
     if (status == STATUS_OK)

@@ -282,8 +282,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     struct members members;
     TRY(members_parse(parameters->image, parameters->label, parameters->member, &members));
     struct load_job *job = *input = calloc(1, sizeof *job);
-    if (!job)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job, "out of memory"));
     const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes};

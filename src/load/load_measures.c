@@ -78,8 +78,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
     static const double quantiles[] = {0.5, 0.99, 0.999};
     struct run_time unused;
     struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for latencies");
+    TRY(ALLOCATED(result, "out of memory for latencies"));
     load->control->timed_calls = true;
     enum status status = variant_run(variant, state, 0, &unused);
     load->control->timed_calls = false;
@@ -138,8 +137,7 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
                                           struct measures *measures)
 {
     struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
+    TRY(ALLOCATED(result, "out of memory for measures"));
     enum status status = copy_in_turn(load, variant, state, result, measures);
     if (status == STATUS_OK)
         status = measure_order(load, variant, result->threads, measures);
@@ -167,8 +165,7 @@ enum status load_observe(const void *input, const struct variant *variant, void 
     const struct dataset *dataset = load->dataset;
     struct cache_pages after;
     struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
+    TRY(ALLOCATED(result, "out of memory for measures"));
     enum status status = variant->fetch(state, result);
     if (status == STATUS_OK)
         status = load_resident(load, &after);

@@ -104,8 +104,7 @@ enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch)
     if (!*pci_bus_id || nvml_gpu_clocks(pci_bus_id, &unused) != STATUS_OK)
         return STATUS_OK;
     struct gpu_watch *self = calloc(1, sizeof *self);
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     snprintf(self->pci_bus_id, sizeof self->pci_bus_id, "%s", pci_bus_id);
     self->begin_s = self->begin_j = NAN;
     pthread_mutex_init(&self->lock, NULL);

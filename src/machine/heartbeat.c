@@ -67,9 +67,7 @@ static enum status allocate(struct heartbeat *self)
     self->cards = calloc(ranks, sizeof *self->cards);
     self->seen = calloc(ranks, sizeof *self->seen);
     self->silent = calloc(ranks, sizeof *self->silent);
-    return self->cards && self->seen && self->silent
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory to watch the ranks");
+    return ALLOCATED(self->cards && self->seen && self->silent, "out of memory to watch the ranks");
 }
 
 /* Opens the memory that local rank 0 offers. */

@@ -348,8 +348,7 @@ enum status process_tree_open(struct process_tree **tree)
 {
     struct process_tree *new = calloc(1, sizeof *new);
     *tree = new;
-    if (!new)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(new, "out of memory"));
     pthread_mutex_init(&new->lock, NULL);
     new->root = getpid();
     new->scan = 1; /* 0 in the arrays means that no scan found the process */

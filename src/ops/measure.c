@@ -243,8 +243,7 @@ static enum status measure_results(const struct ops *ops, const struct variant *
 {
     struct chunk *chunk = calloc(1, sizeof *chunk);
     enum status status = STATUS_OK;
-    if (!chunk)
-        return status_set(STATUS_FAILED, "out of memory for measures");
+    TRY(ALLOCATED(chunk, "out of memory for measures"));
     chunk->values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
     chunk->scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
     if (!chunk->values || !chunk->scales)

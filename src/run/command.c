@@ -249,8 +249,7 @@ static enum status watch_command(struct watch *watch, int *exit_status)
 enum status command_run(const struct settings *settings, int rank, int *exit_status)
 {
     struct watch *watch = calloc(1, sizeof *watch);
-    if (!watch)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(watch, "out of memory"));
     const char *slash = strrchr(settings->command[0], '/');
     watch->settings = settings;
     watch->rank = (uint64_t)rank;

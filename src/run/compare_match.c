@@ -91,8 +91,7 @@ enum status compare_choose_measure(struct comparison *comparison)
 
     const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(names, "out of memory"));
     names[count++] = "time_per_item";
     for (size_t i = 0; i < table->columns; i++)
         if (find_measure(table->cells[i], &other))

@@ -156,8 +156,7 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
 {
     char label[4096];
     uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
-    if (!hashes)
-        return status_set(STATUS_FAILED, "out of memory for %zu rows", comparison->pair_count);
+    TRY(ALLOCATED(hashes, "out of memory for %zu rows", comparison->pair_count));
     *labels = (struct labels){0};
     for (size_t k = 0; k < comparison->key_count; k++)
         survey(comparison, k, labels);

@@ -367,8 +367,7 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
 {
     struct gpu_state unused;
     struct monitor *new = malloc(sizeof *new);
-    if (!new)
-        return status_set(STATUS_FAILED, "--monitor: out of memory");
+    TRY(ALLOCATED(new, "--monitor: out of memory"));
     *new = (struct monitor){.path = path,
                             .period_s = 1e-3 * (double)period_ms,
                             .subject = *subject,
@@ -402,7 +401,7 @@ enum status monitor_begin(struct monitor *monitor, const char *variant)
         monitor->variant = ++monitor->summary_count;
     }
     pthread_mutex_unlock(&monitor->lock);
-    return room ? STATUS_OK : status_set(STATUS_FAILED, "--monitor: out of memory");
+    return ALLOCATED(room, "--monitor: out of memory");
 }
 
 size_t monitor_timed_samples(struct monitor *monitor)

@@ -426,8 +426,7 @@ enum status report_monitor(struct report *report, const struct monitor *monitor)
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
 {
     *report = calloc(1, sizeof **report);
-    if (!*report)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(*report, "out of memory"));
     (*report)->settings = settings;
     (*report)->baseline = baseline;
     (*report)->coloured = status_coloured(STDOUT_FILENO);

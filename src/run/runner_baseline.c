@@ -48,8 +48,8 @@ void runner_free_baseline(struct runner *runner)
 static enum status add_time(struct baseline_times *times, double item_s)
 {
     size_t i = times->count;
-    if (!array_grow(&times->item_s, times->count, sizeof *times->item_s))
-        return status_set(STATUS_FAILED, "out of memory for the times of the baseline");
+    TRY(ALLOCATED(array_grow(&times->item_s, times->count, sizeof *times->item_s),
+                  "out of memory for the times of the baseline"));
     for (; i > 0 && times->item_s[i - 1] > item_s; i--)
         times->item_s[i] = times->item_s[i - 1];
     times->item_s[i] = item_s;

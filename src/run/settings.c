@@ -361,8 +361,7 @@ static enum status read_monitor(struct settings *settings)
         length = (size_t)(colon - settings->monitor);
     }
     settings->monitor_file = strndup(settings->monitor, length);
-    if (!settings->monitor_file)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(settings->monitor_file, "out of memory"));
     settings->monitor = settings->monitor_file;
     return *settings->monitor ? STATUS_OK
                               : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
@@ -527,8 +526,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (!settings->workload)
         return found;
     settings->parameters = calloc(1, settings->workload->parameters_bytes);
-    if (!settings->parameters)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(settings->parameters, "out of memory"));
     settings->options = (struct options){
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
@@ -567,8 +565,7 @@ enum status settings_combine(struct settings *settings, size_t combination)
         given->variant_count = settings->variant_count;
         given->parameters = copy_of(settings->parameters, bytes);
         given->variants = copy_of(settings->variants, given->variant_count * entry_bytes);
-        if (!given->parameters || !given->variants)
-            return status_set(STATUS_FAILED, "out of memory for the options");
+        TRY(ALLOCATED(given->parameters && given->variants, "out of memory for the options"));
     }
     memcpy(settings->parameters, given->parameters, bytes);
     memcpy(settings->variants, given->variants, given->variant_count * entry_bytes);

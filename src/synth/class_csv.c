@@ -66,8 +66,8 @@ struct class_list {
 
 static enum status list_add(struct class_list *list, const struct atom_class *class_)
 {
-    if (!array_grow(&list->classes, list->count, sizeof *list->classes))
-        return status_set(STATUS_FAILED, "out of memory for %zu classes", list->count + 1);
+    TRY(ALLOCATED(array_grow(&list->classes, list->count, sizeof *list->classes),
+                  "out of memory for %zu classes", list->count + 1));
     list->classes[list->count++] = *class_;
     return STATUS_OK;
 }
@@ -134,8 +134,7 @@ static int compare_ids(const void *a, const void *b)
 static enum status find_pair(const struct atom_class *classes, size_t count, size_t pair[2])
 {
     struct numbered_id *ids = malloc(count * sizeof *ids);
-    if (!ids)
-        return status_set(STATUS_FAILED, "out of memory for %zu classes", count);
+    TRY(ALLOCATED(ids, "out of memory for %zu classes", count));
     for (size_t i = 0; i < count; i++)
         ids[i] = (struct numbered_id){classes[i].id, i};
     qsort(ids, count, sizeof *ids, compare_ids);
@@ -175,8 +174,7 @@ static enum status check_unique(const struct class_list *list, size_t *number)
 /* Reads a list from `stream` and closes it. Messages contain `name`. */
 static enum status read_csv(FILE *stream, const char *name, struct atom_class **classes, size_t *count)
 {
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     struct class_list list = {0};
     char *line = NULL;
     size_t number;
@@ -262,8 +260,7 @@ enum status class_check_csv(const char *path)
 {
     char header[256] = "";
     FILE *stream = fmemopen(header, sizeof header, "w");
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory", path);
+    TRY(ALLOCATED(stream, "%s: out of memory", path));
     write_header(stream);
     fclose(stream);
     return file_check_kind(path, &(struct file_kind){"list of classes", 0, header, strlen(header)});
@@ -291,8 +288,7 @@ enum status class_write_csv(const char *path, const struct atom_class *classes, 
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    TRY(ALLOCATED(stream, "%s: out of memory for %zu classes", path, count));
     write_list(stream, classes, count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;

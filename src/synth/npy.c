@@ -65,8 +65,7 @@ static enum status complete_images(struct file_writer *writer, const char *path,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
     void *pixels = malloc(synth_output_bytes(synth));
-    if (!pixels)
-        return status_set(STATUS_FAILED, "%s: out of memory; lower --out-res", path);
+    TRY(ALLOCATED(pixels, "%s: out of memory; lower --out-res", path));
     enum status status = begin_images(writer, path, synth);
     if (status == STATUS_OK)
         status = add_images(writer, synth, variant, state, pixels, labels);
@@ -108,8 +107,7 @@ enum status npy_write_batch(const char *path, const struct synth *synth, const s
 {
     struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
     int64_t *labels = malloc(synth->batch * sizeof *labels);
-    if (!labels)
-        return status_set(STATUS_FAILED, "%s: out of memory; lower --batch", path);
+    TRY(ALLOCATED(labels, "%s: out of memory; lower --batch", path));
     enum status status = complete_images(&image_file, path, synth, variant, state, labels);
     if (status == STATUS_OK)
         status = complete_labels(&label_file, path, labels, synth->batch);

@@ -247,8 +247,7 @@ static enum status benchmark_class(const struct parameters *parameters, struct s
 {
     synth->class_count = 1;
     synth->classes = calloc(1, sizeof *synth->classes);
-    if (!synth->classes)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(synth->classes, "out of memory"));
     *synth->classes = (struct atom_class){.id = 0,
                                           .vertices = (uint32_t)parameters->vertices,
                                           .orbits = (uint32_t)parameters->orbits,
@@ -357,8 +356,7 @@ static enum status synth_open(const struct options *given, void *parameters,
                               const struct partition *partition, void **input)
 {
     struct synth_job *job = *input = calloc(1, sizeof *job);
-    if (!job)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job, "out of memory"));
     job->parameters = *(struct parameters *)parameters;
     TRY(workload_refuse_max(job->parameters.batch));
     TRY(fill_job(given, partition, job));

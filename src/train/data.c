@@ -141,8 +141,7 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
     if (count > set->count)
         TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
-    if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; lower --train-size", count);
+    TRY(ALLOCATED(labels, "out of memory for %" PRIu64 " labels; lower --train-size", count));
     set->labels = labels;
     for (uint64_t n = set->count; n < count; n++)
         labels[n] = (uint32_t)reader->source->label(reader->state, n);
@@ -180,8 +179,7 @@ static enum status fill_synth(const struct data_request *request, struct source_
 static enum status open_synth(const struct data_request *request, struct data *data)
 {
     struct data_source *source = data->source = calloc(1, sizeof *source);
-    if (!source)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(source, "out of memory"));
     const struct image_fit *fit = &request->fit;
     char classes[24], res[24], out_res[24];
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);

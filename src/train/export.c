@@ -112,9 +112,9 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
     parts->labels = malloc(train->batch * sizeof *parts->labels);
     parts->targets = malloc((size_t)train->batch * data->classes * sizeof *parts->targets);
     parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
-    if (!parts->numbers || !parts->inputs || !parts->partner || !parts->labels || !parts->targets ||
-        !parts->gradients || !train_state_new(train->model->arena_values, &parts->after))
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    TRY(ALLOCATED(parts->numbers && parts->inputs && parts->partner && parts->labels && parts->targets &&
+                      parts->gradients && train_state_new(train->model->arena_values, &parts->after),
+                  "--export-step: out of memory"));
     parts->count = train_batch(train, &order, 0, parts->numbers);
     TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
     TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
@@ -126,8 +126,7 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
             continue;
         parts->factors[i] =
             (path ? path_factors : dropout_factors)(train, layer, parts->numbers, parts->count);
-        if (!parts->factors[i])
-            return status_set(STATUS_FAILED, "--export-step: out of memory");
+        TRY(ALLOCATED(parts->factors[i], "--export-step: out of memory"));
     }
     return STATUS_OK;
 }
@@ -183,8 +182,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
 {
     struct train_totals totals;
     struct step_parts *parts = calloc(1, sizeof *parts);
-    if (!parts)
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    TRY(ALLOCATED(parts, "--export-step: out of memory"));
     enum status status = step_samples(train, parts);
     if (status == STATUS_OK)
         status = engine->steps(state, 0, 0, 1);

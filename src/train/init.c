@@ -225,8 +225,8 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
     checkpoint->arena_values = theirs.arena_values;
     for (uint32_t t = 0; t < count; t++)
         TRY(check_tensor(find(file, theirs.tensors[t].name), &theirs, &theirs.tensors[t]));
-    if (!train_state_new(theirs.arena_values, &checkpoint->state))
-        return status_set(STATUS_FAILED, "out of memory for its parameters");
+    TRY(ALLOCATED(train_state_new(theirs.arena_values, &checkpoint->state),
+                  "out of memory for its parameters"));
     for (uint32_t t = 0; t < count; t++) {
         const struct model_tensor *tensor = &theirs.tensors[t];
         TRY(tensor_file_read(file, find(file, tensor->name)->offset,

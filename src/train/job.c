@@ -113,8 +113,7 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
 {
     char *rest = NULL;
     *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
-    if (!*samples)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(*samples, "out of memory"));
     if (!options_given(given, "data"))
         parameters->data = checkpoint->data;
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;

@@ -100,8 +100,7 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
 {
     size_t size;
     FILE *stream = open_memstream(&opened->identity, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     for (size_t i = 0; i < workload_train.option_count; i++) {
         const struct option_spec *option = &workload_train.options[i];
         char text[256];
@@ -116,5 +115,5 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
             opened->data.hashes[DATA_TEST]);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    return ALLOCATED(whole, "out of memory");
 }
