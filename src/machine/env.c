@@ -31,12 +31,6 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-static uint64_t meminfo_bytes(const char *key)
-{
-    uint64_t kib = 0;
-    return system_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
-}
-
 static void capture_job(char *job_id, size_t size)
 {
     const char *job = getenv("SLURM_JOB_ID");
@@ -243,6 +237,6 @@ void env_capture(struct env *env)
     capture_processors(env);
     env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");
     mark_cut_list(env->affinity, sizeof env->affinity);
-    env->memory_bytes = meminfo_bytes("MemTotal:");
+    env->memory_bytes = system_memory_bytes("MemTotal:");
     env->memory_available_bytes = memory_available_bytes();
 }

@@ -80,12 +80,6 @@ struct monitor {
 
 /* ---- Taking samples ---- */
 
-static double clock_s(clockid_t clock)
-{
-    struct timespec time;
-    return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
-}
-
 /* Samples the processes. A rate covers the time since the last successful sample. */
 static void look_at_processes(struct monitor *monitor, struct monitor_sample *sample)
 {
@@ -188,7 +182,7 @@ static void tick(void *context, uint64_t missed)
     struct monitor *monitor = context;
     monitor->missed += (size_t)missed;
     take_sample(monitor);
-    monitor->cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID);
+    monitor->cpu_s = timer_clock_s(CLOCK_THREAD_CPUTIME_ID);
 }
 
 /* ---- Rows ---- */
