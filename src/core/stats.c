@@ -15,6 +15,12 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double stats_middle(double *values, size_t count)
+{
+    qsort(values, count, sizeof *values, ascending);
+    return values[count / 2];
+}
+
 static double mean_of(const double *values, size_t count)
 {
     double sum = 0;

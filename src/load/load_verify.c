@@ -117,16 +117,13 @@ enum status load_verify(const void *input, const struct variant *variant, void *
 {
     const struct load_job *job = input;
     const struct load_traits *traits = variant->traits;
-    struct load_result *result = malloc(sizeof *result);
+    struct load_result result;
     *wrong = 0;
-    TRY(ALLOCATED(result, "out of memory to verify"));
-    enum status status = variant->fetch(state, result);
-    if (status == STATUS_OK && result->number != number)
+    TRY(variant->fetch(state, &result));
+    if (result.number != number) {
         *wrong = (uint64_t)load_work(input, variant).items;
-    else if (status == STATUS_OK && job->control.whole)
-        status = count_unseen(job, variant, number, result, wrong);
-    else if (status == STATUS_OK)
-        status = traits->verify_slots(state, wrong);
-    free(result);
-    return status;
+        return STATUS_OK;
+    }
+    return job->control.whole ? count_unseen(job, variant, number, &result, wrong)
+                              : traits->verify_slots(state, wrong);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/stats.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
@@ -95,12 +96,6 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 #define STREAM_ROUNDS 9
 #define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
 
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
 /* Measures the bandwidth of runs / the reference bandwidth. Runs and measurements of the bandwidth alternate,
  * so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
@@ -121,10 +116,8 @@ static enum status measure_stream(const struct ops *ops, const struct variant *v
         shares[rounds] = bytes / run_s / rates[rounds];
         rounds++;
     }
-    qsort(rates, rounds, sizeof *rates, by_value);
-    qsort(shares, rounds, sizeof *shares, by_value);
-    measures_real(measures, "stream_bytes_per_s", rates[rounds / 2], 6);
-    measures_real(measures, "stream_share", shares[rounds / 2], 4);
+    measures_real(measures, "stream_bytes_per_s", stats_middle(rates, rounds), 6);
+    measures_real(measures, "stream_share", stats_middle(shares, rounds), 4);
     return STATUS_OK;
 }
 
