@@ -66,17 +66,6 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     return status;
 }
 
-enum status wids_read(const char *path, struct wids *wids)
-{
-    char *text;
-    size_t size;
-    *wids = (struct wids){0};
-    TRY(file_read(path, &text, &size));
-    enum status status = wids_parse(text, size, wids);
-    free(text);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
-}
-
 /* ---- Writing ---- */
 
 /* Creates the entry of a shard. Omits an unknown md5sum. */
@@ -107,12 +96,6 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     *wids = (struct wids){0};
     return status_set(STATUS_UNAVAILABLE,
                       "this build has no JSON support: install jansson (libjansson-dev) and build again");
-}
-
-enum status wids_read(const char *path, struct wids *wids)
-{
-    (void)path;
-    return wids_parse(NULL, 0, wids);
 }
 
 enum status wids_format(const char *name, const struct index *index, char **text)
