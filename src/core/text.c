@@ -25,6 +25,18 @@ void text_join(char *text, size_t size, const char *separator, const char *forma
     va_end(arguments);
 }
 
+bool text_close(FILE *stream)
+{
+    bool whole = !ferror(stream);
+    return fclose(stream) == 0 && whole;
+}
+
+bool text_ends_in(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length > end_length && strcmp(text + length - end_length, end) == 0;
+}
+
 /* Decodes the first UTF-8 character of `text` into `*code`. Returns its number of bytes, or 0 if it is
  * invalid. Overlong forms, surrogates and code points above U+10FFFF are invalid. Does not read past the end
  * of the string. */

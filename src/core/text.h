@@ -18,6 +18,12 @@ void text_append(char *text, size_t size, const char *format, ...) __attribute__
 void text_join(char *text, size_t size, const char *separator, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Closes a stream. Returns whether everything was written. */
+bool text_close(FILE *stream);
+
+/* Whether `text` ends in `end` and is longer. */
+bool text_ends_in(const char *text, const char *end);
+
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
  * characters, line separators, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other
  * characters stay the same, so escaping twice equals escaping once. Truncates between characters if `out` is

@@ -1,4 +1,5 @@
 /* Formats the index file that DALI's webdataset reader needs for each shard. */
+#include "core/text.h"
 #include "data/index.h"
 
 #include <inttypes.h>
@@ -26,8 +27,6 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
     for (uint64_t s = unit->first; status == STATUS_OK && s < unit->first + unit->count; s++)
         status = dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
                                  index->samples[s].count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for a DALI index")
-                                         : status;
+    bool whole = text_close(stream);
+    return status == STATUS_OK ? ALLOCATED(whole, "out of memory for a DALI index") : status;
 }

@@ -8,6 +8,7 @@
 #endif
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/tar.h"
 
 #define FIRST_FIELD "fdsl-index/1"
@@ -145,8 +146,7 @@ enum status index_text_end(struct index_text *text)
     enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
     if (status == STATUS_OK)
         fputs(line, text->stream);
-    bool whole = !ferror(text->stream);
-    whole = fclose(text->stream) == 0 && whole;
+    bool whole = text_close(text->stream);
     text->stream = NULL;
     return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "core/words.h"
 #include "machine/threads.h"
 
@@ -212,7 +213,5 @@ enum status prepare_describe(struct job *job)
                 add_option(stream, &table->specs[i], table->values);
     }
     fprintf(stream, " inputs=%016" PRIx64, job->facts.identity);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return ALLOCATED(whole, "out of memory");
+    return ALLOCATED(text_close(stream), "out of memory");
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "core/text.h"
 
 #define ALIGNMENT 8 /* alignment of the values; the header is padded to it */
 /* Start of the header of every file that this program writes. */
@@ -41,9 +42,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     TRY(ALLOCATED(stream, "out of memory"));
     fwrite(&length, sizeof length, 1, stream);
     print_header(stream, about, tensors, count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    if (!whole) {
+    if (!text_close(stream)) {
         free(*header);
         return status_set(STATUS_FAILED, "out of memory");
     }

@@ -80,9 +80,7 @@ enum status samples_format(const struct source *source, const void *state, const
     write_columns(stream, &list);
     for (uint64_t i = 0; i < index->sample_count; i++)
         write_sample(stream, &list, i);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return ALLOCATED(whole, "out of memory for " SAMPLES_NAME);
+    return ALLOCATED(text_close(stream), "out of memory for " SAMPLES_NAME);
 }
 
 enum status samples_write(const char *folder, const struct source *source, const void *state,

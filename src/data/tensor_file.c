@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/text.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "data/torch_file.h"
@@ -111,12 +112,9 @@ static const struct {
 /* Returns the number of the format, or COUNT_OF(formats). */
 static size_t find_format(const char *path)
 {
-    size_t i = 0, length = strlen(path);
-    for (; i < COUNT_OF(formats); i++) {
-        size_t suffix = strlen(formats[i].suffix);
-        if (length > suffix && strcmp(path + length - suffix, formats[i].suffix) == 0)
-            break;
-    }
+    size_t i = 0;
+    while (i < COUNT_OF(formats) && !text_ends_in(path, formats[i].suffix))
+        i++;
     return i;
 }
 

@@ -12,18 +12,23 @@
 #include <xxhash.h>
 #endif
 
+#include "core/text.h"
 #include "data/md5.h"
 #include "data/tar.h"
 
 #define BUFFER_BYTES (1 << 20)
 
-void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t number,
-              uint64_t class_folder)
+#define KEY_MAX      48
+
+/* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
+ * folder comes first. */
+static void make_key(char key[KEY_MAX], const struct unit_writer *writer, uint64_t number,
+                     uint64_t class_folder)
 {
     int used = 0;
     if (writer->layout == INDEX_IMAGEFOLDER)
-        used = snprintf(key, UNIT_KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
-    snprintf(key + used, (size_t)(UNIT_KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
+        used = snprintf(key, KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
+    snprintf(key + used, (size_t)(KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
 }
 
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
@@ -153,8 +158,8 @@ static enum status write_file(const struct unit_writer *writer, const char *key,
 static enum status write_files(const struct unit_writer *writer, uint64_t number,
                                const struct source_sample *sample)
 {
-    char key[UNIT_KEY_MAX];
-    unit_key(key, writer, number, sample->class_folder);
+    char key[KEY_MAX];
+    make_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++)
         TRY(write_file(writer, key, &sample->members[i]));
     return STATUS_OK;
@@ -181,8 +186,8 @@ static enum status write_all_files(const struct unit_writer *writer, uint64_t fi
 static enum status add_sample(struct unit_writer *writer, uint64_t number, const struct source_sample *sample)
 {
     struct index_member entries[SOURCE_MEMBERS_MAX];
-    char key[UNIT_KEY_MAX];
-    unit_key(key, writer, number, sample->class_folder);
+    char key[KEY_MAX];
+    make_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++) {
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
@@ -215,8 +220,7 @@ enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
 /* Closes a memory stream and checks that no text was lost. */
 static enum status end_text(FILE **stream)
 {
-    bool whole = !ferror(*stream);
-    whole = fclose(*stream) == 0 && whole;
+    bool whole = text_close(*stream);
     *stream = NULL;
     return ALLOCATED(whole, "out of memory for an index");
 }

@@ -8,6 +8,7 @@
 
 #include "core/array.h"
 #include "core/file.h"
+#include "core/text.h"
 #include "synth/class_parts.h"
 
 /* Splits `line` in place at commas and strips quotes. Returns the number of fields and stores the first
@@ -290,10 +291,9 @@ enum status class_write_csv(const char *path, const struct atom_class *classes, 
     FILE *stream = open_memstream(&text, &length);
     TRY(ALLOCATED(stream, "%s: out of memory for %zu classes", path, count));
     write_list(stream, classes, count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    enum status status = whole ? file_write_atomic(path, text, length)
-                               : status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    enum status status = ALLOCATED(text_close(stream), "%s: out of memory for %zu classes", path, count);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text, length);
     free(text);
     return status;
 }

@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/npy.h"
 
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
 {
     size_t length = strlen(path);
-    bool ends = length > 4 && strcmp(path + length - 4, ".npy") == 0;
-    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", (int)(ends ? length - 4 : length), path);
+    int stem = (int)(text_ends_in(path, ".npy") ? length - 4 : length);
+    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", stem, path);
     return bytes < PATH_MAX ? STATUS_OK
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }

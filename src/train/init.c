@@ -257,8 +257,7 @@ enum status init_take(const char *path, const struct model *model, float *parame
     uint32_t taken = 0;
     char prefix[PREFIX_BYTES] = "";
     const bool tensors = tensor_file_named(path);
-    const size_t length = strlen(path);
-    if (length > 4 && strcmp(path + length - 4, ".npy") == 0)
+    if (text_ends_in(path, ".npy"))
         return status_set(
             STATUS_USAGE,
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "

@@ -92,9 +92,7 @@ char *job_samples(const struct job_parameters *parameters)
         if (*text)
             fprintf(stream, "%s=%s\n", option->name, text);
     }
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    if (!whole) {
+    if (!text_close(stream)) {
         free(all);
         all = NULL;
     }

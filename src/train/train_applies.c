@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "core/words.h"
 #include "train/train_parts.h"
 
@@ -113,7 +114,5 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
         fprintf(stream, "init=%s ", opened->init);
     fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
             opened->data.hashes[DATA_TEST]);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return ALLOCATED(whole, "out of memory");
+    return ALLOCATED(text_close(stream), "out of memory");
 }
