@@ -152,9 +152,9 @@ static enum status prepare_mpi(struct comm_channel *channel)
     TRY(comm_check_message(spec->bytes));
     channel->requests = malloc(spec->buffers * sizeof *channel->requests);
     channel->memory = calloc(spec->buffers, spec->bytes);
-    if (!channel->requests || !channel->memory)
-        return status_set(STATUS_FAILED, "out of memory for %u messages of %zu bytes to or from rank %d",
-                          spec->buffers, spec->bytes, spec->peer);
+    TRY(ALLOCATED(channel->requests && channel->memory,
+                  "out of memory for %u messages of %zu bytes to or from rank %d", spec->buffers, spec->bytes,
+                  spec->peer));
     for (uint32_t i = 0; i < spec->buffers; i++)
         channel->requests[i] = MPI_REQUEST_NULL;
     for (uint32_t i = 0; !spec->sends && i < spec->buffers; i++)
@@ -171,8 +171,7 @@ static enum status allocate(const struct comm_channel_spec *specs, size_t count,
         if (specs[i].bytes == 0)
             continue;
         channels[i] = calloc(1, sizeof *channels[i]);
-        if (!channels[i])
-            return status_set(STATUS_FAILED, "out of memory for a channel to rank %d", specs[i].peer);
+        TRY(ALLOCATED(channels[i], "out of memory for a channel to rank %d", specs[i].peer));
         channels[i]->spec = specs[i];
     }
     return STATUS_OK;

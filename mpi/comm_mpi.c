@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/partition.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "comm_parts.h"
 #include "launcher.h"
@@ -65,12 +66,12 @@ static void name_missing(char *text, size_t bytes)
     int missing = 0, shown = 0;
     for (int i = 1; i < size; i++)
         missing += noted[i] != collective;
-    size_t used = (size_t)snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
+    snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
     for (int i = 1; i < size && shown < 8; i++)
         if (noted[i] != collective)
-            used += (size_t)snprintf(text + used, bytes - used, "%s %d", shown++ ? "," : "", i);
+            text_append(text, bytes, "%s %d", shown++ ? "," : "", i);
     if (missing > shown)
-        snprintf(text + used, bytes - used, " and %d more", missing - shown);
+        text_append(text, bytes, " and %d more", missing - shown);
 }
 
 /* The state of waiting in one collective call. */
@@ -444,7 +445,7 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     TRY(comm_check_same(count, "numbers of gradients",
                         "they are padded for the CPU's instruction set, so use machines with the same CPU"));
     *reducer = calloc(1, sizeof **reducer);
-    TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
+    TRY(comm_agree(ALLOCATED(*reducer, "out of memory for sums")));
     if (size == 1)
         return STATUS_OK;
     TRY(shared_sum_open(count, &(*reducer)->shared));
@@ -453,9 +454,8 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
      * more than `count`. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));
-    return comm_agree(divide(*reducer, count)
-                          ? STATUS_OK
-                          : status_set(STATUS_FAILED, "out of memory for the sums of %zu gradients", count));
+    return comm_agree(
+        ALLOCATED(divide(*reducer, count), "out of memory for the sums of %zu gradients", count));
 }
 
 void comm_reducer_close(struct comm_reducer *reducer)
@@ -508,8 +508,7 @@ enum status comm_share_parts(float *values, const size_t *begins)
         return STATUS_OK;
     TRY(comm_check_message(begins[size]));
     int *counts = malloc(2 * (size_t)size * sizeof *counts), *offsets = counts + size;
-    enum status status =
-        comm_agree(counts ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %d ranks", size));
+    enum status status = comm_agree(ALLOCATED(counts, "out of memory for %d ranks", size));
     for (int i = 0; status == STATUS_OK && i < size; i++) {
         counts[i] = (int)(begins[i + 1] - begins[i]);
         offsets[i] = (int)begins[i];

@@ -78,7 +78,7 @@ enum status shared_sum_open(size_t count, struct shared_sum **sum)
 {
     static bool warned;
     *sum = calloc(1, sizeof **sum);
-    TRY(comm_agree(*sum ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
+    TRY(comm_agree(ALLOCATED(*sum, "out of memory for sums")));
     size_t lines = count / LINE_VALUES + 1;
     (*sum)->count = count;
     (*sum)->block = lines * LINE_VALUES < BLOCK_VALUES ? lines * LINE_VALUES : BLOCK_VALUES;

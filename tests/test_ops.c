@@ -6,6 +6,7 @@
 
 #include "../cpu/ops/omp_kernel.h"
 #include "data/checksum.h"
+#include "machine/isa.h"
 #include "ops/duplicates.h"
 #include "ops/input.h"
 
@@ -193,7 +194,7 @@ static void verify_omp(const char *options)
     open_well(&job, "%s", options);
     for (size_t i = 0; i < COUNT_OF(isas); i++) {
         void *state;
-        if (!ops_omp_force_isa(isas[i]))
+        if (!isa_force(isas[i]))
             continue;
         const struct variant *variant = set_up(&job, "ops-omp", &state);
         for (uint64_t number = 0; variant && number < 3; number++)
@@ -202,7 +203,7 @@ static void verify_omp(const char *options)
         if (variant)
             variant->teardown(state);
     }
-    ops_omp_force_isa(NULL);
+    isa_force(NULL);
     close_job(&job);
 }
 
@@ -238,11 +239,15 @@ static void fill_with_kinds(uint32_t *bits, size_t count, enum dtype type)
     bits[3] = 0xFF800000;
 }
 
-static const struct ops_kernel *const kernels[] = {
+static const struct {
+    const char *name; /* of the instruction set */
+    const struct ops_kernel *kernel;
+} kernels[] = {
 #if defined(__x86_64__)
-    &ops_kernel_avx512, &ops_kernel_avx2,
+    {"avx512", &ops_kernel_avx512},
+    {"avx2", &ops_kernel_avx2},
 #endif
-    &ops_kernel_scalar};
+    {"scalar", &ops_kernel_scalar}};
 
 /* Compares sums of squares directly. Few rows have norms near a bound, so the mask would rarely show that a
  * sum was computed in another order. */
@@ -252,14 +257,14 @@ Test(ops, omp_adds_squares_in_the_same_order)
     for (uint32_t i = 0; i < COUNT_OF(row); i++)
         row[i] = (float)philox(philox_key(1), i, 0, 0, 0).word[0] * 0x1p-32f;
     for (size_t k = 0; k < COUNT_OF(kernels); k++)
-        for (uint32_t columns = 1; kernels[k]->supported() && columns <= 4099;
+        for (uint32_t columns = 1; isa_force(kernels[k].name) && columns <= 4099;
              columns += columns < 400 ? 1 : 1233)
             for (int type = 0; type < 3; type++) {
                 static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
-                float sum = kernels[k]->square_sum(row, types[type], columns);
+                float sum = kernels[k].kernel->square_sum(row, types[type], columns);
                 float expected = ops_square_sum(row, types[type], columns);
                 cr_expect(memcmp(&sum, &expected, sizeof sum) == 0 || (isnan(sum) && isnan(expected)),
-                          "%s: %u columns, type %d", kernels[k]->name, columns, type);
+                          "%s: %u columns, type %d", kernels[k].name, columns, type);
             }
 }
 
@@ -273,16 +278,16 @@ Test(ops, omp_converts_every_kind_of_value)
             for (size_t k = 0; k < COUNT_OF(kernels); k++) {
                 static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
                 const struct ops_format format = {types[type], (enum ops_type)to, COLUMNS, k % 2, 0.01f};
-                if (!kernels[k]->supported())
+                if (!isa_force(kernels[k].name))
                     continue;
                 fill_with_kinds(bits, COLUMNS + 1, format.from);
                 const uint8_t *row = (const uint8_t *)bits + k; /* rows of files may be unaligned */
                 ops_convert_row(&format, row, values[0], scales[0]);
-                kernels[k]->convert(&format, row, values[1], scales[1]);
+                kernels[k].kernel->convert(&format, row, values[1], scales[1]);
                 cr_expect(memcmp(values[0], values[1], ops_value_bytes(format.to, COLUMNS)) == 0 &&
                               memcmp(scales[0], scales[1], ops_scale_bytes(format.to, COLUMNS)) == 0,
-                          "%s: type %d to %d", kernels[k]->name, type, to);
-                cr_expect_eq(kernels[k]->largest_finite(row, format.from, COLUMNS, 5),
+                          "%s: type %d to %d", kernels[k].name, type, to);
+                cr_expect_eq(kernels[k].kernel->largest_finite(row, format.from, COLUMNS, 5),
                              ops_largest_finite(row, format.from, COLUMNS, 5));
             }
 }

@@ -13,7 +13,7 @@
 #include "synth/oracle.h"
 #include "synth/output.h"
 #ifdef _OPENMP
-#include "../cpu/synth/omp_kernel.h"
+#include "machine/isa.h"
 #endif
 
 TestSuite(output_variants, .timeout = 120);
@@ -138,7 +138,7 @@ Test(output_variants, omp_gives_the_same_outputs)
 {
     static const char *const isas[] = {"scalar", "avx2", "avx512"};
     for (size_t s = 0; s < COUNT_OF(isas); s++)
-        for (size_t i = 0; omp_force_isa(isas[s]) && i < COUNT_OF(output_lines); i++)
+        for (size_t i = 0; isa_force(isas[s]) && i < COUNT_OF(output_lines); i++)
             for (int batch = 1; batch <= 5; batch += 4)
                 for (int threads = 1; threads <= 8;
                      threads = 2 * threads + 1) { /* 1, 3, 7: not always divisors of the batch */
@@ -146,7 +146,7 @@ Test(output_variants, omp_gives_the_same_outputs)
                     snprintf(line, sizeof line, "--res 97 --classes 4 --batch %d %s", batch, output_lines[i]);
                     expect_same_as_naive(line, threads);
                 }
-    omp_force_isa(NULL);
+    isa_force(NULL);
 }
 #endif
 

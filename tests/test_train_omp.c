@@ -9,6 +9,7 @@
 
 #include "../cpu/train/omp_engine.h"
 #include "core/portable.h"
+#include "machine/isa.h"
 #include "train_support.h"
 #include "train_transformers.h"
 
@@ -130,14 +131,14 @@ static const char *const isas[] = {"avx512", "avx2", "scalar"};
 static void check(const struct model_table *table, const struct sizes *sizes)
 {
     for (size_t i = 0; i < COUNT_OF(isas); i++) {
-        if (!omp_net_force_isa(isas[i]))
+        if (!isa_force(isas[i]))
             continue;
-        cr_expect_str_eq(omp_net_instruction_set(), isas[i]);
+        cr_expect_str_eq(isa_best_name(), isas[i]);
         double worst = compare(&engine_omp, table, sizes);
         cr_expect_leq(worst, TOLERANCE, "%s, %s, %u channels, batch %u: off by %g", table->name, isas[i],
                       sizes->input.channels, sizes->batch, worst);
     }
-    omp_net_force_isa(NULL);
+    isa_force(NULL);
 }
 
 #define CONV(out, d, h, w, pd, ph, pw)                                                      \

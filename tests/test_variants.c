@@ -11,7 +11,7 @@
 #include "golden.h"
 #include "synth/oracle.h"
 #ifdef _OPENMP
-#include "../cpu/synth/omp_kernel.h"
+#include "machine/isa.h"
 #endif
 
 TestSuite(variants, .timeout = 300);
@@ -101,7 +101,7 @@ static const int thread_counts[] = {1, 2, 3, 8};
 static void compare(const struct opened *opened, const char *line, const char *isa, int threads,
                     const uint64_t *numbers, int count, const uint8_t *expected)
 {
-    cr_assert(omp_force_isa(isa));
+    cr_assert(isa_force(isa));
     uint8_t *images = images_of(opened, "omp", threads, numbers, count);
     size_t bytes = synth_image_bytes(opened->synth);
     for (uint64_t j = 0; j < opened->synth->batch; j++)
@@ -118,7 +118,7 @@ static void expect_same(const char *line, int threads)
     open_synth(&opened, line);
     uint8_t *expected = images_of(&opened, "naive", 1, run_0, 1);
     for (size_t i = 0; i < COUNT_OF(isas); i++)
-        for (size_t t = 0; omp_force_isa(isas[i]) && t < COUNT_OF(thread_counts); t++)
+        for (size_t t = 0; isa_force(isas[i]) && t < COUNT_OF(thread_counts); t++)
             if (threads == 0 || threads == thread_counts[t])
                 compare(&opened, line, isas[i], thread_counts[t], run_0, 1, expected);
     free(expected);
@@ -182,7 +182,7 @@ Test(variants, omp_mixed_classes)
             uint8_t *expected = images_of(&opened, "naive", 1, &numbers[n], 1);
             for (size_t t = 0; t < COUNT_OF(thread_counts); t++)
                 for (size_t s = 0; s < COUNT_OF(isas); s++)
-                    if (omp_force_isa(isas[s]))
+                    if (isa_force(isas[s]))
                         compare(&opened, lines[i], isas[s], thread_counts[t], &numbers[n], 1, expected);
             free(expected);
         }
@@ -282,7 +282,7 @@ Test(variants, runs_of_omp_are_independent)
         open_synth(&opened, lines[i]);
         uint8_t *expected = images_of(&opened, "naive", 1, run_0, 1);
         for (size_t s = 0; s < COUNT_OF(isas); s++)
-            for (size_t t = 0; omp_force_isa(isas[s]) && t < COUNT_OF(thread_counts); t++)
+            for (size_t t = 0; isa_force(isas[s]) && t < COUNT_OF(thread_counts); t++)
                 compare(&opened, lines[i], isas[s], thread_counts[t], both, 2, expected);
         free(expected);
         close_synth(&opened);
@@ -307,12 +307,12 @@ Test(variants, omp_stages)
     close_synth(&opened);
 }
 
-Test(variants, omp_force_isa)
+Test(variants, isa_force)
 {
-    cr_assert(omp_force_isa("scalar"));
+    cr_assert(isa_force("scalar"));
     cr_expect_str_eq(variant_find("omp")->variant->instruction_set(), "scalar");
-    cr_assert_not(omp_force_isa("none such"));
-    cr_assert(omp_force_isa(NULL));
+    cr_assert_not(isa_force("none such"));
+    cr_assert(isa_force(NULL));
 }
 
 #endif

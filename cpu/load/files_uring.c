@@ -209,9 +209,8 @@ static enum status open_ring(struct files_uring *uring, const struct load *load)
     uring->chains = calloc(load->iodepth, sizeof *uring->chains);
     uring->idle = calloc(load->iodepth, sizeof *uring->idle);
     uring->pending = calloc(uring->slots, sizeof *uring->pending);
-    if (!uring->chains || !uring->idle || !uring->pending)
-        return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --iodepth",
-                          load->iodepth);
+    TRY(ALLOCATED(uring->chains && uring->idle && uring->pending,
+                  "out of memory for %u files in flight; lower --iodepth", load->iodepth));
     for (uint32_t i = 0; i < load->iodepth; i++)
         uring->idle[uring->idle_count++] = i;
     int failure = io_uring_queue_init(load->iodepth * CALLS, &uring->ring, 0);
@@ -232,8 +231,7 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     (void)resources;
     const struct load *load = input;
     struct files_uring *uring = *state = calloc(1, sizeof *uring);
-    if (!uring)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(uring, "out of memory"));
     /* Slots for the samples of `iodepth` files in flight, plus the batch that is being delivered. */
     uring->slots = (load->iodepth / load->batch + 2) * load->batch;
     TRY(reader_open(&uring->reader, load, 1, uring->slots, files_uring_epoch));

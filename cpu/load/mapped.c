@@ -223,12 +223,10 @@ static void mapped_teardown(void *state)
 static enum status setup_with(const struct load *load, int threads, void **state)
 {
     struct mapped *mapped = *state = calloc(1, sizeof *mapped);
-    if (!mapped)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(mapped, "out of memory"));
     TRY(reader_open(&mapped->reader, load, threads, load->batch, mapped_epoch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
-    if (!mapped->shards)
-        return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
+    TRY(ALLOCATED(mapped->shards, "out of memory for %u shards", load->dataset->file_count));
     return guard_open(&mapped->guard);
 }
 

@@ -113,8 +113,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     reader->result.number = UINT64_MAX;
     count_memory(reader, &plan);
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
-    if (!reader->workers)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(reader->workers, "out of memory"));
     for (int w = 0; w < threads; w++)
         TRY(open_worker(reader, &reader->workers[w]));
     return STATUS_OK;
@@ -213,8 +212,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
     size_t begin = worker->images_bytes, end = begin + bytes;
     if (end > worker->images_room) {
         uint8_t *images = realloc(worker->images, end);
-        if (!images)
-            return status_set(STATUS_FAILED, "out of memory for images of %zu bytes", end);
+        TRY(ALLOCATED(images, "out of memory for images of %zu bytes", end));
         worker->images = images;
         worker->images_room = end;
     }

@@ -333,10 +333,9 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     uring->reader.result.memory_bytes += buffer_allocated(bytes);
     uring->blocks = calloc(load->iodepth, sizeof *uring->blocks);
     uring->fds = malloc(load->dataset->file_count * sizeof *uring->fds);
-    if (!uring->buffers || !uring->blocks || !uring->fds)
-        return status_set(STATUS_FAILED,
-                          "out of memory for %u blocks of %u bytes; lower --iodepth or --block",
-                          load->iodepth, load->block_bytes);
+    TRY(ALLOCATED(uring->buffers && uring->blocks && uring->fds,
+                  "out of memory for %u blocks of %u bytes; lower --iodepth or --block", load->iodepth,
+                  load->block_bytes));
     for (uint32_t f = 0; f < load->dataset->file_count; f++)
         uring->fds[f] = -1;
     whole.iov_base = uring->buffers;
@@ -357,8 +356,7 @@ static enum status uring_setup(const struct resources *resources, const void *in
     (void)resources;
     const struct load *load = input;
     struct shards_uring *uring = *state = calloc(1, sizeof *uring);
-    if (!uring)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(uring, "out of memory"));
     TRY(reader_open(&uring->reader, load, 1, reader_stream_slots(load), uring_epoch));
     return open_ring(uring, load);
 }

@@ -230,17 +230,14 @@ static enum status stream_setup(const struct resources *resources, const void *i
     (void)resources;
     const struct load *load = input;
     struct stream *stream = *state = calloc(1, sizeof *stream);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     stream->fd = -1;
     stream->buffer_bytes = load->block_bytes;
     stream->buffer = buffer_open(stream->buffer_bytes);
     TRY(reader_open(&stream->reader, load, 1, reader_stream_slots(load), stream_epoch));
     stream->reader.result.memory_bytes += buffer_allocated(stream->buffer_bytes);
-    return stream->buffer
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",
-                            stream->buffer_bytes);
+    return ALLOCATED(stream->buffer, "out of memory for a buffer of %zu bytes; lower --block",
+                     stream->buffer_bytes);
 }
 
 static const struct load_traits traits = {.shards = true,

@@ -5,6 +5,7 @@
 #include "core/timer.h"
 #include "core/variant.h"
 #include "data/checksum.h"
+#include "machine/isa.h"
 #include "ops/duplicates.h"
 #include "ops/job.h"
 #include "ops/stream.h"
@@ -26,8 +27,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
 {
     struct naive *naive = *state = calloc(1, sizeof *naive);
     (void)resources;
-    if (!naive)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(naive, "out of memory"));
     naive->ops = input;
     return ops_results_open(naive->ops, &naive->results);
 }
@@ -188,16 +188,11 @@ static enum status naive_stream(void *state, double *bytes_per_s)
     return stream_triad(1, ops->count * ops->row_bytes, bytes_per_s);
 }
 
-static const char *naive_instruction_set(void)
-{
-    return "scalar";
-}
-
 static const struct ops_traits traits = {.stream = naive_stream};
 
 const struct variant variant_ops_naive = {
     .platform = "cpu",
-    .instruction_set = naive_instruction_set,
+    .instruction_set = isa_scalar_name,
     .traits = &traits,
     .setup = naive_setup,
     .run = naive_run,

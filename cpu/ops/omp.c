@@ -12,6 +12,7 @@
 #include "core/timer.h"
 #include "core/variant.h"
 #include "data/checksum.h"
+#include "machine/isa.h"
 #include "omp_kernel.h"
 #include "ops/duplicates.h"
 #include "ops/job.h"
@@ -50,36 +51,14 @@ struct omp {
 
 /* ---- Kernels ---- */
 
-/* The kernels, fastest first. Each kernel is CPU code for one instruction set. */
-static const struct ops_kernel *const kernels[] = {
+/* Each kernel is CPU code for one instruction set. */
+static const struct ops_kernel *const kernels[ISAS] = {
+    [ISA_SCALAR] = &ops_kernel_scalar,
 #if defined(__x86_64__)
-    &ops_kernel_avx512, &ops_kernel_avx2,
+    [ISA_AVX2] = &ops_kernel_avx2,
+    [ISA_AVX512] = &ops_kernel_avx512,
 #endif
-    &ops_kernel_scalar};
-
-static const struct ops_kernel *forced_kernel;
-
-static const struct ops_kernel *chosen_kernel(void)
-{
-    size_t i = 0;
-    while (!kernels[i]->supported()) /* the scalar kernel is always supported */
-        i++;
-    return forced_kernel ? forced_kernel : kernels[i];
-}
-
-bool ops_omp_force_isa(const char *name)
-{
-    forced_kernel = NULL;
-    for (size_t i = 0; name && i < COUNT_OF(kernels); i++)
-        if (strcmp(kernels[i]->name, name) == 0 && kernels[i]->supported())
-            forced_kernel = kernels[i];
-    return !name || forced_kernel;
-}
-
-static const char *omp_instruction_set(void)
-{
-    return chosen_kernel()->name;
-}
+};
 
 /* ---- Set-up ---- */
 
@@ -115,18 +94,16 @@ static void omp_teardown(void *state)
 static enum status omp_setup(const struct resources *resources, const void *input, void **state)
 {
     struct omp *omp = *state = calloc(1, sizeof *omp);
-    if (!omp)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(omp, "out of memory"));
     omp->ops = input;
-    omp->kernel = chosen_kernel();
+    omp->kernel = kernels[isa_best()];
     omp->threads = resources->threads;
     omp->tile_rows = choose_tile_rows(omp->ops, omp->threads);
     uint64_t tile_count = (omp->ops->count + omp->tile_rows - 1) / omp->tile_rows;
     omp->ends = calloc(tile_count + 1, sizeof *omp->ends);
     omp->clocks = ops_allocate((size_t)omp->threads * sizeof *omp->clocks);
     omp->largest = calloc((size_t)omp->threads, sizeof *omp->largest);
-    if (!omp->ends || !omp->clocks || !omp->largest)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(omp->ends && omp->clocks && omp->largest, "out of memory"));
     TRY(ops_results_open(omp->ops, &omp->results));
     omp->ends_bytes = tile_count * sizeof *omp->ends;
     omp->results.summary.memory_bytes += omp->ends_bytes;
@@ -425,7 +402,7 @@ static const struct ops_traits traits = {.stream = omp_stream};
 const struct variant variant_ops_omp = {
     .platform = "cpu",
     .threaded = true,
-    .instruction_set = omp_instruction_set,
+    .instruction_set = isa_best_name,
     .traits = &traits,
     .setup = omp_setup,
     .run = omp_run,

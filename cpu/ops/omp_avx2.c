@@ -29,12 +29,7 @@ static inline void v_store_half(void *p, __m256 a)
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
-OPS_KERNEL(ops_kernel_avx2, "avx2");
+OPS_KERNEL(ops_kernel_avx2);
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -30,13 +30,7 @@ static inline void v_store_half(void *p, __m512 a)
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-
-OPS_KERNEL(ops_kernel_avx512, "avx512");
+OPS_KERNEL(ops_kernel_avx512);
 
 #if defined(__clang__)
 #pragma clang attribute pop

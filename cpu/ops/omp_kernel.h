@@ -4,15 +4,11 @@
 #ifndef FDSL_CPU_OPS_OMP_KERNEL_H
 #define FDSL_CPU_OPS_OMP_KERNEL_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "ops/row.h"
 
 struct ops_kernel {
-    const char *name;
-    bool (*supported)(void);
-
     /* Implement ops_square_sum() and ops_largest_finite(). Rows may be unaligned. */
     float (*square_sum)(const void *row, enum dtype type, uint32_t columns);
     uint32_t (*largest_finite)(const void *row, enum dtype type, uint32_t columns, uint32_t largest);
@@ -25,9 +21,5 @@ extern const struct ops_kernel ops_kernel_scalar;
 #if defined(__x86_64__)
 extern const struct ops_kernel ops_kernel_avx2, ops_kernel_avx512;
 #endif
-
-/* For tests: makes `ops-omp` use the kernel with this name, or the best one if `name` is NULL. Returns false
- * if there is no such kernel or this machine cannot run it. Not thread-safe. */
-bool ops_omp_force_isa(const char *name);
 
 #endif

@@ -4,11 +4,6 @@
 #include "core/portable.h"
 #include "omp_kernel.h"
 
-static bool supported(void)
-{
-    return true;
-}
-
 FDSL_FMA_CLONES static float square_sum(const void *row, enum dtype type, uint32_t columns)
 {
     return ops_square_sum(row, type, columns);
@@ -24,4 +19,4 @@ static void convert(const struct ops_format *format, const void *row, uint8_t *v
     ops_convert_row(format, row, values, scales);
 }
 
-const struct ops_kernel ops_kernel_scalar = {"scalar", supported, square_sum, largest_finite, convert};
+const struct ops_kernel ops_kernel_scalar = {square_sum, largest_finite, convert};

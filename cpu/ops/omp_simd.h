@@ -168,5 +168,4 @@ static void convert(const struct ops_format *format, const void *row, uint8_t *v
         convert_from(format, row, DTYPE_BF16, values, scales);
 }
 
-#define OPS_KERNEL(kernel, isa) \
-    const struct ops_kernel kernel = {isa, supported, square_sum, largest_finite, convert}
+#define OPS_KERNEL(kernel) const struct ops_kernel kernel = {square_sum, largest_finite, convert}

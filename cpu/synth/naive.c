@@ -5,6 +5,7 @@
 
 #include "core/phase.h"
 #include "core/variant.h"
+#include "machine/isa.h"
 #include "synth/input.h"
 #include "synth/line.h"
 
@@ -40,8 +41,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
     (void)resources;
     const struct synth *synth = input;
     struct naive *naive = *state = calloc(1, sizeof *naive);
-    if (!naive)
-        return status_set(STATUS_FAILED, "naive: out of memory");
+    TRY(ALLOCATED(naive, "naive: out of memory"));
     naive->synth = synth;
     size_t canvas_bytes = naive_canvas_bytes(naive);
     TRY(synth_check_memory(synth, canvas_bytes));
@@ -135,14 +135,9 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
                                            .images = naive_images,
                                            .canvas_bytes = naive_canvas_bytes};
 
-static const char *naive_instruction_set(void)
-{
-    return "scalar";
-}
-
 const struct variant variant_naive = {
     .platform = "cpu",
-    .instruction_set = naive_instruction_set,
+    .instruction_set = isa_scalar_name,
     .traits = &traits,
     .setup = naive_setup,
     .run = naive_run,

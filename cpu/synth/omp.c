@@ -16,6 +16,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "core/variant.h"
+#include "machine/isa.h"
 #include "omp_kernel.h"
 #include "synth/input.h"
 
@@ -51,41 +52,14 @@ struct omp {
 
 /* ---- Kernels ---- */
 
-/* The kernels, fastest first. Each kernel is CPU code for one instruction set. */
-static const struct omp_kernel *const kernels[] = {
+/* Each kernel is CPU code for one instruction set. */
+static const struct omp_kernel *const kernels[ISAS] = {
+    [ISA_SCALAR] = &omp_kernel_scalar,
 #if defined(__x86_64__)
-    &omp_kernel_avx512, &omp_kernel_avx2,
+    [ISA_AVX2] = &omp_kernel_avx2,
+    [ISA_AVX512] = &omp_kernel_avx512,
 #endif
-    &omp_kernel_scalar};
-
-static const struct omp_kernel *forced_kernel;
-
-static const struct omp_kernel *best_kernel(void)
-{
-    size_t i = 0;
-    while (!kernels[i]->supported()) /* the scalar kernel is always supported */
-        i++;
-    return kernels[i];
-}
-
-bool omp_force_isa(const char *name)
-{
-    forced_kernel = NULL;
-    for (size_t i = 0; name && i < COUNT_OF(kernels); i++)
-        if (strcmp(kernels[i]->name, name) == 0 && kernels[i]->supported())
-            forced_kernel = kernels[i];
-    return !name || forced_kernel;
-}
-
-static const struct omp_kernel *chosen_kernel(void)
-{
-    return forced_kernel ? forced_kernel : best_kernel();
-}
-
-static const char *omp_instruction_set(void)
-{
-    return chosen_kernel()->name;
-}
+};
 
 /* ---- Set-up ---- */
 
@@ -252,18 +226,15 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     const struct synth *synth = input;
     struct omp *omp = *state =
         aligned_alloc(ALIGNMENT, sizeof *omp); /* its size is a multiple of ALIGNMENT */
-    if (!omp)
-        return status_set(STATUS_FAILED, "omp: out of memory");
+    TRY(ALLOCATED(omp, "omp: out of memory"));
     *omp = (struct omp){0};
     omp->synth = synth;
-    omp->kernel = chosen_kernel();
+    omp->kernel = kernels[isa_best()];
     omp->threads = resources->threads;
     choose_parts(omp);
     TRY(synth_check_memory(synth, omp_canvas_bytes(omp)));
-    return fill_state(omp)
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "omp: out of memory for a batch of %llu images; lower --batch",
-                            (unsigned long long)synth->batch);
+    return ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower --batch",
+                     (unsigned long long)synth->batch);
 }
 
 /* ---- Drawing ---- */
@@ -559,7 +530,7 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
 const struct variant variant_omp = {
     .platform = "cpu",
     .threaded = true,
-    .instruction_set = omp_instruction_set,
+    .instruction_set = isa_best_name,
     .traits = &traits,
     .setup = omp_setup,
     .run = omp_run,

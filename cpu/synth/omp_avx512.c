@@ -75,17 +75,7 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("popcnt");
-}
-
 const struct omp_kernel omp_kernel_avx512 = {
-    .name = "avx512",
-    .supported = supported,
     .room_bytes = sizeof(struct room),
     .begin = begin,
     .advance = advance,

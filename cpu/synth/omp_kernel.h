@@ -7,7 +7,6 @@
 #ifndef FDSL_CPU_SYNTH_OMP_KERNEL_H
 #define FDSL_CPU_SYNTH_OMP_KERNEL_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -84,8 +83,6 @@ struct omp_pen {
 };
 
 struct omp_kernel {
-    const char *name;
-    bool (*supported)(void);
     size_t room_bytes;
     void (*begin)(struct omp_arc *arc); /* prepares the arc; x and y must be the start positions */
     void (*advance)(struct omp_arc *arc, uint32_t pair); /* computes orbits 2 * pair and 2 * pair + 1 */
@@ -97,10 +94,6 @@ extern const struct omp_kernel omp_kernel_scalar;
 #if defined(__x86_64__)
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
 #endif
-
-/* For tests: makes later calls of setup() use the kernel of this name; NULL restores the default. Returns
- * false if the kernel is unknown or this machine cannot run it. */
-bool omp_force_isa(const char *name);
 
 /* Converts vertex number i of the arc to the vertex number in the polygon. */
 static inline uint32_t omp_vertex(const struct omp_arc *arc, uint32_t i)

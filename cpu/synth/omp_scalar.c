@@ -4,11 +4,6 @@
 
 #include "synth/line.h"
 
-static bool always(void)
-{
-    return true;
-}
-
 static void begin(struct omp_arc *arc)
 {
     (void)arc;
@@ -61,8 +56,6 @@ static void trace(const struct omp_arc *arc, int parity, const struct omp_pen *p
 }
 
 const struct omp_kernel omp_kernel_scalar = {
-    .name = "scalar",
-    .supported = always,
     .begin = begin,
     .advance = advance,
     .trace = trace,

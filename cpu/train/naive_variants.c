@@ -1,11 +1,7 @@
 /* `train-naive` and `infer-naive`: the reference engine of src/train/naive.c as variants. */
+#include "machine/isa.h"
 #include "train/engine.h"
 #include "variants.h"
 
-static const char *instruction_set(void)
-{
-    return "scalar";
-}
-
-TRAINING_BY(variant_train_naive, engine_naive, .instruction_set = instruction_set);
-INFERRING_BY(variant_infer_naive, engine_naive, .instruction_set = instruction_set);
+TRAINING_BY(variant_train_naive, engine_naive, .instruction_set = isa_scalar_name);
+INFERRING_BY(variant_infer_naive, engine_naive, .instruction_set = isa_scalar_name);

@@ -12,6 +12,7 @@
 #include <omp.h>
 
 #include "core/phase.h"
+#include "machine/isa.h"
 #include "omp_engine.h"
 #include "omp_net.h"
 #include "train/sample_loss.h"
@@ -21,46 +22,19 @@
 
 /* ---- Kernels ---- */
 
-/* The kernels, fastest first. Each kernel is CPU code for one instruction set. */
-static const struct net_kernel *const kernels[] = {
+/* Each kernel is CPU code for one instruction set. */
+static const struct net_kernel *const kernels[ISAS] = {
+    [ISA_SCALAR] = &net_kernel_scalar,
 #if defined(__x86_64__)
-    &net_kernel_avx512, &net_kernel_avx2,
+    [ISA_AVX2] = &net_kernel_avx2,
+    [ISA_AVX512] = &net_kernel_avx512,
 #endif
-    &net_kernel_scalar};
-
-static const struct net_kernel *forced_kernel;
-
-static const struct net_kernel *best_kernel(void)
-{
-    size_t i = 0;
-    while (!kernels[i]->supported()) /* the scalar kernel is always supported */
-        i++;
-    return kernels[i];
-}
-
-static const struct net_kernel *chosen_kernel(void)
-{
-    return forced_kernel ? forced_kernel : best_kernel();
-}
+};
 
 struct gemm_kernels omp_net_gemm_kernels(void)
 {
-    const struct net_kernel *kernel = chosen_kernel();
+    const struct net_kernel *kernel = kernels[isa_best()];
     return (struct gemm_kernels){kernel->tiles, kernel->multiply};
-}
-
-const char *omp_net_instruction_set(void)
-{
-    return chosen_kernel()->name;
-}
-
-bool omp_net_force_isa(const char *name)
-{
-    forced_kernel = NULL;
-    for (size_t i = 0; name && i < COUNT_OF(kernels); i++)
-        if (strcmp(kernels[i]->name, name) == 0 && kernels[i]->supported())
-            forced_kernel = kernels[i];
-    return !name || forced_kernel;
 }
 
 /* ---- Threads ----
@@ -294,10 +268,9 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
                          struct gemm_kernels gemm, void **state)
 {
     struct net *net = *state = calloc(1, sizeof *net);
-    if (!net)
-        return status_set(STATUS_FAILED, "omp: out of memory");
+    TRY(ALLOCATED(net, "omp: out of memory"));
     net->train = train;
-    net->kernel = chosen_kernel();
+    net->kernel = kernels[isa_best()];
     net->gemm = gemm;
     /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
      * must be woken. */
@@ -449,5 +422,5 @@ const struct engine engine_omp_blas = ENGINE("omp-blas", omp_blas_open);
 
 /* ---- The variants ---- */
 
-TRAINING_BY(variant_train_omp, engine_omp, .threaded = true, .instruction_set = omp_net_instruction_set);
-INFERRING_BY(variant_infer_omp, engine_omp, .threaded = true, .instruction_set = omp_net_instruction_set);
+TRAINING_BY(variant_train_omp, engine_omp, .threaded = true, .instruction_set = isa_best_name);
+INFERRING_BY(variant_infer_omp, engine_omp, .threaded = true, .instruction_set = isa_best_name);

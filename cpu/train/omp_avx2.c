@@ -30,12 +30,7 @@ typedef __m256i vint;
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-NET_KERNEL(net_kernel_avx2, "avx2");
+NET_KERNEL(net_kernel_avx2);
 
 #if defined(__clang__)
 #pragma clang attribute pop

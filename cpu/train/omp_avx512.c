@@ -31,14 +31,7 @@ typedef __m512i vint;
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-NET_KERNEL(net_kernel_avx512, "avx512");
+NET_KERNEL(net_kernel_avx512);
 
 #if defined(__clang__)
 #pragma clang attribute pop

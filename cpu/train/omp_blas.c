@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "machine/isa.h"
 #include "omp_engine.h"
 #include "variants.h"
 
@@ -135,5 +136,5 @@ enum status omp_blas_open(const struct train *train, const struct resources *res
 
 /* The variant reports the instruction set that `train-omp` would use. OpenBLAS chooses its own kernel by the
  * same CPU features. */
-TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true,
-            .instruction_set = omp_net_instruction_set, .probe = blas_probe);
+TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true, .instruction_set = isa_best_name,
+            .probe = blas_probe);

@@ -2,19 +2,10 @@
 #ifndef FDSL_CPU_TRAIN_OMP_ENGINE_H
 #define FDSL_CPU_TRAIN_OMP_ENGINE_H
 
-#include <stdbool.h>
-
 #include "omp_kernel.h"
 #include "train/engine.h"
 
 extern const struct engine engine_omp, engine_omp_blas;
-
-/* For tests: later calls of open() use the kernel (CPU code for one instruction set) with this name. NULL
- * selects the best kernel again. Returns false if there is no such kernel or this machine cannot run it. */
-bool omp_net_force_isa(const char *name);
-
-/* Returns the name of the kernel that open() will use. */
-const char *omp_net_instruction_set(void);
 
 /* A GEMM implementation; members as in struct net_kernel. */
 struct gemm_kernels {

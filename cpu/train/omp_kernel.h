@@ -51,9 +51,7 @@ struct argmax_list {
 };
 
 struct net_kernel {
-    const char *name;
     uint32_t lanes;
-    bool (*supported)(void);
 
     /* A GEMM is divided into tiles of c. Any thread can compute any range of tiles. */
     size_t (*tiles)(const struct gemm *gemm);

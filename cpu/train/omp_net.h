@@ -193,7 +193,7 @@ struct net {
     struct published published; /* copy of `totals` after the latest step, for progress() */
 
     void **held; /* all allocations */
-    uint32_t held_count, held_room;
+    uint32_t held_count;
     bool out_of_memory;
     uint64_t bytes;
 };

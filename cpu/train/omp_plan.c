@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include "core/array.h"
 #include "machine/memory.h"
 #include "omp_net.h"
 
@@ -13,20 +14,6 @@
 #define BAND_VALUES 5120 /* floats of input processed at a time: 20 KB, plus 20 KB of gradients */
 
 /* ---- Memory ---- */
-
-/* Ensures that the list of allocations has room for one more entry. Returns false if memory runs out. */
-static bool can_hold_more(struct net *net)
-{
-    if (net->held_count < net->held_room)
-        return true;
-    uint32_t more = net->held_room ? 2 * net->held_room : 64;
-    void **held = realloc(net->held, more * sizeof *held);
-    if (!held)
-        return false;
-    net->held = held;
-    net->held_room = more;
-    return true;
-}
 
 /* Allocates zeroed memory, with huge pages if it is large. If memory runs out, returns NULL and sets
  * net->out_of_memory. */
@@ -37,8 +24,9 @@ static void *take(struct net *net, size_t count, size_t size)
     /* Linux overcommits memory and may kill the process at the first access, so check the available
      * memory. */
     bool there = bytes < PAGE_BYTES || bytes <= memory_available_bytes();
-    void *room = there && can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
-    if (!room) {
+    void *room = NULL;
+    if (!there || !array_grow(&net->held, net->held_count, sizeof *net->held) ||
+        !(room = aligned_alloc(alignment, bytes))) {
         net->out_of_memory = true;
         return NULL;
     }

@@ -50,9 +50,4 @@ static inline void transpose_block(const float *from, size_t from_pitch, float *
 
 #include "omp_simd.h"
 
-static bool supported(void)
-{
-    return true;
-}
-
-NET_KERNEL(net_kernel_scalar, "scalar");
+NET_KERNEL(net_kernel_scalar);

@@ -321,11 +321,9 @@ static void update(const struct update *update, const float *restrict gradients,
 
 #include "omp_simd_tokens.h"
 
-#define NET_KERNEL(symbol, text)              \
+#define NET_KERNEL(symbol)                    \
     const struct net_kernel symbol = {        \
-        .name = text,                         \
         .lanes = LANES,                       \
-        .supported = supported,               \
         .tiles = tiles,                       \
         .multiply = multiply,                 \
         .pool = pool,                         \

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/options_parts.h"
+#include "core/text.h"
 #include "core/words.h"
 
 /* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the
@@ -28,21 +30,18 @@ bool axes_accept(const struct option_spec *spec, const char *text)
 static enum status add_value(struct axis *axis, const char *text)
 {
     const struct option_spec *spec = axis->spec;
-    char(*texts)[AXIS_TEXT_BYTES];
     TRY(option_set(spec, axis->values, text));
     if (axis->count == COMBINATIONS_MAX)
         return status_set(STATUS_USAGE, "--%s has more than %d values; raise the step", spec->name,
                           COMBINATIONS_MAX);
-    texts = reallocarray(axis->texts, axis->count + 1, sizeof *texts);
-    if (!texts)
-        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
-    axis->texts = texts;
-    char *mine = texts[axis->count];
+    TRY(ALLOCATED(array_grow(&axis->texts, axis->count, sizeof *axis->texts),
+                  "out of memory for the values of --%s", spec->name));
+    char *mine = axis->texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
     if (!*mine) /* options_text() wrote nothing: the value is "none", or a count of 0 without a default */
         strcpy(mine, option_takes_none(spec) ? "none" : "0");
     for (size_t i = 0; i < axis->count; i++)
-        if (strcmp(texts[i], mine) == 0)
+        if (strcmp(axis->texts[i], mine) == 0)
             return status_set(STATUS_USAGE, "--%s: %s occurs twice; drop one of them", spec->name, mine);
     axis->count++;
     return STATUS_OK;
@@ -178,8 +177,7 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
         return status_set(STATUS_USAGE, "--%s: more than %d options have lists; run two sweeps", spec->name,
                           AXES_MAX);
     char *list = strdup(text);
-    if (!list)
-        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
+    TRY(ALLOCATED(list, "out of memory for the values of --%s", spec->name));
     /* Count the new axis even if adding its values fails, so that axes_free() frees them. */
     struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};
@@ -256,11 +254,9 @@ enum status axes_select(const struct axes *axes, size_t combination)
 
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size)
 {
-    size_t used = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < axes->count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s--%s %s", i ? " " : "", axes->at[i].spec->name,
-                                 axes_text(axes, i, combination));
+    for (size_t i = 0; i < axes->count; i++)
+        text_join(text, size, " ", "--%s %s", axes->at[i].spec->name, axes_text(axes, i, combination));
 }
 
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size)

@@ -19,7 +19,9 @@
 
 /* ---- Checking ---- */
 
-const char *file_folder(const char *path, char *folder)
+/* Returns the folder of `path`. The result is either "." or `folder`, a buffer of PATH_MAX bytes that
+ * receives the folder's path. */
+static const char *folder_of(const char *path, char *folder)
 {
     const char *slash = strrchr(path, '/');
     if (!slash)
@@ -41,7 +43,7 @@ enum status file_check_new(const char *path)
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete the link", path);
 
     char buffer[PATH_MAX];
-    const char *folder = file_folder(path, buffer);
+    const char *folder = folder_of(path, buffer);
     if (access(folder, W_OK | X_OK) == 0)
         return STATUS_OK;
     if (errno == ENOENT)
@@ -59,7 +61,7 @@ bool file_same(const char *a, const char *b)
         return info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
     char folder_a[PATH_MAX], folder_b[PATH_MAX];
     const char *name_a = strrchr(a, '/'), *name_b = strrchr(b, '/');
-    return stat(file_folder(a, folder_a), &info_a) == 0 && stat(file_folder(b, folder_b), &info_b) == 0 &&
+    return stat(folder_of(a, folder_a), &info_a) == 0 && stat(folder_of(b, folder_b), &info_b) == 0 &&
            info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino &&
            strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
@@ -92,7 +94,7 @@ bool file_is_inside(const char *path, const char *folder)
     return inside;
 }
 
-enum status file_check(const char *path)
+static enum status check(const char *path)
 {
     struct stat info;
     if (stat(path, &info) != 0)
@@ -102,7 +104,7 @@ enum status file_check(const char *path)
         return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
     char real[PATH_MAX], buffer[PATH_MAX];
     /* For a link, check the folder of its target: writing replaces the target, not the link. */
-    const char *folder = file_folder(realpath(path, real) ? real : path, buffer);
+    const char *folder = folder_of(realpath(path, real) ? real : path, buffer);
     if (access(folder, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
                           folder, strerror(errno));
@@ -114,7 +116,7 @@ enum status file_check(const char *path)
 enum status file_check_kind(const char *path, const struct file_kind *kind)
 {
     char bytes[512], first;
-    TRY(file_check(path));
+    TRY(check(path));
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) /* a missing file is fine; an unreadable one is not overwritten */
         return errno == ENOENT ? STATUS_OK
@@ -151,7 +153,7 @@ bool file_write_all(int fd, const char *bytes, size_t count)
 void file_sync_folder(const char *path)
 {
     char buffer[PATH_MAX];
-    int fd = open(file_folder(path, buffer), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(folder_of(path, buffer), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
         (void)fsync(fd);
         close(fd);
@@ -311,8 +313,7 @@ enum status file_begin(struct file_writer *writer, const char *path)
     struct stat info;
     char *target = realpath(path, NULL); /* resolves links: replaces the file, not the link */
     *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
-    if (!writer->target)
-        return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
+    TRY(ALLOCATED(writer->target, "%s cannot be written: out of memory", path));
     if (stat(writer->target, &info) == 0 && !S_ISREG(info.st_mode)) {
         enum status status =
             status_set(STATUS_FAILED, "%s is not a regular file; name another", writer->target);
@@ -397,8 +398,7 @@ static enum status read_open(int fd, char **bytes, size_t *size)
         return status_set(STATUS_FAILED, "not a regular file; name a file, not a folder or a pipe");
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
-    if (!*bytes)
-        return status_set(STATUS_FAILED, "out of memory for its %zu bytes", *size);
+    TRY(ALLOCATED(*bytes, "out of memory for its %zu bytes", *size));
     enum status status = read_all(fd, *bytes, size);
     if (status != STATUS_OK) {
         free(*bytes);

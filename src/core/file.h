@@ -8,10 +8,6 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Returns the folder of `path`. The result is either "." or `folder`, a buffer of PATH_MAX bytes that
- * receives the folder's path. */
-const char *file_folder(const char *path, char *folder);
-
 /* Checks that a new file can be created at `path`. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check_new(const char *path);
 
@@ -22,10 +18,6 @@ bool file_write_all(int fd, const char *bytes, size_t count);
  * systems cannot sync folders, and the file's contents are already safe. */
 void file_sync_folder(const char *path);
 
-/* Checks that file_write_atomic() could write `path`: the folder is writable, and `path` is a regular file or
- * does not exist. Changes nothing. STATUS_USAGE with the reason and a remedy if not. */
-enum status file_check(const char *path);
-
 /* A kind of file and its magic number: `count` bytes at `offset`. */
 struct file_kind {
     const char *name; /* for messages; for example "NumPy file" */
@@ -34,8 +26,9 @@ struct file_kind {
     size_t count;
 };
 
-/* Checks like file_check(), and refuses to overwrite a file of another kind: an existing file must be empty
- * or have the magic number of `kind`. STATUS_USAGE with the reason and a remedy if not. */
+/* Checks that file_write_atomic() could write `path`: the folder is writable, and `path` does not exist or is
+ * a regular file that is empty or has the magic number of `kind`. Changes nothing. STATUS_USAGE with the
+ * reason and a remedy if not. */
 enum status file_check_kind(const char *path, const struct file_kind *kind);
 
 /* Returns whether two paths name the same file, existing or not. */

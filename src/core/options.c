@@ -23,15 +23,6 @@ const size_t option_former_count = COUNT_OF(option_formers);
 
 /* ---- The command line ---- */
 
-void option_append(char *text, size_t size, const char *format, ...)
-{
-    size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, size - used, format, arguments);
-    va_end(arguments);
-}
-
 const struct option_spec *option_spec_at(const struct options *options, size_t index, void **values)
 {
     for (size_t t = 0; t < options->table_count; t++) {
@@ -70,6 +61,14 @@ static bool is_used(const struct former *name, int argc, char *const argv[])
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strncmp(argv[i], "--", 2) == 0 && strncmp(argv[i] + 2, name->was, length) == 0 &&
             (argv[i][2 + length] == '\0' || argv[i][2 + length] == '='))
+            return true;
+    return false;
+}
+
+bool option_in_table(const struct option_spec *specs, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(specs[i].name, name) == 0)
             return true;
     return false;
 }
@@ -226,7 +225,7 @@ static enum status take_option(struct options *options, struct found *found, con
     return STATUS_OK;
 }
 
-static bool is_one_of(const char *word, const char *const *words)
+static bool is_one_of_any_case(const char *word, const char *const *words)
 {
     while (*words && strcasecmp(word, *words) != 0)
         words++;
@@ -238,9 +237,9 @@ static enum status take_flag_value(struct options *options, struct found *found)
 {
     static const char *const on[] = {"true", "yes", "on", NULL}, *const off[] = {"false", "no", "off", NULL};
     const char *value = strchr(found->argument, '=') + 1;
-    if (is_one_of(value, on))
+    if (is_one_of_any_case(value, on))
         return take_option(options, found, NULL);
-    if (!is_one_of(value, off))
+    if (!is_one_of_any_case(value, off))
         return status_set(STATUS_USAGE, "--%s: '%.80s' is not one of true, yes, on, false, no, off",
                           found->spec->name, value);
     *(bool *)((char *)found->values + found->spec->offset) = false;
@@ -335,7 +334,7 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         list[i].has_arg = spec->kind == OPTION_FLAG ? no_argument : required_argument;
         list[i].val = FIRST_VALUE + (int)i;
         if (option_letter(spec) && !strchr(letters, option_letter(spec)))
-            option_append(letters, sizeof letters, "%c", option_letter(spec));
+            text_append(letters, sizeof letters, "%c", option_letter(spec));
         status = option_set_default(spec, values);
     }
     if (status == STATUS_OK)
@@ -431,10 +430,7 @@ enum status options_check_only(const struct options *options, const char *what, 
     for (size_t t = 0; t < options->table_count; t++)
         for (size_t i = 0; i < options->tables[t].count; i++) {
             const char *name = options->tables[t].specs[i].name;
-            size_t j = 0;
-            while (allowed[j] && strcmp(name, allowed[j]) != 0)
-                j++;
-            if (!allowed[j] && options_given(options, name))
+            if (!is_one_of(name, allowed) && options_given(options, name))
                 return status_set(STATUS_USAGE, "--%s does not apply to %s; leave one out", name, what);
         }
     return STATUS_OK;

@@ -108,6 +108,9 @@ const char *options_peek(const struct option_spec *specs, size_t count, int argc
  * "none". */
 bool options_given(const struct options *options, const char *name);
 
+/* Returns whether a table has an option with this name. */
+bool option_in_table(const struct option_spec *specs, size_t count, const char *name);
+
 /* Returns whether `text` is one of the choices of an option. */
 bool options_is_choice(const struct option_spec *spec, const char *text);
 

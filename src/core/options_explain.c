@@ -121,8 +121,7 @@ static enum status explain_unknown(const struct options *options, const char *ar
 
     size_t count = option_spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory for %zu option names", count);
+    TRY(ALLOCATED(names, "out of memory for %zu option names", count));
     void *values;
     for (size_t i = 0; i < count; i++)
         names[i] = option_spec_at(options, i, &values)->name;
@@ -146,7 +145,7 @@ enum status option_explain_refused(const struct options *options, const char *ar
     void *values;
     for (size_t i = 0; (spec = option_spec_at(options, i, &values)); i++)
         if (strncmp(spec->name, name, length) == 0)
-            option_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
+            text_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
     if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0)
         return status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches);
     return explain_unknown(options, argument);
@@ -171,11 +170,8 @@ enum status option_explain_missing(const struct option_spec *spec, const char *w
 
 static bool is_word_of_flags(const char *text)
 {
-    static const char *const words[] = {"true", "yes", "on", "false", "no", "off"};
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        if (strcmp(text, words[i]) == 0)
-            return true;
-    return false;
+    static const char *const words[] = {"true", "yes", "on", "false", "no", "off", NULL};
+    return is_one_of(text, words);
 }
 
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument)

@@ -45,20 +45,20 @@ void options_help(FILE *stream, const struct option_spec *specs, size_t count, c
         const struct option_spec *spec = &specs[i];
         char label[128] = "  ", text[1024] = "";
         if (option_letter(spec))
-            option_append(label, sizeof label, "-%c, ", option_letter(spec));
-        option_append(label, sizeof label, "--%s", spec->name);
+            text_append(label, sizeof label, "-%c, ", option_letter(spec));
+        text_append(label, sizeof label, "--%s", spec->name);
         if (spec->kind != OPTION_FLAG)
-            option_append(label, sizeof label, " %s", spec->argument ? spec->argument : "VALUE");
+            text_append(label, sizeof label, " %s", spec->argument ? spec->argument : "VALUE");
 
-        option_append(text, sizeof text, "%s", spec->help);
+        text_append(text, sizeof text, "%s", spec->help);
         for (size_t c = 0; spec->kind == OPTION_CHOICE && spec->choices[c]; c++)
-            option_append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
+            text_append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
         const char *fallback = default_of(spec, defaults);
         char *usual = strstr(text, " (default: ");
         if (usual && fallback != spec->fallback) /* the default that the help text names does not apply */
             cut(usual, strchr(usual, ')'));
         if (fallback)
-            option_append(text, sizeof text, " (default %s)", fallback);
+            text_append(text, sizeof text, " (default %s)", fallback);
 
         fprintf(stream, "%-*s", HELP_COLUMN, label);
         if (strlen(label) + 2 > HELP_COLUMN)

@@ -4,6 +4,7 @@
 #define FDSL_CORE_OPTIONS_PARTS_H
 
 #include "core/options.h"
+#include "core/text.h"
 
 /* ---- options.c ---- */
 
@@ -26,9 +27,6 @@ bool option_has_name(const struct options *options, const char *name, size_t *in
 
 /* Returns the short option letter, or 0. */
 char option_letter(const struct option_spec *spec);
-
-/* Appends formatted text to `text`, a buffer of `size` bytes. Truncates what does not fit. */
-void __attribute__((format(printf, 3, 4))) option_append(char *text, size_t size, const char *format, ...);
 
 /* ---- options_values.c ---- */
 

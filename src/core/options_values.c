@@ -120,10 +120,7 @@ enum status parse_channels(const char *name, const char *text, uint32_t channels
 
 bool options_is_choice(const struct option_spec *spec, const char *text)
 {
-    for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)
-        if (strcmp(spec->choices[i], text) == 0)
-            return true;
-    return false;
+    return spec->kind == OPTION_CHOICE && is_one_of(text, spec->choices);
 }
 
 static enum status parse_choice(const char *name, const char *text, const char *const *choices, int *value)
@@ -136,9 +133,8 @@ static enum status parse_choice(const char *name, const char *text, const char *
         }
     }
     char all[512] = "";
-    size_t used = 0;
-    for (size_t i = 0; i < count && used < sizeof all; i++)
-        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", choices[i]);
+    for (size_t i = 0; i < count; i++)
+        text_join(all, sizeof all, ", ", "%s", choices[i]);
     const char *nearest = nearest_word(text, choices, count);
     return status_set(STATUS_USAGE, "%s: '%.80s' is not one of %s%s%s%s", name, text, all,
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");

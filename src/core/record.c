@@ -9,29 +9,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "core/lock.h"
 #include "core/text.h"
 
-#define ROW_FIELDS_FIRST 64
-#define CELL_SHOWN       40 /* bytes of a cell shown in a message */
+#define CELL_SHOWN 40 /* bytes of a cell shown in a message */
 
 /* ---- Rows ---- */
 
 void row_add(struct row *row, const char *column, const char *text, enum field_kind kind)
 {
-    if (row->count == row->capacity) {
-        size_t capacity = row->capacity ? 2 * row->capacity : ROW_FIELDS_FIRST;
-        struct field *fields = reallocarray(row->fields, capacity, sizeof *fields);
-        if (!fields) {
-            row->failed = true;
-            return;
-        }
-        row->fields = fields;
-        row->capacity = capacity;
-    }
     struct field field = {strdup(column), strdup(text ? text : ""), kind};
-    if (!field.column || !field.text) {
+    if (!field.column || !field.text || !array_grow(&row->fields, row->count, sizeof *row->fields)) {
         free(field.column);
         free(field.text);
         row->failed = true;
@@ -306,8 +296,7 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
         return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
     size_t capacity = (size_t)info.st_size;
     *text = malloc(capacity + 1);
-    if (!*text)
-        return status_set(STATUS_FAILED, "%s: out of memory for its %zu bytes", path, capacity);
+    TRY(ALLOCATED(*text, "%s: out of memory for its %zu bytes", path, capacity));
     for (*bytes = 0; *bytes < capacity;) {
         ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
         if (got < 0 && errno == EINTR)

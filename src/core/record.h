@@ -26,7 +26,7 @@ struct field {
 
 struct row {
     struct field *fields;
-    size_t count, capacity;
+    size_t count;
     bool failed; /* memory ran out while adding fields; see row_check() */
 };
 

@@ -15,6 +15,12 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double stats_middle(double *values, size_t count)
+{
+    qsort(values, count, sizeof *values, ascending);
+    return values[count / 2];
+}
+
 static double mean_of(const double *values, size_t count)
 {
     double sum = 0;
@@ -174,8 +180,7 @@ static void fill(const double *samples, size_t count, double *sorted, double *bl
 enum status stats_compute(const double *samples, size_t count, struct stats *stats)
 {
     double *sorted = reallocarray(NULL, count + BLOCKS_MAX, sizeof *sorted);
-    if (!sorted)
-        return status_set(STATUS_FAILED, "out of memory for the statistics of %zu samples", count);
+    TRY(ALLOCATED(sorted, "out of memory for the statistics of %zu samples", count));
     memcpy(sorted, samples, count * sizeof *sorted);
     qsort(sorted, count, sizeof *sorted, ascending);
     fill(samples, count, sorted, sorted + count, stats);

@@ -30,6 +30,9 @@ struct stats {
  * statistics (Hyndman and Fan's type 7). STATUS_FAILED if memory runs out. */
 enum status stats_compute(const double *samples, size_t count, struct stats *stats);
 
+/* Sorts `count` >= 1 values and returns the middle one; for an even count, the upper of the middle two. */
+double stats_middle(double *values, size_t count);
+
 /* Returns the p-quantile, p in [0, 1], of `count` >= 1 values in ascending order. */
 double stats_quantile(const double *sorted, size_t count, double p);
 

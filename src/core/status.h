@@ -81,6 +81,10 @@ void status_print(void);
             return try_status_;           \
     } while (0)
 
+/* Returns STATUS_OK if `room`, the result of allocations, is not zero. Otherwise sets the message, whose
+ * format and arguments follow, and returns STATUS_FAILED. */
+#define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_FAILED, __VA_ARGS__))
+
 FDSL_C_END
 
 #endif

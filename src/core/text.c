@@ -1,8 +1,41 @@
 #include "core/text.h"
 
+#include <stdarg.h>
 #include <string.h>
 
 #define ESCAPED_MAX 16 /* the most bytes per character after escaping: four times \xNN */
+
+void text_append(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, size - used, format, arguments);
+    va_end(arguments);
+}
+
+void text_join(char *text, size_t size, const char *separator, const char *format, ...)
+{
+    if (*text)
+        text_append(text, size, "%s", separator);
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, size - used, format, arguments);
+    va_end(arguments);
+}
+
+bool text_close(FILE *stream)
+{
+    bool whole = !ferror(stream);
+    return fclose(stream) == 0 && whole;
+}
+
+bool text_ends_in(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length > end_length && strcmp(text + length - end_length, end) == 0;
+}
 
 /* Decodes the first UTF-8 character of `text` into `*code`. Returns its number of bytes, or 0 if it is
  * invalid. Overlong forms, surrogates and code points above U+10FFFF are invalid. Does not read past the end

@@ -1,4 +1,5 @@
-/* Escaping of external text, such as file names and sample keys, for terminals and CSV. */
+/* Text in buffers, and escaping of external text, such as file names and sample keys, for terminals and CSV.
+ */
 #ifndef FDSL_CORE_TEXT_H
 #define FDSL_CORE_TEXT_H
 
@@ -10,6 +11,18 @@
 #include "core/portable.h"
 
 FDSL_C_BEGIN
+
+/* Append formatted text to `text`, a string in a buffer of `size` bytes. They truncate what does not fit.
+ * text_join() writes `separator` first, unless `text` is empty. */
+void text_append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void text_join(char *text, size_t size, const char *separator, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Closes a stream. Returns whether everything was written. */
+bool text_close(FILE *stream);
+
+/* Whether `text` ends in `end` and is longer. */
+bool text_ends_in(const char *text, const char *end);
 
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
  * characters, line separators, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other

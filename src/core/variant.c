@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "core/words.h"
 #include "core/workload.h"
 
@@ -124,12 +125,10 @@ static enum status explain_not_built(const char *needs)
                  {"CUBLAS", "cublasLt.h", WITH_CUBLAS(variant_count)},
                  {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
     char lacks[128] = "";
-    size_t used = 0;
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         if (parts[i].built || !needs_part(needs, parts[i].part))
             continue;
-        used += (size_t)snprintf(lacks + used, sizeof lacks - used, "%sno %s", used ? " and " : "",
-                                 parts[i].words);
+        text_join(lacks, sizeof lacks, " and ", "no %s", parts[i].words);
         if (strcmp(parts[i].part, "CUDA") == 0) /* a build without CUDA does not look for these headers */
             break;
     }

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "core/text.h"
+
 static bool same_letter(char a, char b)
 {
     return tolower((unsigned char)a) == tolower((unsigned char)b);
@@ -70,14 +72,16 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
 
 void list_words(char *text, size_t size, const char *const *words, size_t count)
 {
-    size_t used = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s",
-                                 i == 0           ? ""
-                                 : i + 1 == count ? " and "
-                                                  : ", ",
-                                 words[i]);
+    for (size_t i = 0; i < count; i++)
+        text_join(text, size, i + 1 == count ? " and " : ", ", "%s", words[i]);
+}
+
+bool is_one_of(const char *word, const char *const *words)
+{
+    while (*words && strcmp(word, *words) != 0)
+        words++;
+    return *words;
 }
 
 char *trim(char *text)

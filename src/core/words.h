@@ -1,7 +1,8 @@
-/* Words in messages: the nearest word to a misspelled one, and lists of words. */
+/* Lists of words: the nearest word to a misspelled one, and texts for messages. */
 #ifndef FDSL_CORE_WORDS_H
 #define FDSL_CORE_WORDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define WORD_MAX 63 /* letters; longer words get no suggestion */
@@ -12,6 +13,9 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
 
 /* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
 void list_words(char *text, size_t size, const char *const *words, size_t count);
+
+/* Whether `word` is one of `words`, which end with NULL. */
+bool is_one_of(const char *word, const char *const *words);
 
 /* Removes the blanks and tabs at both ends of `text`, in place. Returns its new start. */
 char *trim(char *text);

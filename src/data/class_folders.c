@@ -68,9 +68,7 @@ enum status class_folders_read(const struct source *source, void *state, uint64_
                           source->name);
     folders->labels = calloc(samples, sizeof *folders->labels);
     uint8_t *seen = calloc(samples, 1);
-    enum status status = folders->labels && seen
-                             ? STATUS_OK
-                             : status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels", samples);
+    enum status status = ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples);
     for (uint64_t i = 0; status == STATUS_OK && i < samples; i++) {
         uint64_t label = source->label(state, i);
         if (label > INT32_MAX) { /* source->label() has set the message */

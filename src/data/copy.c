@@ -30,9 +30,8 @@ static enum status add_member(struct plain *plain, const struct dataset_member *
                               struct source_sample *sample)
 {
     void *bytes = malloc(member->size + 1);
-    if (!bytes)
-        return status_set(STATUS_FAILED, "%s/%s: out of memory for %llu bytes", plain->dataset->path,
-                          plain->dataset->files[member->file].name, (unsigned long long)member->size);
+    TRY(ALLOCATED(bytes, "%s/%s: out of memory for %llu bytes", plain->dataset->path,
+                  plain->dataset->files[member->file].name, (unsigned long long)member->size));
     source_add(sample, member->extension, bytes, member->size);
     return plain_bytes(plain, member, member->size, bytes);
 }
@@ -144,8 +143,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     bool chosen = parameters->image || parameters->label || parameters->member;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
     struct dataset *dataset = *state = calloc(1, sizeof *dataset);
-    if (!dataset)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(dataset, "out of memory"));
     TRY(dataset_open(parameters->source, false, &members, NULL, dataset));
     if (request->target)
         TRY(check_extensions(dataset));

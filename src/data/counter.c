@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/philox.h"
+#include "core/text.h"
 #include "data/npy.h"
 #include "data/source.h"
 
@@ -74,7 +75,7 @@ struct counter {
 static enum status read_shape(struct counter *counter)
 {
     const char *text = counter->parameters.shape;
-    size_t axes = 0, used = 0;
+    size_t axes = 0;
     uint64_t values = 1;
     while (*text) {
         char word[24] = "";
@@ -89,8 +90,7 @@ static enum status read_shape(struct counter *counter)
             return status_set(STATUS_USAGE, "--sample-shape %.80s: more than 2^32 values",
                               counter->parameters.shape);
         values *= length;
-        used += (size_t)snprintf(counter->shape + used, sizeof counter->shape - used, "%s%" PRIu64,
-                                 axes ? ", " : "", length);
+        text_join(counter->shape, sizeof counter->shape, ", ", "%" PRIu64, length);
         axes++;
         text += bytes;
         if (*text == ',' && *++text == '\0')
@@ -99,7 +99,7 @@ static enum status read_shape(struct counter *counter)
                               counter->parameters.shape);
     }
     if (axes == 1)
-        snprintf(counter->shape + used, sizeof counter->shape - used, ",");
+        text_append(counter->shape, sizeof counter->shape, ",");
     counter->values = (size_t)values;
     return STATUS_OK;
 }
@@ -108,8 +108,7 @@ static enum status counter_open(const struct source_request *request, struct sou
                                 void **state)
 {
     struct counter *counter = *state = calloc(1, sizeof *counter);
-    if (!counter)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(counter, "out of memory"));
     counter->parameters = *(const struct parameters *)request->parameters;
     TRY(read_shape(counter));
     facts->samples = SOURCE_ENDLESS;

@@ -1,4 +1,5 @@
 /* Formats the index file that DALI's webdataset reader needs for each shard. */
+#include "core/text.h"
 #include "data/index.h"
 
 #include <inttypes.h>
@@ -20,15 +21,12 @@ enum status dali_format(const struct index *index, uint64_t number, char **text,
     const struct index_unit *unit = &index->units[number];
     *text = NULL;
     FILE *stream = open_memstream(text, size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for a DALI index");
+    TRY(ALLOCATED(stream, "out of memory for a DALI index"));
     fprintf(stream, DALI_HEAD, unit->count);
     enum status status = STATUS_OK;
     for (uint64_t s = unit->first; status == STATUS_OK && s < unit->first + unit->count; s++)
         status = dali_add_sample(stream, index->samples[s].key, index->members + index->samples[s].first,
                                  index->samples[s].count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return status == STATUS_OK && !whole ? status_set(STATUS_FAILED, "out of memory for a DALI index")
-                                         : status;
+    bool whole = text_close(stream);
+    return status == STATUS_OK ? ALLOCATED(whole, "out of memory for a DALI index") : status;
 }

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "data/dataset_parts.h"
 #include "data/remote.h"
 #include "data/label.h"
@@ -17,34 +18,18 @@ enum status dataset_out_of_memory(void)
     return status_set(STATUS_FAILED, "out of memory for the list of samples");
 }
 
-enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size)
+enum status dataset_grow(void *array, uint32_t count, size_t size)
 {
-    void **pointer = array;
-    if (count < *capacity)
-        return STATUS_OK;
     if (count >= UINT32_MAX / 2)
         return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
-    uint32_t wanted = *capacity ? 2 * *capacity : 1024;
-    void *larger = realloc(*pointer, wanted * size);
-    if (!larger)
-        return dataset_out_of_memory();
-    *pointer = larger;
-    *capacity = wanted;
-    return STATUS_OK;
+    return array_grow(array, count, size) ? STATUS_OK : dataset_out_of_memory();
 }
 
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
 {
-    if (dataset->name_count == dataset->name_capacity) {
-        size_t wanted = dataset->name_capacity ? 2 * dataset->name_capacity : 1024;
-        char **larger = realloc(dataset->names, wanted * sizeof *larger);
-        if (!larger)
-            return dataset_out_of_memory();
-        dataset->names = larger;
-        dataset->name_capacity = wanted;
-    }
-    char *copy = strndup(name, length);
-    if (!copy)
+    char *copy = NULL;
+    if (!array_grow(&dataset->names, dataset->name_count, sizeof *dataset->names) ||
+        !(copy = strndup(name, length)))
         return dataset_out_of_memory();
     dataset->names[dataset->name_count++] = copy;
     *kept = copy;
@@ -53,23 +38,21 @@ enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t 
 
 enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes)
 {
-    TRY(dataset_grow(&dataset->files, dataset->file_count, &dataset->file_capacity, sizeof *dataset->files));
+    TRY(dataset_grow(&dataset->files, dataset->file_count, sizeof *dataset->files));
     dataset->files[dataset->file_count++] = (struct dataset_file){.name = name, .bytes = bytes};
     return STATUS_OK;
 }
 
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member)
 {
-    TRY(dataset_grow(&dataset->members, dataset->member_count, &dataset->member_capacity,
-                     sizeof *dataset->members));
+    TRY(dataset_grow(&dataset->members, dataset->member_count, sizeof *dataset->members));
     dataset->members[dataset->member_count++] = member;
     return STATUS_OK;
 }
 
 enum status dataset_add_sample(struct dataset *dataset, const char *key)
 {
-    TRY(dataset_grow(&dataset->samples, dataset->sample_count, &dataset->sample_capacity,
-                     sizeof *dataset->samples));
+    TRY(dataset_grow(&dataset->samples, dataset->sample_count, sizeof *dataset->samples));
     dataset->samples[dataset->sample_count++] =
         (struct dataset_sample){.key = key, .member = dataset->member_count};
     return STATUS_OK;

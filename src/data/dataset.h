@@ -61,7 +61,7 @@ struct dataset {
     bool chosen;           /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
-    uint32_t class_count, class_capacity;
+    uint32_t class_count;
     struct dataset_file *files;
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
@@ -74,9 +74,7 @@ struct dataset {
     uint64_t faults;    /* number of faults that led to skipped samples; only the first few are reported */
     struct index index; /* owns the keys, extensions and shard names if `indexed` */
     char **names;       /* owns all other names */
-    size_t name_count, name_capacity;
-    uint32_t file_capacity, member_capacity,
-        sample_capacity; /* allocated elements, used while the lists grow */
+    size_t name_count;
 };
 
 FDSL_C_BEGIN

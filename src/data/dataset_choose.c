@@ -82,8 +82,7 @@ static enum status list_folders(struct dataset *dataset, DIR *stream)
         if (entry->d_name[0] == '.' || fstatat(dirfd(stream), entry->d_name, &info, 0) != 0 ||
             !S_ISDIR(info.st_mode))
             continue;
-        TRY(dataset_grow(&dataset->classes, dataset->class_count, &dataset->class_capacity,
-                         sizeof *dataset->classes));
+        TRY(dataset_grow(&dataset->classes, dataset->class_count, sizeof *dataset->classes));
         TRY(dataset_keep_name(dataset, entry->d_name, strlen(entry->d_name),
                               &dataset->classes[dataset->class_count++]));
     }

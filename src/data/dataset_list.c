@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/text.h"
 #include "data/dataset_parts.h"
 #include "data/remote.h"
 
@@ -68,7 +69,7 @@ static enum status lose(struct walk *walk, const struct branch *branch, const ch
 static enum status add_file(struct walk *walk, const char *path)
 {
     struct dataset_names *names = walk->names;
-    TRY(dataset_grow(&names->items, names->count, &names->capacity, sizeof *names->items));
+    TRY(dataset_grow(&names->items, names->count, sizeof *names->items));
     return dataset_keep_name(walk->dataset, path, strlen(path), &names->items[names->count++]);
 }
 
@@ -85,7 +86,7 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
         return add_file(walk, path);
     if (S_ISDIR(info.st_mode) && walk->deep)
         return add_branch(walk, strcat(path, "/"), branch);
-    if (!S_ISDIR(info.st_mode) && !walk->deep && length > 4 && strcmp(path + length - 4, ".tar") == 0)
+    if (!S_ISDIR(info.st_mode) && !walk->deep && text_ends_in(path, ".tar"))
         status_warn("%s/%s is not a regular file and will not be read", walk->dataset->path, path);
     return STATUS_OK;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/dataset_parts.h"
 #include "data/key.h"
 #include "data/md5.h"
@@ -22,16 +23,10 @@
 
 /* ---- Names in the directory ---- */
 
-static bool ends_in(const char *name, const char *end)
-{
-    size_t length = strlen(name), end_length = strlen(end);
-    return length > end_length && strcmp(name + length - end_length, end) == 0;
-}
-
 static bool is_metadata(const char *name)
 {
     return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 ||
-           ends_in(name, ".index") || ends_in(name, ".wids.json");
+           text_ends_in(name, ".index") || text_ends_in(name, ".wids.json");
 }
 
 static int by_text(const void *a, const void *b)
@@ -68,7 +63,7 @@ static enum status open_shards(struct dataset *dataset, const struct dataset_nam
 {
     TRY(shards_room(dataset, names->count));
     for (uint32_t i = 0; i < names->count; i++)
-        if (ends_in(names->items[i], ".tar"))
+        if (text_ends_in(names->items[i], ".tar"))
             TRY(dataset_scan_shard(dataset, names->items[i], NULL));
     dataset->shard_first[dataset->file_count] = dataset->sample_count;
     return STATUS_OK;
@@ -413,7 +408,7 @@ static const char *the_one(const struct dataset_names *names, const char *end, b
 {
     const char *found = NULL;
     for (uint32_t i = 0; i < names->count; i++)
-        if (ends_in(names->items[i], end)) {
+        if (text_ends_in(names->items[i], end)) {
             *several = found != NULL;
             found = names->items[i];
         }
@@ -484,7 +479,7 @@ static enum status open_place(const char *path, const struct remote_options *opt
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory >= 0)
         return STATUS_OK;
-    if (errno == ENOTDIR && ends_in(dataset->path, ".tar"))
+    if (errno == ENOTDIR && text_ends_in(dataset->path, ".tar"))
         return open_shard_alone(dataset);
     return status_set(STATUS_USAGE, "--data %s: %s%s", path, strerror(errno),
                       errno == ENOTDIR ? "; name a folder, or a shard that ends in .tar" : "");

@@ -19,9 +19,8 @@
 /* Sets a message about the list of samples and returns STATUS_FAILED. */
 enum status dataset_out_of_memory(void);
 
-/* Grows an array of `size`-byte elements so that it can hold more than `count`. `array` is the address of
- * the pointer to the first element. */
-enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size);
+/* Makes room for one more sample or file in an array, like array_grow(). */
+enum status dataset_grow(void *array, uint32_t count, size_t size);
 
 /* Copies a name. The copy lives as long as the dataset. */
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept);
@@ -42,7 +41,7 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 
 struct dataset_names {
     const char **items; /* relative to the dataset's directory; they live as long as the dataset */
-    uint32_t count, capacity;
+    uint32_t count;
 };
 
 /* Adds the names of the regular files in the dataset's directory, in any order. If `deep` is set, includes

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "core/array.h"
+#include "core/text.h"
 #include "data/paths.h"
 #include "data/tensor_file.h"
 
@@ -64,12 +66,11 @@ static uint32_t default_axes(const struct tensor_file *file)
 /* Sets a message for a file without selected tensors. The message lists the first tensors of the file. */
 static enum status explain_none(const struct tensor_file *file, const char *pattern)
 {
-    char list[600] = "it has no tensors";
-    size_t used = 0;
+    char list[600] = "";
+    text_append(list, sizeof list, file->count ? "it has " : "it has no tensors");
     for (size_t i = 0; i < file->count && i < 4; i++)
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s'%.60s' (%s, %" PRIu32 " axes)",
-                                 i ? ", " : "it has ", file->tensors[i].name, file->tensors[i].type,
-                                 file->tensors[i].axes);
+        text_append(list, sizeof list, "%s'%.60s' (%s, %" PRIu32 " axes)", i ? ", " : "",
+                    file->tensors[i].name, file->tensors[i].type, file->tensors[i].axes);
     if (*pattern)
         return status_set(STATUS_FAILED, "no tensor matches --tensor '%.80s'; %s%s", pattern, list,
                           file->count > 4 ? " and more" : "");
@@ -119,16 +120,8 @@ static enum status check_same(const struct embeddings *set, const struct tensor_
 static enum status add_part(struct embeddings *set, const struct embeddings_file *file,
                             const struct tensor *tensor, const uint8_t *values)
 {
-    if (set->part_count == set->part_capacity) {
-        size_t capacity = set->part_capacity ? 2 * set->part_capacity : 16;
-        struct embeddings_part *larger = realloc(set->parts, capacity * sizeof *larger);
-        if (!larger)
-            return out_of_memory();
-        set->parts = larger;
-        set->part_capacity = capacity;
-    }
-    char *name = strdup(tensor->name);
-    if (!name)
+    char *name = NULL;
+    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(tensor->name)))
         return out_of_memory();
     uint64_t rows = tensor->axes == 2 ? tensor->shape[0] : 1;
     set->parts[set->part_count++] = (struct embeddings_part){

@@ -29,7 +29,7 @@ struct embeddings {
     uint32_t columns; /* 1 to EMBEDDINGS_COLUMNS_MAX */
     uint64_t rows;    /* may be 0 */
     struct embeddings_part *parts;
-    size_t part_count, part_capacity;
+    size_t part_count;
     struct embeddings_file *files;
     size_t file_count;
 };

@@ -52,8 +52,7 @@ enum status http_open(struct http **http)
     *http = calloc(1, sizeof **http);
     if (*http)
         (*http)->curl = curl_easy_init();
-    if (!*http || !(*http)->curl)
-        return status_set(STATUS_FAILED, "out of memory for a connection");
+    TRY(ALLOCATED(*http && (*http)->curl, "out of memory for a connection"));
     (*http)->random = (uint64_t)(uintptr_t)*http ^ (uint64_t)time(NULL);
     return STATUS_OK;
 }

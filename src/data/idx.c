@@ -125,8 +125,7 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
         size_t larger = room ? 2 * room : FIRST_ROOM;
         larger = larger < most ? larger : most;
         uint8_t *moved = realloc(*bytes, larger);
-        if (!moved)
-            return status_set(STATUS_FAILED, "out of memory for a gzip file");
+        TRY(ALLOCATED(moved, "out of memory for a gzip file"));
         if (room == 0)
             memcpy(moved, head, *size);
         *bytes = moved;

@@ -8,6 +8,7 @@
 #endif
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/tar.h"
 
 #define FIRST_FIELD "fdsl-index/1"
@@ -145,8 +146,7 @@ enum status index_text_end(struct index_text *text)
     enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
     if (status == STATUS_OK)
         fputs(line, text->stream);
-    bool whole = !ferror(text->stream);
-    whole = fclose(text->stream) == 0 && whole;
+    bool whole = text_close(text->stream);
     text->stream = NULL;
     return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
 }
@@ -327,8 +327,8 @@ enum status index_parse(char *text, size_t size, struct index *index)
     index->units = calloc(counts.units + 1, sizeof *index->units);
     index->samples = calloc(counts.samples + 1, sizeof *index->samples);
     index->members = calloc(counts.members + 1, sizeof *index->members);
-    if (!index->units || !index->samples || !index->members)
-        return status_set(STATUS_FAILED, "out of memory for an index of %" PRIu64 " samples", counts.samples);
+    TRY(ALLOCATED(index->units && index->samples && index->members,
+                  "out of memory for an index of %" PRIu64 " samples", counts.samples));
     size_t lines = 0;
     for (char *line = text, *end; line < text + size; line = end + 1) {
         size_t left = (size_t)(text + size - line);

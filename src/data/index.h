@@ -128,10 +128,9 @@ struct wids {
     size_t count;
 };
 
-/* Read a wids index from memory or from a file; shards keep the order of the file. The caller frees `wids`,
+/* Reads a wids index from memory; shards keep the order of the file. The caller frees `wids`,
  * even after a failure. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without jansson. */
 enum status wids_parse(const char *text, size_t size, struct wids *wids);
-enum status wids_read(const char *path, struct wids *wids);
 void wids_free(struct wids *wids);
 
 /* Formats a wids index of the data set `name`. The caller frees `*text`. STATUS_FAILED if a name is not UTF-8

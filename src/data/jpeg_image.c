@@ -211,8 +211,7 @@ static bool is_baseline(const struct jpeg_decompress_struct *jpeg)
 
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size, struct jpeg_shape *shape)
 {
-    if (!decoder)
-        return status_set(STATUS_FAILED, "out of memory for a JPEG decoder");
+    TRY(ALLOCATED(decoder, "out of memory for a JPEG decoder"));
     struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
     jpeg_abort_decompress(jpeg); /* the previous file may have been decoded in part only */
     if (setjmp(decoder->failed))
@@ -344,8 +343,7 @@ enum status jpeg_encode(const uint8_t *pixels, const struct jpeg_shape *shape, i
 {
     struct encoding *encoding = calloc(1, sizeof *encoding);
     *bytes = NULL;
-    if (!encoding)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(encoding, "out of memory"));
     struct jpeg_decoder *failing = &encoding->failing;
     encoding->jpeg.err = jpeg_std_error(&failing->errors);
     failing->errors.error_exit = fail;

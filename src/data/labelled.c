@@ -231,8 +231,7 @@ static enum status open_with(filler *fill, const struct source_request *request,
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the file to read with --source FILE");
     struct labelled *labelled = *state = calloc(1, sizeof *labelled);
-    if (!labelled)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(labelled, "out of memory"));
     labelled->encoding = (enum source_encoding)parameters->encoding;
     return fill(labelled, parameters, facts);
 }

@@ -7,6 +7,7 @@
 #include <jansson.h>
 #endif
 
+#include "core/text.h"
 #include "data/label.h"
 
 #define NAMES_MAX 400 /* bytes of a list of members in a message */
@@ -100,18 +101,15 @@ enum status members_lack(const struct member_list *list, const char *option, con
                          uint32_t count)
 {
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
-    size_t used = 0;
     bool folder = false;
-    for (uint32_t r = 0; r < list->count && used < sizeof wanted; r++) {
+    for (uint32_t r = 0; r < list->count; r++) {
         const struct member_rule *rule = &list->rules[r];
         folder |= rule->folder && list->given;
-        used +=
-            (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s%s%s", r ? ";" : "",
-                             rule->folder ? "folder" : rule->extension, *rule->field ? ":" : "", rule->field);
+        text_join(wanted, sizeof wanted, ";", "%s%s%s", rule->folder ? "folder" : rule->extension,
+                  *rule->field ? ":" : "", rule->field);
     }
-    used = 0;
-    for (uint32_t m = 0; m < count && used < sizeof there; m++)
-        used += (size_t)snprintf(there + used, sizeof there - used, "%s%.60s", m ? ", " : "", extensions[m]);
+    for (uint32_t m = 0; m < count; m++)
+        text_join(there, sizeof there, ", ", "%.60s", extensions[m]);
     return status_set(
         STATUS_FAILED,
         "it has no member for --%s %s; its members are: %s; name one of them with --%s, or remove "

@@ -8,19 +8,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
+
 static enum status add_name(struct paths *paths, const char *name)
 {
-    if (paths->count == paths->capacity) {
-        size_t capacity = paths->capacity ? 2 * paths->capacity : 16;
-        char **larger = realloc(paths->names, capacity * sizeof *larger);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for the list of files");
-        paths->names = larger;
-        paths->capacity = capacity;
-    }
-    paths->names[paths->count] = strdup(name);
-    return paths->names[paths->count++] ? STATUS_OK
-                                        : status_set(STATUS_FAILED, "out of memory for the list of files");
+    char *copy = NULL;
+    TRY(ALLOCATED(array_grow(&paths->names, paths->count, sizeof *paths->names) && (copy = strdup(name)),
+                  "out of memory for the list of files"));
+    paths->names[paths->count++] = copy;
+    return STATUS_OK;
 }
 
 static int compare_names(const void *a, const void *b)
@@ -106,7 +102,7 @@ enum status paths_find(const char *text, bool (*wanted)(const char *path), struc
     if (access(text, F_OK) == 0)
         return add_path(text, wanted, paths);
     char *copy = strdup(text), *rest = copy, *name;
-    enum status status = copy ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    enum status status = ALLOCATED(copy, "out of memory");
     while (status == STATUS_OK && (name = strsep(&rest, ",")))
         status = *name ? add_pattern(name, wanted, paths)
                        : status_set(STATUS_USAGE, "'%s' has an empty name between commas", text);

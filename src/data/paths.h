@@ -9,7 +9,7 @@
 
 struct paths {
     char **names; /* owned */
-    size_t count, capacity;
+    size_t count;
 };
 
 /* Adds the files that `text` names: paths separated by ','. A path may be a pattern of the shell. If a path

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/portable.h"
 
 #define VALUES_MAX    8000000 /* maximum number of values per pickle; they occupy about 600 MB */
@@ -19,7 +20,7 @@ struct pickle_block {
 
 struct values {
     struct pickle_value **items;
-    size_t count, capacity;
+    size_t count;
 };
 
 /* State of the machine that executes a pickle's opcodes: a stack, and a memo of values that are used
@@ -36,29 +37,22 @@ struct parser {
 
 /* ---- Values ---- */
 
-static enum status push_item(struct pickle_value ***items, size_t *count, size_t *capacity,
-                             struct pickle_value *value)
+static enum status push_item(struct pickle_value ***items, size_t *count, struct pickle_value *value)
 {
-    if (*count == *capacity) {
-        size_t larger = *capacity ? 2 * *capacity : 4;
-        struct pickle_value **moved = realloc(*items, larger * sizeof(struct pickle_value *));
-        if (!moved)
-            return OUT_OF_MEMORY;
-        *items = moved;
-        *capacity = larger;
-    }
+    if (!array_grow(items, *count, sizeof **items))
+        return OUT_OF_MEMORY;
     (*items)[(*count)++] = value;
     return STATUS_OK;
 }
 
 static enum status push(struct parser *parser, struct pickle_value *value)
 {
-    return push_item(&parser->stack.items, &parser->stack.count, &parser->stack.capacity, value);
+    return push_item(&parser->stack.items, &parser->stack.count, value);
 }
 
 static enum status add_item(struct pickle_value *list, struct pickle_value *value)
 {
-    return push_item(&list->items, &list->count, &list->capacity, value);
+    return push_item(&list->items, &list->count, value);
 }
 
 /* Creates a value and pushes it. */
@@ -316,7 +310,7 @@ static enum status do_put(struct parser *parser, size_t bytes)
     if (index >= (size_t)(parser->end - parser->bytes)) /* Python numbers the entries from 0 */
         return status_set(STATUS_FAILED, "its pickle has a memo entry that is too large");
     while (memo->count <= index)
-        TRY(push_item(&memo->items, &memo->count, &memo->capacity, NULL));
+        TRY(push_item(&memo->items, &memo->count, NULL));
     memo->items[index] = stack->items[stack->count - 1];
     return STATUS_OK;
 }

@@ -29,7 +29,7 @@ struct pickle_value {
     const char *text; /* text, global: `length` bytes in the pickle, without a terminating zero */
     size_t length;
     struct pickle_value **items; /* a dict has alternating keys and values */
-    size_t count, capacity;
+    size_t count;
 };
 
 struct pickle {

@@ -28,8 +28,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
                        .flags = PNG_IMAGE_FLAG_COLORSPACE_NOT_sRGB};
     png_alloc_size_t count = PNG_IMAGE_PNG_SIZE_MAX(image);
     *bytes = malloc(count);
-    if (!*bytes)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(*bytes, "out of memory"));
     if (!png_image_write_to_memory(&image, *bytes, &count, 0, pixels, 0, NULL)) {
         free(*bytes);
         *bytes = NULL;

@@ -188,8 +188,7 @@ static void say_what_is_kept(const struct job *job)
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
     struct source_sample *samples = calloc(count, sizeof *samples);
-    if (!samples)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(samples, "out of memory"));
     enum status status = source_make(job->source, job->state, first, count, samples);
     for (uint64_t i = 0; status == STATUS_OK && job->classes.labels && i < count; i++)
         status = class_folders_keep(&job->classes, first + i, &samples[i]);

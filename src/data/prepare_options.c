@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "core/words.h"
 #include "machine/threads.h"
 
@@ -90,19 +91,11 @@ static enum status find_source(struct job *job, int argc, char *argv[])
                : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists the sources", name);
 }
 
-static bool has_option(const struct option_spec *options, size_t count, const char *name)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(options[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 bool prepare_has_option(const char *name)
 {
-    bool found = has_option(specs, COUNT_OF(specs), name);
+    bool found = option_in_table(specs, COUNT_OF(specs), name);
     for (size_t i = 0; source_table[i]; i++)
-        found |= has_option(source_table[i]->options, source_table[i]->option_count, name);
+        found |= option_in_table(source_table[i]->options, source_table[i]->option_count, name);
     return found;
 }
 
@@ -115,8 +108,8 @@ static enum status explain_elsewhere(void *context, const char *name)
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
         const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
-        if (has_option(source->options, source->option_count, name) ||
-            (workload && has_option(workload->options, workload->option_count, name)))
+        if (option_in_table(source->options, source->option_count, name) ||
+            (workload && option_in_table(workload->options, workload->option_count, name)))
             owners[count++] = source->name;
     }
     char known[256];
@@ -138,8 +131,7 @@ enum status prepare_read_options(struct job *job, const struct config *config)
     job->workload = source->workload ? workload_find(source->workload) : NULL;
     job->source_parameters = calloc(1, source->parameters_bytes);
     job->workload_parameters = calloc(1, job->workload ? job->workload->parameters_bytes : 1);
-    if (!job->source_parameters || !job->workload_parameters)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job->source_parameters && job->workload_parameters, "out of memory"));
     job->options =
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
                                     {source->options, source->option_count, job->source_parameters}},
@@ -189,9 +181,8 @@ enum status prepare_check_options(struct job *job)
 /* Returns whether an option of the workload does not affect the samples. */
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
-    for (size_t i = 0; job->source->indifferent && job->source->indifferent[i]; i++)
-        if (strcmp(job->source->indifferent[i], spec->name) == 0)
-            return true;
+    if (job->source->indifferent && is_one_of(spec->name, job->source->indifferent))
+        return true;
     return job->workload && job->workload->applies &&
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }
@@ -213,8 +204,7 @@ enum status prepare_describe(struct job *job)
 {
     size_t size = 0;
     FILE *stream = open_memstream(&job->provenance, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
     for (size_t t = 0; t < job->options.table_count; t++) {
         const struct option_table *table = &job->options.tables[t];
@@ -223,7 +213,5 @@ enum status prepare_describe(struct job *job)
                 add_option(stream, &table->specs[i], table->values);
     }
     fprintf(stream, " inputs=%016" PRIx64, job->facts.identity);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    return ALLOCATED(text_close(stream), "out of memory");
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "core/text.h"
 
 #define ALIGNMENT 8 /* alignment of the values; the header is padded to it */
 /* Start of the header of every file that this program writes. */
@@ -38,13 +39,10 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     uint64_t length = 0;
     *header = NULL;
     FILE *stream = open_memstream(header, size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fwrite(&length, sizeof length, 1, stream);
     print_header(stream, about, tensors, count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    if (!whole) {
+    if (!text_close(stream)) {
         free(*header);
         return status_set(STATUS_FAILED, "out of memory");
     }

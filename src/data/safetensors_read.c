@@ -205,8 +205,7 @@ enum status safetensors_list(struct tensor_file *file)
                           "several files",
                           size, HEADER_BYTES_MAX);
     char *text = malloc(size);
-    if (!text)
-        return status_set(STATUS_FAILED, "out of memory for its header of %" PRIu64 " bytes", size);
+    TRY(ALLOCATED(text, "out of memory for its header of %" PRIu64 " bytes", size));
     enum status status = tensor_file_read(file, sizeof size, text, size);
     if (status == STATUS_OK)
         status = parse_header(text, size, file);

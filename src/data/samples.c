@@ -76,14 +76,11 @@ enum status samples_format(const struct source *source, const void *state, const
     for (uint64_t m = 0; m < index->member_count; m++)
         TRY(index_extensions_add(&list.extensions, index->members[m].extension));
     FILE *stream = open_memstream(text, size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory for " SAMPLES_NAME);
+    TRY(ALLOCATED(stream, "out of memory for " SAMPLES_NAME));
     write_columns(stream, &list);
     for (uint64_t i = 0; i < index->sample_count; i++)
         write_sample(stream, &list, i);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for " SAMPLES_NAME);
+    return ALLOCATED(text_close(stream), "out of memory for " SAMPLES_NAME);
 }
 
 enum status samples_write(const char *folder, const struct source *source, const void *state,

@@ -57,8 +57,7 @@ enum status source_open(const char *name, const char *const words[], const struc
         (struct source_reader){.source = source,
                                .parameters = calloc(1, source->parameters_bytes),
                                .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
-    if (!reader->parameters || !reader->workload_parameters)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(reader->parameters && reader->workload_parameters, "out of memory"));
     struct options *options = &reader->options;
     options->tables[options->table_count++] =
         (struct option_table){source->options, source->option_count, reader->parameters};
@@ -116,8 +115,7 @@ enum status source_add_image(struct source_sample *sample, int encoding, const u
 enum status source_add_label(struct source_sample *sample, uint64_t label)
 {
     char *text = malloc(24);
-    if (!text)
-        return status_set(STATUS_FAILED, "out of memory for a label");
+    TRY(ALLOCATED(text, "out of memory for a label"));
     source_add(sample, "cls", text, (size_t)snprintf(text, 24, "%" PRIu64, label));
     return STATUS_OK;
 }
@@ -128,8 +126,7 @@ enum status source_add_array(struct source_sample *sample, const char *type, con
     char header[NPY_HEADER_MAX];
     size_t length = npy_header_make(header, type, shape);
     char *file = calloc(1, length + bytes);
-    if (!file)
-        return status_set(STATUS_FAILED, "out of memory for a sample of %zu bytes", bytes);
+    TRY(ALLOCATED(file, "out of memory for a sample of %zu bytes", bytes));
     memcpy(file, header, length);
     if (values)
         memcpy(file + length, values, bytes);

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
+#include "core/text.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
 #include "data/torch_file.h"
@@ -34,15 +36,7 @@ enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, vo
 
 enum status tensor_file_add(struct tensor_file *file, const struct tensor *tensor)
 {
-    if (tensor->name && file->count == file->capacity) {
-        size_t capacity = file->capacity ? 2 * file->capacity : 4;
-        struct tensor *larger = realloc(file->tensors, capacity * sizeof *larger);
-        if (larger) {
-            file->tensors = larger;
-            file->capacity = capacity;
-        }
-    }
-    if (!tensor->name || file->count == file->capacity) {
+    if (!tensor->name || !array_grow(&file->tensors, file->count, sizeof *file->tensors)) {
         free(tensor->name);
         return status_set(STATUS_FAILED, "out of memory for its list of tensors");
     }
@@ -118,12 +112,9 @@ static const struct {
 /* Returns the number of the format, or COUNT_OF(formats). */
 static size_t find_format(const char *path)
 {
-    size_t i = 0, length = strlen(path);
-    for (; i < COUNT_OF(formats); i++) {
-        size_t suffix = strlen(formats[i].suffix);
-        if (length > suffix && strcmp(path + length - suffix, formats[i].suffix) == 0)
-            break;
-    }
+    size_t i = 0;
+    while (i < COUNT_OF(formats) && !text_ends_in(path, formats[i].suffix))
+        i++;
     return i;
 }
 

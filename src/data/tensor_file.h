@@ -31,7 +31,7 @@ struct tensor_file {
     int fd;
     uint64_t bytes; /* size of the file */
     struct tensor *tensors;
-    size_t count, capacity;
+    size_t count;
 };
 
 FDSL_C_BEGIN

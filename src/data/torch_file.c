@@ -201,8 +201,7 @@ static enum status check_keys(const struct pickle_value *dict)
     const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));
     size_t count = 0;
     enum status status = STATUS_OK;
-    if (!keys)
-        return status_set(STATUS_FAILED, "out of memory for its pickle");
+    TRY(ALLOCATED(keys, "out of memory for its pickle"));
     for (size_t i = 0; i < dict->count; i += 2)
         if (dict->items[i]->kind == PICKLE_TEXT)
             keys[count++] = dict->items[i];
@@ -308,8 +307,7 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
         return status_set(STATUS_FAILED, "its pickle has %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
                           member->bytes, PICKLE_BYTES_MAX);
     uint8_t *bytes = malloc(member->bytes + 1);
-    if (!bytes)
-        return status_set(STATUS_FAILED, "out of memory for its pickle");
+    TRY(ALLOCATED(bytes, "out of memory for its pickle"));
     enum status status = tensor_file_read(file, member->offset, bytes, member->bytes);
     if (status == STATUS_OK)
         status = torch_list_pickle(bytes, member->bytes, zip, prefix, file);

@@ -12,18 +12,23 @@
 #include <xxhash.h>
 #endif
 
+#include "core/text.h"
 #include "data/md5.h"
 #include "data/tar.h"
 
 #define BUFFER_BYTES (1 << 20)
 
-void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t number,
-              uint64_t class_folder)
+#define KEY_MAX      48
+
+/* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
+ * folder comes first. */
+static void make_key(char key[KEY_MAX], const struct unit_writer *writer, uint64_t number,
+                     uint64_t class_folder)
 {
     int used = 0;
     if (writer->layout == INDEX_IMAGEFOLDER)
-        used = snprintf(key, UNIT_KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
-    snprintf(key + used, (size_t)(UNIT_KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
+        used = snprintf(key, KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
+    snprintf(key + used, (size_t)(KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
 }
 
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
@@ -88,8 +93,7 @@ enum status unit_begin(struct unit_writer *writer, enum index_layout layout, con
     writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
     writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);
     writer->buffer = malloc(BUFFER_BYTES);
-    if (!writer->lines || !writer->dali || !writer->buffer)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(writer->lines && writer->dali && writer->buffer, "out of memory"));
     TRY(unit_path(path, folder, name));
     TRY(md5_begin(&writer->md5));
     return layout == INDEX_SHARDS ? file_begin(&writer->file, path) : begin_folder(path);
@@ -154,8 +158,8 @@ static enum status write_file(const struct unit_writer *writer, const char *key,
 static enum status write_files(const struct unit_writer *writer, uint64_t number,
                                const struct source_sample *sample)
 {
-    char key[UNIT_KEY_MAX];
-    unit_key(key, writer, number, sample->class_folder);
+    char key[KEY_MAX];
+    make_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++)
         TRY(write_file(writer, key, &sample->members[i]));
     return STATUS_OK;
@@ -182,8 +186,8 @@ static enum status write_all_files(const struct unit_writer *writer, uint64_t fi
 static enum status add_sample(struct unit_writer *writer, uint64_t number, const struct source_sample *sample)
 {
     struct index_member entries[SOURCE_MEMBERS_MAX];
-    char key[UNIT_KEY_MAX];
-    unit_key(key, writer, number, sample->class_folder);
+    char key[KEY_MAX];
+    make_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++) {
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
@@ -216,10 +220,9 @@ enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
 /* Closes a memory stream and checks that no text was lost. */
 static enum status end_text(FILE **stream)
 {
-    bool whole = !ferror(*stream);
-    whole = fclose(*stream) == 0 && whole;
+    bool whole = text_close(*stream);
     *stream = NULL;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
+    return ALLOCATED(whole, "out of memory for an index");
 }
 
 /* Writes the shard's DALI index: "x.idx" for "x.tar". */
@@ -231,8 +234,7 @@ static enum status write_dali(struct unit_writer *writer)
     TRY(unit_path(path, writer->folder, writer->name));
     strcpy(strrchr(path, '.'), ".idx");
     FILE *stream = open_memstream(&text, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     fprintf(stream, DALI_HEAD "%s", writer->samples, writer->dali_text);
     enum status status = end_text(&stream);
     if (status == STATUS_OK)

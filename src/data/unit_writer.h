@@ -25,13 +25,6 @@ struct unit_writer {
     size_t lines_size, dali_size;
 };
 
-#define UNIT_KEY_MAX 48
-
-/* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
- * folder comes first. */
-void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t number,
-              uint64_t class_folder);
-
 /* Starts a shard under a temporary name. For a folder of files, creates the folder and removes temporary
  * files of killed runs from it. The struct must not be moved. The caller must finally call unit_abandon(),
  * even after a failure. */

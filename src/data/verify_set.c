@@ -211,8 +211,7 @@ static enum status check_samples(struct check *check)
     size_t wanted_size, found_size;
     TRY(unit_path(path, check->folder, SAMPLES_NAME));
     uint64_t *starts = malloc((index->sample_count + 1) * sizeof *starts);
-    if (!starts)
-        return status_set(STATUS_FAILED, "out of memory for %s", path);
+    TRY(ALLOCATED(starts, "out of memory for %s", path));
     starts[0] = 0;
     for (uint64_t i = 0; i < index->sample_count; i++)
         starts[i + 1] = starts[i] + count_rows(index, i);

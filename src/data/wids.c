@@ -31,7 +31,7 @@ static enum status read_shard(const json_t *entry, struct wids_shard *shard)
     strcpy(shard->md5, md5 ? md5 : "");
     shard->samples = (uint64_t)json_integer_value(samples);
     shard->bytes = (uint64_t)json_integer_value(bytes);
-    return shard->url ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    return ALLOCATED(shard->url, "out of memory");
 }
 
 static enum status read_root(const json_t *root, struct wids *wids)
@@ -45,8 +45,7 @@ static enum status read_root(const json_t *root, struct wids *wids)
         return status_set(STATUS_FAILED, "the index has no \"shardlist\"");
     wids->name = strdup(name ? name : "");
     wids->shards = calloc(json_array_size(list) + 1, sizeof *wids->shards);
-    if (!wids->name || !wids->shards)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(wids->name && wids->shards, "out of memory"));
     for (; wids->count < json_array_size(list); wids->count++) {
         enum status status = read_shard(json_array_get(list, wids->count), &wids->shards[wids->count]);
         if (status != STATUS_OK)
@@ -65,17 +64,6 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     enum status status = read_root(root, wids);
     json_decref(root);
     return status;
-}
-
-enum status wids_read(const char *path, struct wids *wids)
-{
-    char *text;
-    size_t size;
-    *wids = (struct wids){0};
-    TRY(file_read(path, &text, &size));
-    enum status status = wids_parse(text, size, wids);
-    free(text);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 
 /* ---- Writing ---- */
@@ -97,9 +85,7 @@ enum status wids_format(const char *name, const struct index *index, char **text
         whole = json_array_append_new(list, shard_of(&index->units[i])) == 0;
     *text = whole ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
-    return *text ? STATUS_OK
-                 : status_set(STATUS_FAILED,
-                              "%s: cannot write the wids index: a name is not UTF-8, or out of memory", name);
+    return ALLOCATED(*text, "%s: cannot write the wids index: a name is not UTF-8, or out of memory", name);
 }
 
 #else
@@ -110,12 +96,6 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids)
     *wids = (struct wids){0};
     return status_set(STATUS_UNAVAILABLE,
                       "this build has no JSON support: install jansson (libjansson-dev) and build again");
-}
-
-enum status wids_read(const char *path, struct wids *wids)
-{
-    (void)path;
-    return wids_parse(NULL, 0, wids);
 }
 
 enum status wids_format(const char *name, const struct index *index, char **text)

@@ -233,8 +233,8 @@ enum status zip_list(const struct tensor_file *file, struct zip *zip)
     TRY(read_end(file, &directory));
     zip->directory = malloc(directory.bytes + 1);
     zip->members = calloc(directory.members + 1, sizeof *zip->members);
-    if (!zip->directory || !zip->members)
-        return status_set(STATUS_FAILED, "out of memory for its %" PRIu64 " members", directory.members);
+    TRY(ALLOCATED(zip->directory && zip->members, "out of memory for its %" PRIu64 " members",
+                  directory.members));
     TRY(tensor_file_read(file, directory.begin, zip->directory, directory.bytes));
     uint8_t *at = (uint8_t *)zip->directory, *end = at + directory.bytes;
     for (; zip->count < directory.members; zip->count++) {

@@ -60,8 +60,7 @@ static enum status copy_classes(const struct fdsl_config *config, struct synth *
     TRY(check_count("class_count", config->class_count, 1, CLASS_COUNT_MAX));
     synth->class_count = config->class_count;
     synth->classes = calloc(config->class_count, sizeof *synth->classes);
-    if (!synth->classes)
-        return status_set(STATUS_FAILED, "out of memory for %u classes", config->class_count);
+    TRY(ALLOCATED(synth->classes, "out of memory for %u classes", config->class_count));
     for (uint32_t c = 0; c < config->class_count; c++) {
         synth->classes[c] = class_of(&config->class_list[c]);
         enum status status = class_check(&synth->classes[c]);

@@ -101,8 +101,7 @@ static enum status environment_enter(struct environment *before)
 {
     *before = (struct environment){.device = device_current()};
     before->c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (!before->c_locale)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(before->c_locale, "out of memory"));
     before->locale = uselocale(before->c_locale);
     fegetenv(&before->floating_point);
     fesetenv(FE_DFL_ENV);

@@ -84,8 +84,7 @@ static enum status start_threads(struct pool *pool)
 enum status pool_open(int threads, struct pool **pool)
 {
     struct pool *self = calloc(1, sizeof *self + (size_t)threads * sizeof *self->members);
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->begin, NULL);
     pthread_cond_init(&self->end, NULL);

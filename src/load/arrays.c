@@ -197,7 +197,7 @@ static enum status begin_pictures(struct inspection *inspection)
     arrays->value_count = (uint64_t)fit->channels * fit->res * fit->res;
     arrays->pictures = calloc(inspection->dataset->sample_count, sizeof *arrays->pictures);
     inspection->jpeg = jpeg_open();
-    return arrays->pictures ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for image headers");
+    return ALLOCATED(arrays->pictures, "out of memory for image headers");
 }
 
 enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
@@ -209,10 +209,8 @@ enum status arrays_open(const struct dataset *dataset, const struct image_fit *f
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
     arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);
     inspection.head = malloc(HEAD_BYTES_MAX);
-    enum status status =
-        arrays->samples && arrays->extents && inspection.head
-            ? STATUS_OK
-            : status_set(STATUS_FAILED, "out of memory for the headers of %u samples", dataset->sample_count);
+    enum status status = ALLOCATED(arrays->samples && arrays->extents && inspection.head,
+                                   "out of memory for the headers of %u samples", dataset->sample_count);
     if (status == STATUS_OK && fit)
         status = begin_pictures(&inspection);
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {

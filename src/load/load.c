@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/fnv.h"
+#include "core/words.h"
 #include "core/workload.h"
 #include "load/load_parts.h"
 
@@ -281,8 +282,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     struct members members;
     TRY(members_parse(parameters->image, parameters->label, parameters->member, &members));
     struct load_job *job = *input = calloc(1, sizeof *job);
-    if (!job)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job, "out of memory"));
     const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes};
@@ -327,29 +327,22 @@ static uint64_t load_identity(const void *input)
     return hash;
 }
 
-static bool is_one_of(const char *option, const char *const *names, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(option, names[i]) == 0)
-            return true;
-    return false;
-}
-
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    static const char *const of_cpu[] = {"iodepth", "block"}, *const of_fit[] = {"fit", "channels"};
-    static const char *const of_decoding[] = {"decode", "augment", "out-res"};
-    static const char *const of_device_decoding[] = {"layout", "decoder"};
+    static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
+                                                                                       NULL};
+    static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
+    static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
     const struct parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : NULL;
     bool device = traits && traits->device, decodes = !device || traits->decodes;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && !device;
-    if (is_one_of(option, of_decoding, COUNT_OF(of_decoding)))
+    if (is_one_of(option, of_decoding))
         return decodes;
-    if (is_one_of(option, of_fit, COUNT_OF(of_fit)))
+    if (is_one_of(option, of_fit))
         return parameters->out_res && decodes;
-    if (is_one_of(option, of_device_decoding, COUNT_OF(of_device_decoding)))
+    if (is_one_of(option, of_device_decoding))
         return parameters->out_res && device && decodes;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return device ? dtype_values[parameters->dtype] != DTYPE_STORED : parameters->augment;
@@ -361,7 +354,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
         return !(traits && traits->keyed);
-    return !device || !is_one_of(option, of_cpu, COUNT_OF(of_cpu));
+    return !device || !is_one_of(option, of_cpu);
 }
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)

@@ -59,7 +59,7 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 static enum status warm_up(const struct load *load, struct cache_pages *pages)
 {
     void *buffer = malloc(FILL_BYTES);
-    enum status status = buffer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    enum status status = ALLOCATED(buffer, "out of memory");
     for (int i = 0; status == STATUS_OK && i < WARM_READS; i++) {
         status = each_file(load, fill_file, buffer);
         if (status == STATUS_OK)

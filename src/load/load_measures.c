@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/stats.h"
 #include "core/timer.h"
 
 const struct measure load_measures[] = {
@@ -77,30 +78,21 @@ static enum status measure_calls(const struct load *load, const struct variant *
                                                           {"close_p50_s", "close_p99_s", "close_p999_s"}};
     static const double quantiles[] = {0.5, 0.99, 0.999};
     struct run_time unused;
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for latencies");
+    struct load_result result;
     load->control->timed_calls = true;
     enum status status = variant_run(variant, state, 0, &unused);
     load->control->timed_calls = false;
-    if (status == STATUS_OK)
-        status = variant->fetch(state, result);
-    for (int call = 0; status == STATUS_OK && call < LOAD_CALLS; call++)
+    TRY(status);
+    TRY(variant->fetch(state, &result));
+    for (int call = 0; call < LOAD_CALLS; call++)
         for (int q = 0; q < 3; q++)
             measures_real(measures, columns_of[call][q],
-                          latency_quantile_s(&result->latency[call], quantiles[q]), 4);
-    free(result);
-    return status;
+                          latency_quantile_s(&result.latency[call], quantiles[q]), 4);
+    return STATUS_OK;
 }
 
 #define COPY_ROUNDS 9
 #define COPY_TIME_S 3.0 /* the first round always runs; no other round starts after this time */
-
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
 
 /* Measures the copy bandwidth, which is an upper bound on the rate of every loader, and the CPU cores that a
  * run uses. Copies of the working set alternate with runs, so that both see the same machine state. */
@@ -125,26 +117,18 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
         shares[rounds] = rate / copies[rounds];
         rounds++;
     }
-    qsort(copies, rounds, sizeof *copies, by_value);
-    qsort(shares, rounds, sizeof *shares, by_value);
-    qsort(cores, rounds, sizeof *cores, by_value);
-    measures_put(measures, "copy_bytes_per_s", "%.6g", copies[rounds / 2]);
-    measures_put(measures, "copy_share", "%.4f", shares[rounds / 2]);
-    measures_put(measures, "cpu_cores", "%.3g", cores[rounds / 2]);
+    measures_put(measures, "copy_bytes_per_s", "%.6g", stats_middle(copies, rounds));
+    measures_put(measures, "copy_share", "%.4f", stats_middle(shares, rounds));
+    measures_put(measures, "cpu_cores", "%.3g", stats_middle(cores, rounds));
     return STATUS_OK;
 }
 
 static enum status measure_copy_and_order(const struct load *load, const struct variant *variant, void *state,
                                           struct measures *measures)
 {
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
-    enum status status = copy_in_turn(load, variant, state, result, measures);
-    if (status == STATUS_OK)
-        status = measure_order(load, variant, result->threads, measures);
-    free(result);
-    return status;
+    struct load_result result;
+    TRY(copy_in_turn(load, variant, state, &result, measures));
+    return measure_order(load, variant, result.threads, measures);
 }
 
 /* Warns if the latest warm run read from a storage device, or if pages are not resident after the run. */
@@ -166,41 +150,35 @@ enum status load_observe(const void *input, const struct variant *variant, void 
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
     struct cache_pages after;
-    struct load_result *result = malloc(sizeof *result);
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory for measures");
-    enum status status = variant->fetch(state, result);
-    if (status == STATUS_OK)
-        status = load_resident(load, &after);
-    if (status == STATUS_OK) {
-        warn_of_cooling(load, result, &after);
-        if (!dataset->uncounted)
-            measures_put(
-                measures, "skipped", "%llu",
-                (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
-        if (!result->before.hidden)
-            measures_put(measures, "resident_share_before", "%.4f", cache_share(&result->before));
-        if (!after.hidden)
-            measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
-        if (result->device_known)
-            measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result->device_bytes);
-        measures_memory(measures, result->useful_bytes, (double)result->memory_bytes);
-        measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
-        if (result->gds)
-            measures_put(measures, "gds", "%s", result->gds);
-        if (result->decoder)
-            measures_put(measures, "decoded_by", "%s", result->decoder);
-        if (result->decoder && result->jpeg_engine_share >= 0)
-            measures_put(measures, "jpeg_engine_share", "%.2f", result->jpeg_engine_share);
-        if (((const struct load_traits *)variant->traits)->resident)
-            measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
-        if (load->decode)
-            measures_put(measures, "decode_s", "%.6g", result->decode_s);
-        if (load->augment)
-            measures_put(measures, "augment_s", "%.6g", result->augment_s);
-    }
-    free(result);
-    return status;
+    struct load_result result;
+    TRY(variant->fetch(state, &result));
+    TRY(load_resident(load, &after));
+    warn_of_cooling(load, &result, &after);
+    if (!dataset->uncounted)
+        measures_put(
+            measures, "skipped", "%llu",
+            (unsigned long long)((load->rank ? 0 : dataset->skipped) + result.skipped / load->epochs));
+    if (!result.before.hidden)
+        measures_put(measures, "resident_share_before", "%.4f", cache_share(&result.before));
+    if (!after.hidden)
+        measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
+    if (result.device_known)
+        measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result.device_bytes);
+    measures_memory(measures, result.useful_bytes, (double)result.memory_bytes);
+    measures_put(measures, "checksum", "%016llx", (unsigned long long)result.checksum.sum);
+    if (result.gds)
+        measures_put(measures, "gds", "%s", result.gds);
+    if (result.decoder)
+        measures_put(measures, "decoded_by", "%s", result.decoder);
+    if (result.decoder && result.jpeg_engine_share >= 0)
+        measures_put(measures, "jpeg_engine_share", "%.2f", result.jpeg_engine_share);
+    if (((const struct load_traits *)variant->traits)->resident)
+        measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
+    if (load->decode)
+        measures_put(measures, "decode_s", "%.6g", result.decode_s);
+    if (load->augment)
+        measures_put(measures, "augment_s", "%.6g", result.augment_s);
+    return STATUS_OK;
 }
 
 enum status load_measure(const void *input, const struct variant *variant, void *state,

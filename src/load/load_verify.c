@@ -79,8 +79,7 @@ enum status load_check_closely(void *input, bool closely)
     if (closely) {
         TRY(dataset_hash(&job->dataset));
         control->seen = calloc(job->dataset.sample_count, 1);
-        if (!control->seen)
-            return status_set(STATUS_FAILED, "out of memory to verify");
+        TRY(ALLOCATED(control->seen, "out of memory to verify"));
         job->epochs = job->load.epochs;
         job->lost = control->lost;
         job->load.epochs = 1;
@@ -103,7 +102,7 @@ static enum status count_unseen(const struct load_job *job, const struct variant
 {
     struct order_plan plan = load_variant_plan(&job->load, variant, 1);
     uint8_t *wanted = calloc(job->dataset.sample_count, 1);
-    enum status status = wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
+    enum status status = ALLOCATED(wanted, "out of memory to verify");
     if (status == STATUS_OK)
         status = visit_epoch(&job->load, &plan, number, want, wanted);
     for (uint32_t i = 0; status == STATUS_OK && i < job->dataset.sample_count; i++)
@@ -118,17 +117,13 @@ enum status load_verify(const void *input, const struct variant *variant, void *
 {
     const struct load_job *job = input;
     const struct load_traits *traits = variant->traits;
-    struct load_result *result = malloc(sizeof *result);
+    struct load_result result;
     *wrong = 0;
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory to verify");
-    enum status status = variant->fetch(state, result);
-    if (status == STATUS_OK && result->number != number)
+    TRY(variant->fetch(state, &result));
+    if (result.number != number) {
         *wrong = (uint64_t)load_work(input, variant).items;
-    else if (status == STATUS_OK && job->control.whole)
-        status = count_unseen(job, variant, number, result, wrong);
-    else if (status == STATUS_OK)
-        status = traits->verify_slots(state, wrong);
-    free(result);
-    return status;
+        return STATUS_OK;
+    }
+    return job->control.whole ? count_unseen(job, variant, number, &result, wrong)
+                              : traits->verify_slots(state, wrong);
 }

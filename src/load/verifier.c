@@ -14,8 +14,7 @@ enum status verifier_open(struct verifier *verifier, const struct load *load, co
     if (!load->skip)
         return STATUS_OK;
     verifier->outcomes = calloc(load->dataset->sample_count, 1);
-    return verifier->outcomes ? STATUS_OK
-                              : status_set(STATUS_FAILED, "out of memory for the outcomes of samples");
+    return ALLOCATED(verifier->outcomes, "out of memory for the outcomes of samples");
 }
 
 void verifier_close(struct verifier *verifier)

@@ -213,8 +213,7 @@ static enum status plan_with(struct claims *claims, const struct cores_mask *all
     int room = count_of(allowed);
     bool differ = claims_split(claims, comm_local_size());
     struct cores_mask *cores = calloc((size_t)room + 1, sizeof *cores);
-    if (!cores)
-        return status_set(STATUS_FAILED, "out of memory for a list of %d cores", room);
+    TRY(ALLOCATED(cores, "out of memory for a list of %d cores", room));
     int count = find_cores(cores, room);
     if (count == 0)
         count = singles(allowed, cores);

@@ -15,6 +15,8 @@
 #endif
 
 #include "core/status.h"
+#include "core/text.h"
+#include "core/words.h"
 #include "machine/memory.h"
 #include "machine/system_file.h"
 #include "machine/threads.h"
@@ -28,12 +30,6 @@
 #else
 #define COMPILER "gcc " __VERSION__
 #endif
-
-static uint64_t meminfo_bytes(const char *key)
-{
-    uint64_t kib = 0;
-    return system_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
-}
 
 static void capture_job(char *job_id, size_t size)
 {
@@ -86,16 +82,16 @@ enum { CPUS_MAX = 8192 }; /* the most hardware threads that Linux supports on x8
 
 static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, size_t size)
 {
-    size_t used = 0;
-    for (int first = 0; first < CPUS_MAX && used < size; first++) {
+    text[0] = '\0';
+    for (int first = 0; first < CPUS_MAX; first++) {
         if (!CPU_ISSET_S(first, set_bytes, set))
             continue;
         int last = first;
         while (last + 1 < CPUS_MAX && CPU_ISSET_S(last + 1, set_bytes, set))
             last++;
-        used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", first);
-        if (last > first && used < size)
-            used += (size_t)snprintf(text + used, size - used, "-%d", last);
+        text_join(text, size, ",", "%d", first);
+        if (last > first)
+            text_append(text, size, "-%d", last);
         first = last;
     }
 }
@@ -184,11 +180,9 @@ uint64_t env_openmp_threads(void)
 /* Returns whether cpuinfo_max_freq of this cpufreq driver includes boost clocks. */
 static bool tells_boost(const char *driver)
 {
-    static const char *const drivers[] = {"intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp"};
-    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++)
-        if (strcmp(driver, drivers[i]) == 0)
-            return true;
-    return false;
+    static const char *const drivers[] = {"intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp",
+                                          NULL};
+    return is_one_of(driver, drivers);
 }
 
 double env_max_clock_hz(const char *root)
@@ -243,6 +237,6 @@ void env_capture(struct env *env)
     capture_processors(env);
     env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");
     mark_cut_list(env->affinity, sizeof env->affinity);
-    env->memory_bytes = meminfo_bytes("MemTotal:");
+    env->memory_bytes = system_memory_bytes("MemTotal:");
     env->memory_available_bytes = memory_available_bytes();
 }

@@ -1,15 +1,14 @@
 #include "machine/gpu_watch.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"
+#include "machine/ticker.h"
 
 #define PERIOD_S      0.05
 #define CLOCKS_MAX    8192 /* MHz; higher clocks count as this value */
@@ -23,12 +22,7 @@ struct clocks {
 
 struct gpu_watch {
     char pci_bus_id[32];
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t wake; /* signalled to stop the thread */
-    bool stopping;
-
-    /* Used by the thread, and by gpu_watch_end() after the thread has ended */
+    struct ticker *ticker; /* reads the values below, until gpu_watch_end() */
     struct clocks sm, mem;
     uint64_t throttle_reasons;
     double begin_s, begin_j; /* time and energy at the first energy reading; NaN before */
@@ -69,52 +63,24 @@ static void look(struct gpu_watch *watch)
     }
 }
 
-static void *watch_gpu(void *context)
+static void tick(void *context, uint64_t missed)
 {
-    struct gpu_watch *watch = context;
-    struct timespec next;
-    clock_gettime(CLOCK_MONOTONIC, &next);
-    pthread_mutex_lock(&watch->lock);
-    while (!watch->stopping) {
-        pthread_mutex_unlock(&watch->lock);
-        look(watch);
-        pthread_mutex_lock(&watch->lock);
-        next.tv_nsec += (long)(1e9 * PERIOD_S);
-        next.tv_sec += next.tv_nsec / 1000000000;
-        next.tv_nsec %= 1000000000;
-        while (!watch->stopping && pthread_cond_timedwait(&watch->wake, &watch->lock, &next) == 0)
-            ;
-    }
-    pthread_mutex_unlock(&watch->lock);
-    return NULL;
-}
-
-static void free_watch(struct gpu_watch *watch)
-{
-    pthread_cond_destroy(&watch->wake);
-    pthread_mutex_destroy(&watch->lock);
-    free(watch);
+    (void)missed;
+    look(context);
 }
 
 enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch)
 {
     struct gpu_clocks unused;
-    pthread_condattr_t attributes;
     *watch = NULL;
     if (!*pci_bus_id || nvml_gpu_clocks(pci_bus_id, &unused) != STATUS_OK)
         return STATUS_OK;
     struct gpu_watch *self = calloc(1, sizeof *self);
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     snprintf(self->pci_bus_id, sizeof self->pci_bus_id, "%s", pci_bus_id);
     self->begin_s = self->begin_j = NAN;
-    pthread_mutex_init(&self->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&self->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
-    if (pthread_create(&self->thread, NULL, watch_gpu, self) != 0) {
-        free_watch(self);
+    if (ticker_open(PERIOD_S, tick, self, &self->ticker) != 0) {
+        free(self);
         return status_set(STATUS_FAILED, "cannot start a thread that watches the GPU; raise ulimit -u");
     }
     *watch = self;
@@ -135,11 +101,7 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     *watched = (struct gpu_watched){.sm_clock_mhz = -1, .mem_clock_mhz = -1, .power_w = NAN};
     if (!watch)
         return;
-    pthread_mutex_lock(&watch->lock);
-    watch->stopping = true;
-    pthread_cond_signal(&watch->wake);
-    pthread_mutex_unlock(&watch->lock);
-    pthread_join(watch->thread, NULL);
+    ticker_close(watch->ticker);
     watched->power_w = mean_power_w(watch);
     /* If the runs took less than one period, the thread has no reading. A reading now still shows the clocks
      * of the runs, because clocks do not drop at once. */
@@ -147,5 +109,5 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);
     watched->throttle_reasons = watch->throttle_reasons;
-    free_watch(watch);
+    free(watch);
 }

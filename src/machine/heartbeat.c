@@ -1,12 +1,12 @@
 #include "machine/heartbeat.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "machine/comm.h"
 #include "machine/shared_ring.h"
+#include "machine/ticker.h"
 
 #define BEATS_PER_S 10
 #define LEFT        UINT64_MAX /* the count of a rank that has closed its heartbeat */
@@ -21,12 +21,10 @@ struct heartbeat {
     struct shared_ring *memory;
     _Atomic uint64_t *counts; /* shared, one per rank of this machine */
     struct card *cards;
-    uint64_t *seen;   /* the counts at the last check */
-    uint32_t *silent; /* number of checks since each count changed */
-    uint32_t limit;   /* number of checks, not a time: while this process is stopped, it does not check */
-    atomic_bool ended;
-    bool started;
-    pthread_t thread;
+    uint64_t *seen;        /* the counts at the last check */
+    uint32_t *silent;      /* number of checks since each count changed */
+    uint32_t limit;        /* number of checks, not a time: while this process is stopped, it does not check */
+    struct ticker *ticker; /* NULL: not started */
 };
 
 /* ---- Watching ---- */
@@ -44,19 +42,15 @@ static void look_at(struct heartbeat *self, int i)
     _exit(STATUS_FAILED); /* the other threads may be blocked; the launcher ends the other ranks */
 }
 
-static void *beat(void *argument)
+static void beat(void *context, uint64_t missed)
 {
-    struct heartbeat *self = argument;
+    struct heartbeat *self = context;
     const int own = comm_local_rank();
-    while (!atomic_load(&self->ended)) {
-        atomic_fetch_add(&self->counts[own], 1);
-        for (int i = 0; i < comm_local_size(); i++)
-            if (i != own)
-                look_at(self, i);
-        usleep(1000000 / BEATS_PER_S);
-    }
-    atomic_store(&self->counts[own], LEFT);
-    return NULL;
+    (void)missed;
+    atomic_fetch_add(&self->counts[own], 1);
+    for (int i = 0; i < comm_local_size(); i++)
+        if (i != own)
+            look_at(self, i);
 }
 
 /* ---- Opening ---- */
@@ -67,9 +61,7 @@ static enum status allocate(struct heartbeat *self)
     self->cards = calloc(ranks, sizeof *self->cards);
     self->seen = calloc(ranks, sizeof *self->seen);
     self->silent = calloc(ranks, sizeof *self->silent);
-    return self->cards && self->seen && self->silent
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory to watch the ranks");
+    return ALLOCATED(self->cards && self->seen && self->silent, "out of memory to watch the ranks");
 }
 
 /* Opens the memory that local rank 0 offers. */
@@ -96,8 +88,9 @@ static enum status share_memory(struct heartbeat *self)
 static enum status start(struct heartbeat *self, double limit_s)
 {
     self->limit = (uint32_t)(limit_s * BEATS_PER_S) + 1;
-    self->started = pthread_create(&self->thread, NULL, beat, self) == 0;
-    return self->started ? STATUS_OK : status_set(STATUS_FAILED, "cannot start a thread");
+    return ticker_open(1.0 / BEATS_PER_S, beat, self, &self->ticker) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "cannot start a thread");
 }
 
 enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat)
@@ -118,9 +111,10 @@ void heartbeat_close(struct heartbeat *heartbeat)
 {
     if (!heartbeat)
         return;
-    atomic_store(&heartbeat->ended, true);
-    if (heartbeat->started)
-        pthread_join(heartbeat->thread, NULL);
+    if (heartbeat->ticker) {
+        ticker_close(heartbeat->ticker);
+        atomic_store(&heartbeat->counts[comm_local_rank()], LEFT);
+    }
     shared_ring_close(heartbeat->memory);
     free(heartbeat->cards);
     free(heartbeat->seen);

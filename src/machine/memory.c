@@ -7,12 +7,6 @@
 
 #include "machine/system_file.h"
 
-static uint64_t meminfo_bytes(const char *key)
-{
-    uint64_t kib = 0;
-    return system_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
-}
-
 static bool read_group(const char *directory, const char *file, const char *key, uint64_t *number)
 {
     char path[PATH_MAX];
@@ -62,7 +56,7 @@ void memory_share(int processes)
 uint64_t memory_available_bytes(void)
 {
     char group[PATH_MAX];
-    uint64_t available = meminfo_bytes("MemAvailable:");
+    uint64_t available = system_memory_bytes("MemAvailable:");
     uint64_t headroom = UINT64_MAX;
     if (system_field("/proc/self/cgroup", "0::", group, sizeof group))
         headroom = memory_cgroup_headroom_bytes("/sys/fs/cgroup", group);

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/text.h"
+
 typedef struct nvml_device *nvml_device; /* opaque */
 
 enum { NVML_SUCCESS = 0 };
@@ -261,10 +263,9 @@ const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
         {0x04, "power cap"}, {0x08, "hardware slowdown"}, {0x10, "sync boost"},
         {0x60, "thermal"},   {0x80, "power brake"},
     };
-    size_t used = 0;
     text[0] = '\0';
-    for (size_t i = 0; i < COUNT_OF(reasons) && used < size; i++)
+    for (size_t i = 0; i < COUNT_OF(reasons); i++)
         if (bits & reasons[i].bits)
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", reasons[i].word);
+            text_join(text, size, ", ", "%s", reasons[i].word);
     return text;
 }

@@ -16,6 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/array.h"
+#include "core/timer.h"
+
 #define PID_LIMIT      4194304 /* the largest pid_max of Linux */
 #define ATTEMPTS       10      /* maximum number of readings; a reading fails if a process ends during it */
 #define RUSAGE_BLOCK   512     /* bytes per block of ru_inblock and ru_oublock */
@@ -33,7 +36,7 @@ struct process {
 
 struct processes {
     struct process *items; /* owned */
-    size_t count, capacity;
+    size_t count;
 };
 
 struct process_tree {
@@ -84,12 +87,6 @@ static void read_storage(const char *path, double counters[PROCESS_COUNTERS])
     counters[PROCESS_WRITTEN_BYTES] = number_after(text, "\nwrite_bytes: ");
 }
 
-static double clock_s(clockid_t clock)
-{
-    struct timespec time;
-    return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
-}
-
 static double time_s(const struct timeval *time)
 {
     return (double)time->tv_sec + 1e-6 * (double)time->tv_usec;
@@ -98,7 +95,7 @@ static double time_s(const struct timeval *time)
 void process_use_own(struct process_use *use)
 {
     char text[128], *end;
-    *use = (struct process_use){.counters = {clock_s(CLOCK_PROCESS_CPUTIME_ID), -1, -1}, .rss_bytes = -1};
+    *use = (struct process_use){.counters = {timer_cpu_s(), -1, -1}, .rss_bytes = -1};
     read_storage("/proc/self/io", use->counters);
     if (read_small("/proc/self/statm", text, sizeof text)) {
         strtoull(text, &end, 10); /* the second number counts resident pages */
@@ -111,7 +108,7 @@ void process_use_own(struct process_use *use)
 static double own_cpu_s(pid_t pid, double ticks_s)
 {
     clockid_t clock;
-    double precise_s = clock_getcpuclockid(pid, &clock) == 0 ? clock_s(clock) : -1;
+    double precise_s = clock_getcpuclockid(pid, &clock) == 0 ? timer_clock_s(clock) : -1;
     return fmax(precise_s, ticks_s);
 }
 
@@ -155,14 +152,8 @@ static const struct process *find(const struct processes *processes, const struc
 
 static bool add(struct processes *processes, const struct process *process)
 {
-    if (processes->count == processes->capacity) {
-        size_t capacity = processes->capacity ? 2 * processes->capacity : 64;
-        struct process *items = reallocarray(processes->items, capacity, sizeof *items);
-        if (!items)
-            return false;
-        processes->items = items;
-        processes->capacity = capacity;
-    }
+    if (!array_grow(&processes->items, processes->count, sizeof *processes->items))
+        return false;
     processes->items[processes->count++] = *process;
     return true;
 }
@@ -352,8 +343,7 @@ enum status process_tree_open(struct process_tree **tree)
 {
     struct process_tree *new = calloc(1, sizeof *new);
     *tree = new;
-    if (!new)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(new, "out of memory"));
     pthread_mutex_init(&new->lock, NULL);
     new->root = getpid();
     new->scan = 1; /* 0 in the arrays means that no scan found the process */

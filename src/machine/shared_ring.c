@@ -47,8 +47,7 @@ static enum status map(struct shared_ring *ring)
 static enum status new_ring(size_t bytes, uint32_t buffers, struct shared_ring **ring)
 {
     *ring = calloc(1, sizeof **ring);
-    if (!*ring)
-        return status_set(STATUS_FAILED, "out of memory for shared buffers");
+    TRY(ALLOCATED(*ring, "out of memory for shared buffers"));
     (*ring)->file = -1;
     (*ring)->buffers = buffers;
     (*ring)->stride = (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;

@@ -32,3 +32,9 @@ bool system_number(const char *path, const char *key, uint64_t *number)
     *number = strtoull(text, &end, 10);
     return end != text;
 }
+
+uint64_t system_memory_bytes(const char *key)
+{
+    uint64_t kib = 0;
+    return system_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
+}

@@ -14,4 +14,7 @@ bool system_field(const char *path, const char *key, char *value, size_t size);
 /* Reads a field as a number. Returns false if it is missing or not a number ("max" in a control group). */
 bool system_number(const char *path, const char *key, uint64_t *number);
 
+/* Returns the size at `key` in /proc/meminfo; 0 if it is missing. */
+uint64_t system_memory_bytes(const char *key);
+
 #endif

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/stats.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
 #include "ops/ops_parts.h"
@@ -55,12 +57,10 @@ enum status ops_observe(const void *input, const struct variant *variant, void *
     const struct ops *ops = input;
     struct ops_summary summary;
     char stages[MEASURE_TEXT_MAX] = "";
-    size_t used = 0;
     TRY(summarize(variant, state, &summary));
     for (int step = 0; step < OPS_STEPS; step++)
         if (ops->steps[step])
-            used += (size_t)snprintf(stages + used, sizeof stages - used, "%s%s", used ? "+" : "",
-                                     ops_step_names[step]);
+            text_join(stages, sizeof stages, "+", "%s", ops_step_names[step]);
     measures_put(measures, "timed_stages", "%s", stages);
     if (ops->set)
         measures_real(measures, "load_s", ((const struct ops_job *)input)->load_s, 6);
@@ -96,12 +96,6 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 #define STREAM_ROUNDS 9
 #define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
 
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
 /* Measures the bandwidth of runs / the reference bandwidth. Runs and measurements of the bandwidth alternate,
  * so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
@@ -122,10 +116,8 @@ static enum status measure_stream(const struct ops *ops, const struct variant *v
         shares[rounds] = bytes / run_s / rates[rounds];
         rounds++;
     }
-    qsort(rates, rounds, sizeof *rates, by_value);
-    qsort(shares, rounds, sizeof *shares, by_value);
-    measures_real(measures, "stream_bytes_per_s", rates[rounds / 2], 6);
-    measures_real(measures, "stream_share", shares[rounds / 2], 4);
+    measures_real(measures, "stream_bytes_per_s", stats_middle(rates, rounds), 6);
+    measures_real(measures, "stream_share", stats_middle(shares, rounds), 4);
     return STATUS_OK;
 }
 
@@ -244,8 +236,7 @@ static enum status measure_results(const struct ops *ops, const struct variant *
 {
     struct chunk *chunk = calloc(1, sizeof *chunk);
     enum status status = STATUS_OK;
-    if (!chunk)
-        return status_set(STATUS_FAILED, "out of memory for measures");
+    TRY(ALLOCATED(chunk, "out of memory for measures"));
     chunk->values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
     chunk->scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
     if (!chunk->values || !chunk->scales)

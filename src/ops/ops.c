@@ -247,8 +247,7 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
     struct ops_job *job = *input = calloc(1, sizeof *job);
-    if (!job || !(job->oracle = calloc(1, sizeof *job->oracle)))
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job && (job->oracle = calloc(1, sizeof *job->oracle)), "out of memory"));
     TRY(read_steps(parameters->steps, job->ops.steps));
     TRY(check_steps(given, parameters, job->ops.steps));
     TRY(ops_check_bounds(parameters->norm_min, parameters->norm_max));

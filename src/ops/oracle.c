@@ -27,8 +27,7 @@ enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle)
 {
     uint64_t valid = 0;
     oracle->valid = malloc(ops->count + 1);
-    if (!oracle->valid)
-        return status_set(STATUS_FAILED, "out of memory for the mask of the rows");
+    TRY(ALLOCATED(oracle->valid, "out of memory for the mask of the rows"));
 #pragma omp parallel for reduction(+ : valid)
     for (uint64_t i = 0; i < ops->count; i++)
         valid += oracle->valid[i] = row_valid(ops, i);
@@ -60,8 +59,7 @@ enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle)
         return STATUS_OK;
     oracle->hashes = malloc((ops->count + 1) * sizeof *oracle->hashes);
     oracle->by_hash = malloc((ops->count + 1) * sizeof *oracle->by_hash);
-    if (!oracle->hashes || !oracle->by_hash)
-        return status_set(STATUS_FAILED, "out of memory for the hashes of the rows");
+    TRY(ALLOCATED(oracle->hashes && oracle->by_hash, "out of memory for the hashes of the rows"));
 #pragma omp parallel for
     for (uint64_t i = 0; i < ops->count; i++)
         oracle->hashes[i] = checksum_whole(ops_row(ops, i), ops->row_bytes);
@@ -231,7 +229,7 @@ static enum status compare_chunk(const struct expected *expected, const struct c
                 expected->wrong[source_of(expected, chunk->first + k)] = 1;
         free(scratch);
     }
-    return complete ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
+    return ALLOCATED(complete, "out of memory to verify");
 }
 
 static enum status compare_outputs(const struct expected *expected, const struct variant *variant,
@@ -260,8 +258,7 @@ static enum status compare_outputs(const struct expected *expected, const struct
 static enum status compare_mask(const struct expected *expected, const struct variant *variant, void *state)
 {
     uint8_t *kept = malloc(expected->ops->count + 1);
-    if (!kept)
-        return status_set(STATUS_FAILED, "out of memory to verify");
+    TRY(ALLOCATED(kept, "out of memory to verify"));
     struct ops_fetch fetch = {OPS_KEPT, 0, expected->ops->count, kept, {0}};
     enum status status = variant->fetch(state, &fetch);
     for (uint64_t i = 0; status == STATUS_OK && i < expected->ops->count; i++)

@@ -58,8 +58,7 @@ static enum status generate_rows(struct ops_job *job)
     uint64_t bytes = ops->count * ops->row_bytes;
     TRY(memory_check(bytes, "the rows", "lower --rows or --columns"));
     job->memory = ops_allocate(bytes);
-    if (!job->memory)
-        return status_set(STATUS_FAILED, "out of memory for the rows; lower --rows or --columns");
+    TRY(ALLOCATED(job->memory, "out of memory for the rows; lower --rows or --columns"));
     parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
     job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
     ops->part_count = 1;
@@ -127,8 +126,7 @@ enum status ops_rows_take(struct ops_job *job, const struct partition *partition
     job->ops.first = share.first;
     job->ops.count = share.count;
     job->ops.parts = job->parts = calloc(job->set ? job->set->part_count + 1 : 1, sizeof *job->parts);
-    if (!job->parts)
-        return status_set(STATUS_FAILED, "out of memory for the list of rows");
+    TRY(ALLOCATED(job->parts, "out of memory for the list of rows"));
     return job->set ? read_rows(job) : generate_rows(job);
 }
 

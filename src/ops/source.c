@@ -127,8 +127,7 @@ static enum status drop_duplicates(struct cleaner *cleaner)
     uint64_t bytes = duplicates_slots(cleaner->set->rows) * sizeof(uint64_t);
     TRY(memory_check(bytes, "the hash table of --dedup", "prepare fewer rows at a time"));
     uint64_t *table = malloc(bytes);
-    if (!table)
-        return status_set(STATUS_FAILED, "out of memory for the hash table of --dedup");
+    TRY(ALLOCATED(table, "out of memory for the hash table of --dedup"));
     duplicates_drop(cleaner->threads, cleaner->hashes, cleaner->set->rows, cleaner->kept, table);
     free(table);
     return STATUS_OK;
@@ -139,8 +138,7 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 {
     uint64_t rows = cleaner->set->rows;
     struct scan scan = {cleaner, calloc((size_t)cleaner->threads, sizeof *scan.largest)};
-    if (!scan.largest)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(scan.largest, "out of memory"));
     parallel_for(cleaner->threads, (rows + TASK_ROWS - 1) / TASK_ROWS, scan_rows, &scan);
     uint32_t largest = 0;
     for (int i = 0; i < cleaner->threads; i++)
@@ -171,8 +169,7 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
 static enum status find_starts(struct cleaner *cleaner, uint64_t files)
 {
     cleaner->starts = malloc(files * sizeof *cleaner->starts);
-    if (!cleaner->starts)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(cleaner->starts, "out of memory"));
     uint64_t kept = 0;
     for (uint64_t i = 0; i < cleaner->set->rows; i++) {
         if (cleaner->kept[i] && kept % cleaner->rows_per_file == 0)
@@ -232,8 +229,7 @@ static enum status find_rows(struct product *product, uint64_t number)
     product->count = left < cleaner->rows_per_file ? left : cleaner->rows_per_file;
     product->numbers = malloc(product->count * sizeof *product->numbers);
     product->hashes = malloc(product->count * sizeof *product->hashes);
-    if (!product->numbers || !product->hashes)
-        return status_set(STATUS_FAILED, "out of memory for the rows of a file");
+    TRY(ALLOCATED(product->numbers && product->hashes, "out of memory for the rows of a file"));
     uint64_t row = cleaner->starts[number];
     for (uint64_t j = 0; j < product->count; row++)
         if (cleaner->kept[row])
@@ -291,11 +287,10 @@ static enum status begin_file(struct product *product)
     }
     if (header != npy)
         free(header);
-    return product->bytes ? STATUS_OK
-                          : status_set(STATUS_FAILED,
-                                       "out of memory for a file of %zu bytes; lower "
-                                       "--rows-per-file",
-                                       product->size);
+    return ALLOCATED(product->bytes,
+                     "out of memory for a file of %zu bytes; lower "
+                     "--rows-per-file",
+                     product->size);
 }
 
 static enum status make_file(struct cleaner *cleaner, uint64_t number, struct source_sample *sample)
@@ -365,9 +360,8 @@ static enum status allocate(struct cleaner *cleaner)
     cleaner->kept = calloc(rows + 1, 1);
     cleaner->hashes = malloc((rows + 1) * sizeof *cleaner->hashes);
     cleaner->rows = ops_allocate((size_t)cleaner->threads * cleaner->row_room);
-    return cleaner->kept && cleaner->hashes && cleaner->rows
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory for the hashes of %" PRIu64 " rows", rows);
+    return ALLOCATED(cleaner->kept && cleaner->hashes && cleaner->rows,
+                     "out of memory for the hashes of %" PRIu64 " rows", rows);
 }
 
 static void fill_cleaner(const struct parameters *parameters, struct cleaner *cleaner)
@@ -391,8 +385,7 @@ static enum status embeddings_source_open(const struct source_request *request, 
     const struct parameters *parameters = request->parameters;
     TRY(check_options(request));
     struct cleaner *cleaner = *state = calloc(1, sizeof *cleaner);
-    if (!cleaner)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(cleaner, "out of memory"));
     cleaner->threads = request->resources.threads;
     TRY(embeddings_open(parameters->source, parameters->tensor ? parameters->tensor : "", &cleaner->set));
     if (cleaner->set->rows == 0)

@@ -40,8 +40,7 @@ enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s)
     triad.count = triad.count < ARRAY_MIN ? ARRAY_MIN : triad.count > ARRAY_MAX ? ARRAY_MAX : triad.count;
     size_t all_bytes = triad.count * ARRAYS * sizeof(double);
     double *memory = ops_allocate(all_bytes);
-    if (!memory)
-        return status_set(STATUS_FAILED, "out of memory to measure the memory bandwidth");
+    TRY(ALLOCATED(memory, "out of memory to measure the memory bandwidth"));
     for (int array = 0; array < ARRAYS; array++)
         triad.arrays[array] = memory + (uint64_t)array * triad.count;
     parallel_for(threads, triad.tasks, fill, &triad);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "run/advise_parts.h"
 
 #define NEVER \
@@ -68,74 +69,65 @@ static size_t next_best(const struct advice *advice, size_t count, size_t best)
 
 /* ---- Sentences ---- */
 
-__attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
-{
-    va_list arguments;
-    size_t used = strlen(text);
-    va_start(arguments, format);
-    vsnprintf(text + used, size - used, format, arguments);
-    va_end(arguments);
-}
-
 /* Appends a number with three significant digits, without an exponent: 61,300 or 12.5. */
 static void append_number(char *text, size_t size, double value)
 {
     char digits[32];
     double unit = pow(10, floor(log10(value)) - 2);
     if (value < 1000) {
-        append(text, size, "%.3g", value);
+        text_append(text, size, "%.3g", value);
         return;
     }
     snprintf(digits, sizeof digits, "%.0f", round(value / unit) * unit);
     for (size_t i = 0, length = strlen(digits); i < length; i++)
-        append(text, size, "%s%c", i > 0 && (length - i) % 3 == 0 ? "," : "", digits[i]);
+        text_append(text, size, "%s%c", i > 0 && (length - i) % 3 == 0 ? "," : "", digits[i]);
 }
 
 static void append_time(char *text, size_t size, double time_s)
 {
     if (time_s < 120)
-        append(text, size, "%.3g s", time_s);
+        text_append(text, size, "%.3g s", time_s);
     else if (time_s < 7200)
-        append(text, size, "%.3g min", time_s / 60);
+        text_append(text, size, "%.3g min", time_s / 60);
     else {
         append_number(text, size, time_s / 3600);
-        append(text, size, " h");
+        text_append(text, size, " h");
     }
 }
 
 static void append_bytes(char *text, size_t size, double bytes, const char *what)
 {
     if (isnan(bytes))
-        append(text, size, "an unknown amount of %s", what);
+        text_append(text, size, "an unknown amount of %s", what);
     else if (bytes == 0)
-        append(text, size, "no %s", what);
+        text_append(text, size, "no %s", what);
     else
-        append(text, size, "%.3g GB of %s", 1e-9 * bytes, what);
+        text_append(text, size, "%.3g GB of %s", 1e-9 * bytes, what);
 }
 
 static void append_wait(char *text, size_t size, const struct advice *advice)
 {
     if (advice->stall_share < NEVER)
-        append(text, size, "never waits");
+        text_append(text, size, "never waits");
     else
-        append(text, size, "waits %.0f %% of the time", 100 * advice->stall_share);
+        text_append(text, size, "waits %.0f %% of the time", 100 * advice->stall_share);
 }
 
 static void append_choice(char *text, size_t size, const struct advice_question *question,
                           const struct advice *chosen)
 {
     double needed = advise_needed(question), awake = needed * (1 - chosen->stall_share);
-    append(text, size, "Best here: %s (%s), for images of %u x %u pixels. It delivers ", chosen->name,
-           chosen->variant, question->res, question->res);
+    text_append(text, size, "Best here: %s (%s), for images of %u x %u pixels. It delivers ", chosen->name,
+                chosen->variant, question->res, question->res);
     append_number(text, size, chosen->images_per_s);
-    append(text, size, " images/s, a step of %.4g ms on %llu images consumes ", 1e3 * question->step_s,
-           (unsigned long long)question->batch);
+    text_append(text, size, " images/s, a step of %.4g ms on %llu images consumes ", 1e3 * question->step_s,
+                (unsigned long long)question->batch);
     append_number(text, size, needed);
-    append(text, size, ", and so the step ");
+    text_append(text, size, ", and so the step ");
     append_wait(text, size, chosen);
     if (chosen->reached_per_s < (1 - ADVISE_MARGIN) * awake)
-        append(text, size, ", but runs at %.0f %% of its speed", 100 * chosen->reached_per_s / awake);
-    append(text, size, ".");
+        text_append(text, size, ", but runs at %.0f %% of its speed", 100 * chosen->reached_per_s / awake);
+    text_append(text, size, ".");
 }
 
 /* Returns whether at least one way that reads the set was measured. */
@@ -150,29 +142,29 @@ static bool was_read(const struct advice *advice, size_t count)
 /* Says why `chosen` is better than `next`, which is equally fast. */
 static void append_reason(char *text, size_t size, const struct advice *chosen, const struct advice *next)
 {
-    append(text, size, " %c%s (%s) is as fast within %.0f %%", next->name[0] - 'a' + 'A', next->name + 1,
-           next->variant, 100 * ADVISE_MARGIN);
+    text_append(text, size, " %c%s (%s) is as fast within %.0f %%", next->name[0] - 'a' + 'A', next->name + 1,
+                next->variant, 100 * ADVISE_MARGIN);
     if (bytes_of(next) > bytes_of(chosen) + ADVISE_SMALL_BYTES) {
-        append(text, size, ", but takes %.3g GB of disk and memory instead of %.3g GB", 1e-9 * bytes_of(next),
-               1e-9 * bytes_of(chosen));
+        text_append(text, size, ", but takes %.3g GB of disk and memory instead of %.3g GB",
+                    1e-9 * bytes_of(next), 1e-9 * bytes_of(chosen));
     } else if (next->joules_per_image > chosen->joules_per_image)
-        append(text, size, ", but takes %.3g times the energy",
-               next->joules_per_image / chosen->joules_per_image);
-    append(text, size, ".");
+        text_append(text, size, ", but takes %.3g times the energy",
+                    next->joules_per_image / chosen->joules_per_image);
+    text_append(text, size, ".");
 }
 
 static void append_costs(char *text, size_t size, const struct advice *chosen)
 {
-    append(text, size, " A million images take ");
+    text_append(text, size, " A million images take ");
     append_time(text, size, 1e6 / chosen->reached_per_s);
-    append(text, size, ", ");
+    text_append(text, size, ", ");
     append_bytes(text, size, chosen->disk_bytes, "disk");
-    append(text, size, ", ");
+    text_append(text, size, ", ");
     append_bytes(text, size, chosen->memory_bytes, "memory");
     if (isnan(chosen->joules_per_image))
-        append(text, size, " and an unknown amount of energy.");
+        text_append(text, size, " and an unknown amount of energy.");
     else
-        append(text, size, " and %.3g kJ of the GPU's energy.", 1e3 * chosen->joules_per_image);
+        text_append(text, size, " and %.3g kJ of the GPU's energy.", 1e3 * chosen->joules_per_image);
 }
 
 void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
@@ -187,12 +179,12 @@ void advise_verdict(const struct advice_question *question, const struct advice 
     if (next < count && is_equal(&advice[next], chosen->reached_per_s))
         append_reason(text, size, chosen, &advice[next]);
     else if (next < count) {
-        append(text, size, " With %s (%s), which is next, the step ", advice[next].name,
-               advice[next].variant);
+        text_append(text, size, " With %s (%s), which is next, the step ", advice[next].name,
+                    advice[next].variant);
         append_wait(text, size, &advice[next]);
-        append(text, size, ".");
+        text_append(text, size, ".");
     }
     append_costs(text, size, chosen);
     if (!was_read(advice, count))
-        append(text, size, " No way of reading the set was measured; the reasons are in the table.");
+        text_append(text, size, " No way of reading the set was measured; the reasons are in the table.");
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
+#include "core/array.h"
 #include "core/phase.h"
 #include "core/timer.h"
 
@@ -47,24 +48,15 @@ static enum status warm_up(const struct variant *variant, void *state, const str
 /* Makes room for one more sample. */
 static enum status make_room(struct bench *bench)
 {
-    if (bench->count < bench->capacity)
-        return STATUS_OK;
-    size_t capacity = bench->capacity ? 2 * bench->capacity : 64;
-    struct sample *samples = realloc(bench->samples, capacity * sizeof *samples);
-    if (!samples)
-        return status_set(STATUS_FAILED, "out of memory for %zu samples; lower --max-time or --loops",
-                          capacity);
-    bench->samples = samples;
-    bench->capacity = capacity;
-    return STATUS_OK;
+    return ALLOCATED(array_grow(&bench->samples, bench->count, sizeof *bench->samples),
+                     "out of memory for %zu samples; lower --max-time or --loops", bench->count + 1);
 }
 
 /* Computes the statistics and bench->settled from bench->samples, which must not be empty. */
 static enum status summarise(struct bench *bench, double max_median_error)
 {
     double *values = malloc(bench->count * sizeof *values);
-    if (!values)
-        return status_set(STATUS_FAILED, "out of memory for the statistics of %zu samples", bench->count);
+    TRY(ALLOCATED(values, "out of memory for the statistics of %zu samples", bench->count));
     struct stats wall;
     for (size_t i = 0; i < bench->count; i++)
         values[i] = bench->samples[i].wall_s;

@@ -30,7 +30,7 @@ struct sample {
 
 struct bench {
     struct sample *samples; /* owned; free with bench_free() */
-    size_t count, capacity;
+    size_t count;
     size_t looked;     /* number of samples when `time` was last computed */
     uint64_t warmups;  /* number of warm-up runs done */
     bool on_device;    /* `time` is device time */

@@ -12,6 +12,7 @@
 
 #include "core/file.h"
 #include "core/phase.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/env.h"
@@ -182,16 +183,6 @@ static int wait_for_end(struct watch *watch)
 
 /* ---- The summary ---- */
 
-/* Appends formatted text to the line in `text`, a buffer of `size` bytes. */
-__attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
-{
-    va_list arguments;
-    size_t used = strlen(text);
-    va_start(arguments, format);
-    vsnprintf(text + used, size - used, format, arguments);
-    va_end(arguments);
-}
-
 /* Appends a size with three digits, in kB, MB, GB or TB, between the strings `before` and `after`. */
 static void append_size(char *text, size_t size, const char *before, double bytes, const char *after)
 {
@@ -199,7 +190,7 @@ static void append_size(char *text, size_t size, const char *before, double byte
     size_t unit = 0;
     for (bytes *= 1e-3; bytes >= 999.5 && unit + 1 < COUNT_OF(units); unit++)
         bytes *= 1e-3;
-    append(text, size, "%s%.3g %s%s", before, bytes, units[unit], after);
+    text_append(text, size, "%s%.3g %s%s", before, bytes, units[unit], after);
 }
 
 static void summarise(const struct watch *watch, const struct process_use *use)
@@ -210,10 +201,10 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     size_t running = process_tree_running(watch->tree);
     if (monitor_summaries(watch->monitor, &summary) == 0)
         return;
-    append(text, sizeof text, "%.1f s", wall_s);
+    text_append(text, sizeof text, "%.1f s", wall_s);
     if (use->counters[PROCESS_CPU_S] >= 0)
-        append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
-               use->counters[PROCESS_CPU_S] / wall_s);
+        text_append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
+                    use->counters[PROCESS_CPU_S] / wall_s);
     if (summary->of[MONITOR_RSS_BYTES].max > 0) /* 0 if the command ended before the first sample */
         append_size(text, sizeof text, ", at most ", summary->of[MONITOR_RSS_BYTES].max, " of memory");
     if (use->counters[PROCESS_READ_BYTES] >= 0) {
@@ -221,12 +212,12 @@ static void summarise(const struct watch *watch, const struct process_use *use)
         append_size(text, sizeof text, " and ", use->counters[PROCESS_WRITTEN_BYTES], " written");
     }
     if (summary->of[MONITOR_GPU_UTILISATION_PERCENT].count)
-        append(text, sizeof text, ", GPU use %.0f %%",
-               summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
-                   (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
+        text_append(text, sizeof text, ", GPU use %.0f %%",
+                    summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
+                        (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
     if (running)
-        append(text, sizeof text, "; %zu of its processes still run%s but will not be sampled", running,
-               running == 1 ? "s" : "");
+        text_append(text, sizeof text, "; %zu of its processes still run%s but will not be sampled", running,
+                    running == 1 ? "s" : "");
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }
 
@@ -258,8 +249,7 @@ static enum status watch_command(struct watch *watch, int *exit_status)
 enum status command_run(const struct settings *settings, int rank, int *exit_status)
 {
     struct watch *watch = calloc(1, sizeof *watch);
-    if (!watch)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(watch, "out of memory"));
     const char *slash = strrchr(settings->command[0], '/');
     watch->settings = settings;
     watch->rank = (uint64_t)rank;

@@ -125,8 +125,7 @@ static enum status choose_keys(struct comparison *comparison)
     if (!comparison->ignored)
         return STATUS_OK;
     char *names = strdup(comparison->ignored), *rest = names, *name;
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(names, "out of memory"));
     while (status == STATUS_OK && (name = strsep(&rest, ",")))
         status = ignore(comparison, name);
     free(names);

@@ -4,18 +4,13 @@
 #include <string.h>
 
 #include "core/fnv.h"
+#include "core/text.h"
 #include "core/words.h"
 #include "run/compare_parts.h"
 
 const char *const compare_origins[COMPARE_ORIGINS] = {"host", "device", "driver", "cuda", "revision"};
 
 /* ---- Measures ---- */
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
 
 const struct direction compare_directions[] = {
     {"roofline_share", true, false},
@@ -46,7 +41,7 @@ void compare_print_measures(void)
     size_t count = 0;
     printf("\nmeasures: time_per_item, columns that end with _s or _per_s, and");
     for (const struct direction *known = compare_directions; known->column; known++)
-        if (!ends_with(known->column, "_s")) {
+        if (!text_ends_in(known->column, "_s")) {
             printf("%s%s", count == 0 ? "\n  " : count % 5 == 0 ? ",\n  " : ", ", known->column);
             count++;
         }
@@ -56,7 +51,7 @@ void compare_print_measures(void)
 /* Fills `measure`. Returns false if it is unknown whether lower or higher values of the column are better. */
 static bool find_measure(const char *column, struct measure_choice *measure)
 {
-    bool rate = ends_with(column, "_per_s"), time = !rate && ends_with(column, "_s");
+    bool rate = text_ends_in(column, "_per_s"), time = !rate && text_ends_in(column, "_s");
     *measure = (struct measure_choice){.column = column, .name = column, .higher_is_better = rate};
     measure->is_time = time;
     measure->is_speed = rate || time;
@@ -91,8 +86,7 @@ enum status compare_choose_measure(struct comparison *comparison)
 
     const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;
-    if (!names)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(names, "out of memory"));
     names[count++] = "time_per_item";
     for (size_t i = 0; i < table->columns; i++)
         if (find_measure(table->cells[i], &other))

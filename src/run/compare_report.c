@@ -46,7 +46,7 @@ const char *compare_verdict(const struct comparison *comparison, enum verdict ve
 static void list_values(const struct table *table, const char *name, char *text, size_t size)
 {
     const char *values[VALUES_SHOWN + 1];
-    size_t count = 0, used = 0, column = table_column(table, name);
+    size_t count = 0, column = table_column(table, name);
     for (size_t row = 0; row < table->rows && count <= VALUES_SHOWN; row++) {
         const char *cell = table_cell(table, row, column);
         bool known = !*cell;
@@ -56,12 +56,10 @@ static void list_values(const struct table *table, const char *name, char *text,
             values[count++] = cell;
     }
     text[0] = '\0';
-    for (size_t i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s",
-                                 i == 0              ? ""
-                                 : i == VALUES_SHOWN ? " and "
-                                                     : ", ",
-                                 i == VALUES_SHOWN ? "more" : values[i]);
+    for (size_t i = 0; i < count && i < VALUES_SHOWN; i++)
+        text_join(text, size, ", ", "%s", values[i]);
+    if (count > VALUES_SHOWN)
+        text_append(text, size, " and more");
 }
 
 static void print_text(const char *label, const char *text)
@@ -131,11 +129,9 @@ static void survey(const struct comparison *comparison, size_t key, struct label
 static size_t label_of(const struct comparison *comparison, const struct labels *labels,
                        const struct pair *pair, char *label, size_t size)
 {
-    char raw[4096];
-    size_t used = 0;
+    char raw[4096] = "";
     bool differs = false;
-    raw[0] = '\0';
-    for (size_t i = 0; i < comparison->key_count && used < sizeof raw; i++) {
+    for (size_t i = 0; i < comparison->key_count; i++) {
         bool variant = strcmp(comparison->keys[i], "variant") == 0;
         const char *value = label_value(comparison, pair, i), *most = labels->most[i];
         const char *shown = compare_key(comparison, pair, i);
@@ -143,11 +139,10 @@ static size_t label_of(const struct comparison *comparison, const struct labels 
         bool special = labels->varies[i] && !(most && strcmp(value, most) == 0) &&
                        (*value || (*shown && most) || labels->empty);
         if (variant || special)
-            used += (size_t)snprintf(raw + used, sizeof raw - used, "%s%s%s%s", used ? " " : "",
-                                     variant ? "" : comparison->keys[i], variant ? "" : "=",
-                                     *shown ? shown : "-");
+            text_join(raw, sizeof raw, " ", "%s%s%s", variant ? "" : comparison->keys[i], variant ? "" : "=",
+                      *shown ? shown : "-");
     }
-    return strlen(text_printable(used ? raw : differs ? "as most" : "all", label, size));
+    return strlen(text_printable(*raw ? raw : differs ? "as most" : "all", label, size));
 }
 
 static int by_hash(const void *x, const void *y)
@@ -161,8 +156,7 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
 {
     char label[4096];
     uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
-    if (!hashes)
-        return status_set(STATUS_FAILED, "out of memory for %zu rows", comparison->pair_count);
+    TRY(ALLOCATED(hashes, "out of memory for %zu rows", comparison->pair_count));
     *labels = (struct labels){0};
     for (size_t k = 0; k < comparison->key_count; k++)
         survey(comparison, k, labels);
@@ -338,10 +332,9 @@ static enum status print_table(const struct comparison *comparison)
 static void row_marks(struct row *row, const char *column, unsigned bits)
 {
     char text[CELL_MAX] = "";
-    size_t used = 0;
     for (size_t i = 0; i < COUNT_OF(marks); i++)
         if (bits & marks[i].mark)
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "", marks[i].name);
+            text_join(text, sizeof text, " ", "%s", marks[i].name);
     row_text(row, column, text);
 }
 

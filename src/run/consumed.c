@@ -58,8 +58,7 @@ static enum status consumed_setup(const struct resources *resources, const void 
 {
     const struct consumed_job *job = input;
     struct consumed *self = *state = calloc(1, sizeof *self);
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->job = *job;
     bool on_device = strcmp(job->variant->platform, "cuda") == 0;
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;

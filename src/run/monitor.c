@@ -3,17 +3,18 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "core/array.h"
 #include "core/lock.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"
 #include "core/record.h"
+#include "machine/ticker.h"
 
 #define COST_MAX   0.01 /* warn if the thread uses more than this share of a core */
 #define MISSED_MAX 0.1  /* warn if more than this share of the samples is missed */
@@ -58,9 +59,9 @@ struct monitor {
     const char *path;
     double period_s;
     struct monitor_subject subject;
-    pthread_t thread;
-    double begin_s; /* start time by timer_now_s() */
-    bool traffic;   /* the period is long enough to measure PCIe traffic */
+    struct ticker *ticker; /* takes the samples */
+    double begin_s;        /* start time by timer_now_s() */
+    bool traffic;          /* the period is long enough to measure PCIe traffic */
 
     /* Used only by the thread: the time of the latest sample of the processes, and their counters at that
      * time. The counters are negative before the first sample. */
@@ -68,24 +69,16 @@ struct monitor {
 
     /* Shared, protected by the lock */
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* signalled to stop the thread */
-    bool stopping;
     size_t variant; /* the number of the current variant's summary, from 1; 0: none */
     struct monitor_sample *samples;
-    size_t count, capacity; /* of `samples`, which are not yet written */
-    size_t taken, missed;   /* since the start; `missed` includes samples lost to a lack of memory */
-    double cpu_s;           /* CPU time of the thread */
+    size_t count;         /* of `samples`, which are not yet written */
+    size_t taken, missed; /* since the start; `missed` includes samples lost to a lack of memory */
+    double cpu_s;         /* CPU time of the thread */
     struct monitor_summary *summaries; /* one per variant */
     size_t summary_count;
 };
 
 /* ---- Taking samples ---- */
-
-static double clock_s(clockid_t clock)
-{
-    struct timespec time;
-    return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
-}
 
 /* Samples the processes. A rate covers the time since the last successful sample. */
 static void look_at_processes(struct monitor *monitor, struct monitor_sample *sample)
@@ -147,15 +140,9 @@ static void summarise(struct monitor_summary *summary, const struct monitor_samp
 /* Stores a sample. The caller holds the lock. */
 static void keep(struct monitor *monitor, const struct monitor_sample *sample)
 {
-    if (monitor->count == monitor->capacity) {
-        size_t capacity = monitor->capacity ? 2 * monitor->capacity : 256;
-        struct monitor_sample *samples = reallocarray(monitor->samples, capacity, sizeof *samples);
-        if (!samples) {
-            monitor->missed++;
-            return;
-        }
-        monitor->samples = samples;
-        monitor->capacity = capacity;
+    if (!array_grow(&monitor->samples, monitor->count, sizeof *monitor->samples)) {
+        monitor->missed++;
+        return;
     }
     monitor->samples[monitor->count++] = *sample;
     monitor->taken += sample->gpu == 0;
@@ -179,7 +166,6 @@ static void take_one(struct monitor *monitor, size_t gpu)
     look_at_gpu(monitor, &sample);
     pthread_mutex_lock(&monitor->lock);
     keep(monitor, &sample);
-    monitor->cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID);
     pthread_mutex_unlock(&monitor->lock);
 }
 
@@ -191,34 +177,12 @@ static void take_sample(struct monitor *monitor)
     while (gpu < monitor->subject.gpu_count);
 }
 
-/* Sleeps until the next multiple of the period. Returns false if the thread must stop. */
-static bool wait_for_next(struct monitor *monitor, double *tick)
+static void tick(void *context, uint64_t missed)
 {
-    double next = fmax(*tick + 1, floor((timer_now_s() - monitor->begin_s) / monitor->period_s) + 1);
-    double at_s = monitor->begin_s + next * monitor->period_s, whole_s;
-    double part_s = modf(at_s, &whole_s);
-    struct timespec at = {(time_t)whole_s, (long)(1e9 * part_s)};
-    int waited = 0;
-    pthread_mutex_lock(&monitor->lock);
-    monitor->missed += (size_t)(next - *tick - 1);
-    while (!monitor->stopping && waited != ETIMEDOUT)
-        waited = pthread_cond_timedwait(&monitor->wake, &monitor->lock, &at);
-    bool stopping = monitor->stopping;
-    pthread_mutex_unlock(&monitor->lock);
-    *tick = next;
-    return !stopping;
-}
-
-static void *watch(void *argument)
-{
-    struct monitor *monitor = argument;
-    double tick = 0;
-    do
-        take_sample(monitor);
-    while (wait_for_next(monitor, &tick));
-    if (monitor->subject.tree) /* a last sample: rates need two samples, and the command may be short */
-        take_sample(monitor);
-    return NULL;
+    struct monitor *monitor = context;
+    monitor->missed += (size_t)missed;
+    take_sample(monitor);
+    monitor->cpu_s = timer_clock_s(CLOCK_THREAD_CPUTIME_ID);
 }
 
 /* ---- Rows ---- */
@@ -342,38 +306,12 @@ enum status monitor_check(const char *path)
 
 /* ---- Starting and stopping ---- */
 
-/* Blocks all signals in the new thread, so that only the main thread handles them. */
-static int start_thread(struct monitor *monitor)
-{
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    int error = pthread_create(&monitor->thread, NULL, watch, monitor);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
-/* Initializes the lock and a condition variable that uses the clock of timer_now_s(). */
-static int make_lock(struct monitor *monitor)
-{
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (!error) {
-        error = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        if (!error)
-            error = pthread_cond_init(&monitor->wake, &attributes);
-        pthread_condattr_destroy(&attributes);
-    }
-    return error ? error : pthread_mutex_init(&monitor->lock, NULL);
-}
-
 enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
                          struct monitor **monitor)
 {
     struct gpu_state unused;
     struct monitor *new = malloc(sizeof *new);
-    if (!new)
-        return status_set(STATUS_FAILED, "--monitor: out of memory");
+    TRY(ALLOCATED(new, "--monitor: out of memory"));
     *new = (struct monitor){.path = path,
                             .period_s = 1e-3 * (double)period_ms,
                             .subject = *subject,
@@ -382,14 +320,14 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
                             .counters = {-1, -1, -1}};
     if (subject->gpu_count > 0 && nvml_gpu_state(subject->gpus[0].pci_bus_id, &unused) != STATUS_OK)
         status_warn("--monitor: the GPU columns stay empty: %s", status_text());
-    int error = make_lock(new);
-    if (!error && subject->variant && monitor_begin(new, subject->variant) != STATUS_OK)
+    pthread_mutex_init(&new->lock, NULL);
+    int error = 0;
+    if (subject->variant && monitor_begin(new, subject->variant) != STATUS_OK)
         error = ENOMEM;
     if (!error)
-        error = start_thread(new);
+        error = ticker_open(new->period_s, tick, new, &new->ticker);
     if (error) {
-        free(new->summaries);
-        free(new);
+        monitor_free(new);
         return status_set(STATUS_FAILED, "--monitor: cannot start its thread: %s", strerror(error));
     }
     *monitor = new;
@@ -401,15 +339,13 @@ enum status monitor_begin(struct monitor *monitor, const char *variant)
     if (!monitor)
         return STATUS_OK;
     pthread_mutex_lock(&monitor->lock);
-    struct monitor_summary *summaries =
-        reallocarray(monitor->summaries, monitor->summary_count + 1, sizeof *summaries);
-    if (summaries) {
-        monitor->summaries = summaries;
-        summaries[monitor->summary_count] = (struct monitor_summary){.variant = variant};
+    bool room = array_grow(&monitor->summaries, monitor->summary_count, sizeof *monitor->summaries);
+    if (room) {
+        monitor->summaries[monitor->summary_count] = (struct monitor_summary){.variant = variant};
         monitor->variant = ++monitor->summary_count;
     }
     pthread_mutex_unlock(&monitor->lock);
-    return summaries ? STATUS_OK : status_set(STATUS_FAILED, "--monitor: out of memory");
+    return ALLOCATED(room, "--monitor: out of memory");
 }
 
 size_t monitor_timed_samples(struct monitor *monitor)
@@ -455,11 +391,9 @@ enum status monitor_stop(struct monitor *monitor)
 {
     if (!monitor)
         return STATUS_OK;
-    pthread_mutex_lock(&monitor->lock);
-    monitor->stopping = true;
-    pthread_cond_signal(&monitor->wake);
-    pthread_mutex_unlock(&monitor->lock);
-    pthread_join(monitor->thread, NULL);
+    ticker_close(monitor->ticker);
+    if (monitor->subject.tree) /* a last sample: rates need two samples, and the command may be short */
+        take_sample(monitor);
     warn_about_itself(monitor);
     return monitor_flush(monitor);
 }
@@ -474,7 +408,6 @@ void monitor_free(struct monitor *monitor)
 {
     if (!monitor)
         return;
-    pthread_cond_destroy(&monitor->wake);
     pthread_mutex_destroy(&monitor->lock);
     free(monitor->samples);
     free(monitor->summaries);

@@ -37,8 +37,7 @@ static enum status unpack(const char *from, const struct row *like, struct row *
 static enum status unpack_all(const char *packed, size_t bytes, const struct row *like, struct row **rows)
 {
     *rows = calloc((size_t)comm_size(), sizeof **rows);
-    if (!*rows)
-        return status_set(STATUS_FAILED, "out of memory for the rows of %d ranks", comm_size());
+    TRY(ALLOCATED(*rows, "out of memory for the rows of %d ranks", comm_size()));
     for (int i = 0; i < comm_size(); i++)
         TRY(unpack(packed + (size_t)i * bytes, like, &(*rows)[i]));
     return STATUS_OK;
@@ -79,8 +78,7 @@ static enum status gather_rows(const struct row *mine, struct row **rows)
     size_t bytes = (size_t)longest;
     void *all = NULL;
     char *packed = calloc(1, bytes);
-    enum status status =
-        packed ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a row of %zu bytes", bytes);
+    enum status status = ALLOCATED(packed, "out of memory for a row of %zu bytes", bytes);
     if (packed)
         pack(mine, packed);
     status = comm_agree(status);

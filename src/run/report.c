@@ -124,13 +124,11 @@ enum status report_env(int device, int format)
 /* Lists the variants that are slower if the build has no code for the device's own architecture. */
 static void names_of_own_architecture(char *names, size_t size)
 {
-    size_t used = 0;
     names[0] = '\0';
-    for (size_t i = 0; i < variant_count && used < size; i++) {
+    for (size_t i = 0; i < variant_count; i++) {
         const struct variant *variant = variant_table[i].variant;
         if (variant && variant->wants_own_architecture)
-            used +=
-                (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", variant_table[i].name);
+            text_join(names, size, ", ", "%s", variant_table[i].name);
     }
 }
 
@@ -429,8 +427,7 @@ enum status report_monitor(struct report *report, const struct monitor *monitor)
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
 {
     *report = calloc(1, sizeof **report);
-    if (!*report)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(*report, "out of memory"));
     (*report)->settings = settings;
     (*report)->baseline = baseline;
     (*report)->coloured = status_coloured(STDOUT_FILENO);

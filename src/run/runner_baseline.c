@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "run/runner_parts.h"
 
 /* Returns the index of the variant with this name among the chosen variants, or settings->variant_count if it
@@ -46,14 +47,12 @@ void runner_free_baseline(struct runner *runner)
 /* Inserts a time in ascending order. */
 static enum status add_time(struct baseline_times *times, double item_s)
 {
-    double *room = realloc(times->item_s, (times->count + 1) * sizeof *room);
     size_t i = times->count;
-    if (!room)
-        return status_set(STATUS_FAILED, "out of memory for the times of the baseline");
-    for (; i > 0 && room[i - 1] > item_s; i--)
-        room[i] = room[i - 1];
-    room[i] = item_s;
-    times->item_s = room;
+    TRY(ALLOCATED(array_grow(&times->item_s, times->count, sizeof *times->item_s),
+                  "out of memory for the times of the baseline"));
+    for (; i > 0 && times->item_s[i - 1] > item_s; i--)
+        times->item_s[i] = times->item_s[i - 1];
+    times->item_s[i] = item_s;
     times->count++;
     return STATUS_OK;
 }

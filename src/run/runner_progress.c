@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "run/runner_parts.h"
 
 /* Writes the prefix of a progress line: "[2/6] " with several combinations, else "". Returns `text`. */
@@ -56,14 +57,12 @@ static size_t rest_begins(const struct runner *runner)
 static bool list_rest(const struct runner *runner, size_t first, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
-    size_t used = 0;
     bool again = runner->baseline.entry && first > 0 && first < settings->variant_count;
     text[0] = '\0';
     if (again)
-        used = (size_t)snprintf(text, size, "%s,", runner->baseline.entry->name);
-    for (size_t i = first; i < settings->variant_count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i > first ? "," : "",
-                                 settings->variants[i]->name);
+        text_join(text, size, ",", "%s", runner->baseline.entry->name);
+    for (size_t i = first; i < settings->variant_count; i++)
+        text_join(text, size, ",", "%s", settings->variants[i]->name);
     return again;
 }
 

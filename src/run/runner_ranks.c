@@ -151,8 +151,7 @@ static enum status use_cpu(struct runner *runner)
     const char *name = settings->workload->cpu_stand_in;
     const struct variant_entry *other = name ? variant_find(name) : NULL;
     runner->stand_ins = calloc(settings->variant_count, sizeof *runner->stand_ins);
-    if (!runner->stand_ins)
-        return status_set(STATUS_FAILED, "out of memory for the variants");
+    TRY(ALLOCATED(runner->stand_ins, "out of memory for the variants"));
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
         if (!is_for_gpu(entry))
@@ -193,7 +192,7 @@ enum status runner_count_sharers(struct runner *runner)
 {
     const size_t bytes = sizeof runner->device.pci_bus_id;
     char *ids = calloc((size_t)comm_local_size(), bytes);
-    enum status status = comm_agree(ids ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    enum status status = comm_agree(ALLOCATED(ids, "out of memory"));
     if (status == STATUS_OK)
         status = comm_gather_local(runner->device.pci_bus_id, bytes, ids);
     for (int i = 0; status == STATUS_OK && i < comm_local_size(); i++)

@@ -180,8 +180,7 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
 {
     size_t total = rank_count * count;
     struct row *rows = calloc(total, sizeof *rows);
-    if (!rows)
-        return status_set(STATUS_FAILED, "--samples-out: out of memory for %zu samples", total);
+    TRY(ALLOCATED(rows, "--samples-out: out of memory for %zu samples", total));
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < total; i++)
         status = runner_sample_row(&ranks[i / count], &samples[i], i % count, &rows[i]);

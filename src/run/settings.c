@@ -238,9 +238,8 @@ static enum status explain_elsewhere(void *context, const char *name)
     const char *names[WORKLOADS_MAX] = {NULL};
     size_t count = 0;
     for (size_t i = 0; workload_table[i]; i++)
-        for (size_t j = 0; j < workload_table[i]->option_count; j++)
-            if (strcmp(workload_table[i]->options[j].name, name) == 0)
-                names[count++] = workload_table[i]->name;
+        if (option_in_table(workload_table[i]->options, workload_table[i]->option_count, name))
+            names[count++] = workload_table[i]->name;
     if (strcmp(name, "compare") == 0)
         return status_set(STATUS_USAGE,
                           "compare is a command without dashes: fdsl-bench compare A.csv B.csv");
@@ -262,14 +261,10 @@ static enum status explain_elsewhere(void *context, const char *name)
 
 bool settings_has_option(const char *name)
 {
-    for (size_t i = 0; i < COUNT_OF(specs); i++)
-        if (strcmp(specs[i].name, name) == 0)
-            return true;
+    bool found = option_in_table(specs, COUNT_OF(specs), name);
     for (size_t i = 0; workload_table[i]; i++)
-        for (size_t j = 0; j < workload_table[i]->option_count; j++)
-            if (strcmp(workload_table[i]->options[j].name, name) == 0)
-                return true;
-    return false;
+        found |= option_in_table(workload_table[i]->options, workload_table[i]->option_count, name);
+    return found;
 }
 
 bool settings_informational(const struct settings *settings)
@@ -366,8 +361,7 @@ static enum status read_monitor(struct settings *settings)
         length = (size_t)(colon - settings->monitor);
     }
     settings->monitor_file = strndup(settings->monitor, length);
-    if (!settings->monitor_file)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(settings->monitor_file, "out of memory"));
     settings->monitor = settings->monitor_file;
     return *settings->monitor ? STATUS_OK
                               : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
@@ -532,8 +526,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (!settings->workload)
         return found;
     settings->parameters = calloc(1, settings->workload->parameters_bytes);
-    if (!settings->parameters)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(settings->parameters, "out of memory"));
     settings->options = (struct options){
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
@@ -572,8 +565,7 @@ enum status settings_combine(struct settings *settings, size_t combination)
         given->variant_count = settings->variant_count;
         given->parameters = copy_of(settings->parameters, bytes);
         given->variants = copy_of(settings->variants, given->variant_count * entry_bytes);
-        if (!given->parameters || !given->variants)
-            return status_set(STATUS_FAILED, "out of memory for the options");
+        TRY(ALLOCATED(given->parameters && given->variants, "out of memory for the options"));
     }
     memcpy(settings->parameters, given->parameters, bytes);
     memcpy(settings->variants, given->variants, given->variant_count * entry_bytes);

@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "core/lock.h"
 
@@ -16,7 +17,7 @@ struct parse {
     struct table *table;
     char *at, *end;
     size_t line; /* the number of the line at `at` */
-    size_t cells, cells_capacity, lines_capacity;
+    size_t cells;
 };
 
 static enum status refuse(const struct parse *parse, const char *what)
@@ -32,14 +33,8 @@ static enum status out_of_memory(const char *path)
 
 static enum status add_cell(struct parse *parse, const char *text)
 {
-    if (parse->cells == parse->cells_capacity) {
-        size_t capacity = parse->cells_capacity ? 2 * parse->cells_capacity : 1024;
-        const char **cells = reallocarray(parse->table->cells, capacity, sizeof *cells);
-        if (!cells)
-            return out_of_memory(parse->table->path);
-        parse->table->cells = cells;
-        parse->cells_capacity = capacity;
-    }
+    if (!array_grow(&parse->table->cells, parse->cells, sizeof *parse->table->cells))
+        return out_of_memory(parse->table->path);
     parse->table->cells[parse->cells++] = text;
     return STATUS_OK;
 }
@@ -47,14 +42,8 @@ static enum status add_cell(struct parse *parse, const char *text)
 static enum status add_line(struct parse *parse, size_t line)
 {
     struct table *table = parse->table;
-    if (table->rows == parse->lines_capacity) {
-        size_t capacity = parse->lines_capacity ? 2 * parse->lines_capacity : 64;
-        size_t *lines = reallocarray(table->lines, capacity, sizeof *lines);
-        if (!lines)
-            return out_of_memory(table->path);
-        table->lines = lines;
-        parse->lines_capacity = capacity;
-    }
+    if (!array_grow(&table->lines, table->rows, sizeof *table->lines))
+        return out_of_memory(table->path);
     table->lines[table->rows++] = line;
     return STATUS_OK;
 }

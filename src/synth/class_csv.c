@@ -6,7 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "core/array.h"
 #include "core/file.h"
+#include "core/text.h"
 #include "synth/class_parts.h"
 
 /* Splits `line` in place at commas and strips quotes. Returns the number of fields and stores the first
@@ -60,19 +62,13 @@ static enum status read_class(char *line, struct atom_class *class_)
 
 struct class_list {
     struct atom_class *classes;
-    size_t count, capacity;
+    size_t count;
 };
 
 static enum status list_add(struct class_list *list, const struct atom_class *class_)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 64;
-        struct atom_class *larger = realloc(list->classes, capacity * sizeof *larger);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for %zu classes", capacity);
-        list->classes = larger;
-        list->capacity = capacity;
-    }
+    TRY(ALLOCATED(array_grow(&list->classes, list->count, sizeof *list->classes),
+                  "out of memory for %zu classes", list->count + 1));
     list->classes[list->count++] = *class_;
     return STATUS_OK;
 }
@@ -139,8 +135,7 @@ static int compare_ids(const void *a, const void *b)
 static enum status find_pair(const struct atom_class *classes, size_t count, size_t pair[2])
 {
     struct numbered_id *ids = malloc(count * sizeof *ids);
-    if (!ids)
-        return status_set(STATUS_FAILED, "out of memory for %zu classes", count);
+    TRY(ALLOCATED(ids, "out of memory for %zu classes", count));
     for (size_t i = 0; i < count; i++)
         ids[i] = (struct numbered_id){classes[i].id, i};
     qsort(ids, count, sizeof *ids, compare_ids);
@@ -180,8 +175,7 @@ static enum status check_unique(const struct class_list *list, size_t *number)
 /* Reads a list from `stream` and closes it. Messages contain `name`. */
 static enum status read_csv(FILE *stream, const char *name, struct atom_class **classes, size_t *count)
 {
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     struct class_list list = {0};
     char *line = NULL;
     size_t number;
@@ -267,8 +261,7 @@ enum status class_check_csv(const char *path)
 {
     char header[256] = "";
     FILE *stream = fmemopen(header, sizeof header, "w");
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory", path);
+    TRY(ALLOCATED(stream, "%s: out of memory", path));
     write_header(stream);
     fclose(stream);
     return file_check_kind(path, &(struct file_kind){"list of classes", 0, header, strlen(header)});
@@ -296,13 +289,11 @@ enum status class_write_csv(const char *path, const struct atom_class *classes, 
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    TRY(ALLOCATED(stream, "%s: out of memory for %zu classes", path, count));
     write_list(stream, classes, count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    enum status status = whole ? file_write_atomic(path, text, length)
-                               : status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
+    enum status status = ALLOCATED(text_close(stream), "%s: out of memory for %zu classes", path, count);
+    if (status == STATUS_OK)
+        status = file_write_atomic(path, text, length);
     free(text);
     return status;
 }

@@ -52,8 +52,7 @@ static enum status host_open(const struct synth *synth, const struct variant *va
                              const struct generator_request *request, struct generator **generator)
 {
     struct host_generator *self = calloc(1, sizeof *self);
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->generator.type = &host_type;
     self->synth = *synth;
     self->synth.batch = self->synth.stride = request->batch;

@@ -23,8 +23,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
         return status_prefix(status, preset_file ? "--preset-file" : "--preset");
     synth->class_count = count;
     synth->classes = calloc(count, sizeof *synth->classes);
-    if (!synth->classes)
-        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", count);
+    TRY(ALLOCATED(synth->classes, "out of memory for %u classes; lower --classes", count));
     for (uint32_t c = 0; c < count; c++) {
         class_draw(&ranges, c, &synth->classes[c]);
         TRY(class_check(&synth->classes[c]));
@@ -35,8 +34,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
 enum status synth_fill_tables(struct synth *synth)
 {
     synth->spoke_offset = calloc((size_t)synth->class_count + 1, sizeof *synth->spoke_offset);
-    if (!synth->spoke_offset)
-        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", synth->class_count);
+    TRY(ALLOCATED(synth->spoke_offset, "out of memory for %u classes; lower --classes", synth->class_count));
     for (uint32_t c = 0; c < synth->class_count; c++) {
         const struct atom_class *class_ = &synth->classes[c];
         uint64_t segments = (uint64_t)class_->vertices * class_->orbits;
@@ -51,9 +49,8 @@ enum status synth_fill_tables(struct synth *synth)
     size_t stride = synth->spoke_offset[synth->class_count];
     TRY(memory_check(3 * sizeof(float) * (uint64_t)stride, "the classes' tables", "lower --classes"));
     synth->spoke_tables = malloc(3 * stride * sizeof *synth->spoke_tables);
-    if (!synth->spoke_tables)
-        return status_set(STATUS_FAILED, "out of memory for the tables of %u classes; lower --classes",
-                          synth->class_count);
+    TRY(ALLOCATED(synth->spoke_tables, "out of memory for the tables of %u classes; lower --classes",
+                  synth->class_count));
     for (uint32_t c = 0; c < synth->class_count; c++) {
         float *first = synth->spoke_tables + synth->spoke_offset[c];
         atom_spokes_fill(&synth->classes[c], first, first + stride, first + 2 * stride);

@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/npy.h"
 
 enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
 {
     size_t length = strlen(path);
-    bool ends = length > 4 && strcmp(path + length - 4, ".npy") == 0;
-    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", (int)(ends ? length - 4 : length), path);
+    int stem = (int)(text_ends_in(path, ".npy") ? length - 4 : length);
+    int bytes = snprintf(labels_path, PATH_MAX, "%.*s.labels.npy", stem, path);
     return bytes < PATH_MAX ? STATUS_OK
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
@@ -65,8 +66,7 @@ static enum status complete_images(struct file_writer *writer, const char *path,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
     void *pixels = malloc(synth_output_bytes(synth));
-    if (!pixels)
-        return status_set(STATUS_FAILED, "%s: out of memory; lower --out-res", path);
+    TRY(ALLOCATED(pixels, "%s: out of memory; lower --out-res", path));
     enum status status = begin_images(writer, path, synth);
     if (status == STATUS_OK)
         status = add_images(writer, synth, variant, state, pixels, labels);
@@ -108,8 +108,7 @@ enum status npy_write_batch(const char *path, const struct synth *synth, const s
 {
     struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
     int64_t *labels = malloc(synth->batch * sizeof *labels);
-    if (!labels)
-        return status_set(STATUS_FAILED, "%s: out of memory; lower --batch", path);
+    TRY(ALLOCATED(labels, "%s: out of memory; lower --batch", path));
     enum status status = complete_images(&image_file, path, synth, variant, state, labels);
     if (status == STATUS_OK)
         status = complete_labels(&label_file, path, labels, synth->batch);

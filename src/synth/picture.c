@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "data/png_image.h"
 
@@ -180,9 +181,7 @@ static enum status write_all(struct folder_job *job)
 /* Closes an in-memory stream, saves its text as the file `path` and frees the text. */
 static enum status save_text(FILE *stream, char **text, size_t *length, const char *path)
 {
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    enum status status = whole ? file_write_atomic(path, *text, *length) : OUT_OF_MEMORY(path);
+    enum status status = text_close(stream) ? file_write_atomic(path, *text, *length) : OUT_OF_MEMORY(path);
     free(*text);
     return status;
 }

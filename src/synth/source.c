@@ -84,8 +84,7 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
         maker->run = first / synth->batch;
     }
     uint8_t *pixels = malloc(count * bytes);
-    if (!pixels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " images; lower --batch", count);
+    TRY(ALLOCATED(pixels, "out of memory for %" PRIu64 " images; lower --batch", count));
     enum status status = STATUS_OK;
     for (uint64_t i = 0; i < count && status == STATUS_OK; i++) {
         struct synth_fetch fetch = {.j = (first + i) % synth->batch, .pixels = pixels + i * bytes};
@@ -195,8 +194,7 @@ static enum status synth_source_open(const struct source_request *request, struc
 {
     const struct parameters *parameters = request->parameters;
     struct maker *maker = *state = calloc(1, sizeof *maker);
-    if (!maker)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(maker, "out of memory"));
     maker->run = UINT64_MAX;
     TRY(check_options(request));
     maker->encoding = (enum source_encoding)parameters->encoding;

@@ -10,6 +10,8 @@
 #endif
 
 #include "core/fnv.h"
+#include "core/text.h"
+#include "core/words.h"
 #include "core/workload.h"
 #include "machine/env.h"
 #include "synth/class.h"
@@ -104,7 +106,7 @@ static const struct option_spec options[] = {
 };
 
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
-                                                "oval-x",   "oval-y", "freq1", "freq2"};
+                                                "oval-x",   "oval-y", "freq1", "freq2",      NULL};
 
 static const struct measure columns[] = {{"timed_stages", COMBINE_FIRST},
                                          {"noise_s", COMBINE_MAX},
@@ -136,7 +138,7 @@ static enum status check_combination(const struct options *given, const struct p
     if (parameters->classes > 0 && parameters->class_file)
         return status_set(STATUS_USAGE, "--classes and --class both choose the classes; give one of the two");
     const char *source = parameters->class_file ? "--class" : "--classes";
-    for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
+    for (size_t i = 0; mixed(parameters) && benchmark_options[i]; i++)
         if (options_given(given, benchmark_options[i]))
             return status_set(STATUS_USAGE,
                               "--%s describes the benchmark class, which %s replaces; drop one of them",
@@ -245,8 +247,7 @@ static enum status benchmark_class(const struct parameters *parameters, struct s
 {
     synth->class_count = 1;
     synth->classes = calloc(1, sizeof *synth->classes);
-    if (!synth->classes)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(synth->classes, "out of memory"));
     *synth->classes = (struct atom_class){.id = 0,
                                           .vertices = (uint32_t)parameters->vertices,
                                           .orbits = (uint32_t)parameters->orbits,
@@ -355,8 +356,7 @@ static enum status synth_open(const struct options *given, void *parameters,
                               const struct partition *partition, void **input)
 {
     struct synth_job *job = *input = calloc(1, sizeof *job);
-    if (!job)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job, "out of memory"));
     job->parameters = *(struct parameters *)parameters;
     TRY(workload_refuse_max(job->parameters.batch));
     TRY(fill_job(given, partition, job));
@@ -381,10 +381,7 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
         return parameters->dtype != DTYPE_U8;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
-    for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
-        if (strcmp(option, benchmark_options[i]) == 0)
-            return false;
-    return true;
+    return !mixed(parameters) || !is_one_of(option, benchmark_options);
 }
 
 /* Lists the variants in this build that support every output format. */
@@ -394,9 +391,8 @@ static void list_supporting_variants(char *names, size_t size)
     for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
         const struct synth_traits *traits = entry->variant ? entry->variant->traits : NULL;
-        size_t used = strlen(names);
         if (strcmp(entry->workload, "synth") == 0 && traits && traits->outputs)
-            snprintf(names + used, size - used, "%s%s", used ? ", " : "", entry->name);
+            text_join(names, size, ", ", "%s", entry->name);
     }
 }
 

@@ -51,8 +51,7 @@ static enum status exchange_open(const struct options *given, void *parameters_,
     size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
     struct allreduce_job *job = *input = malloc(sizeof *job);
     (void)given;
-    if (!job)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(job, "out of memory"));
     if (parameters->bytes % value_bytes)
         return status_set(STATUS_USAGE,
                           "--bytes %" PRIu64

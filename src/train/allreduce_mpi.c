@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "machine/comm.h"
+#include "machine/isa.h"
 #include "machine/memory.h"
 #include "train/allreduce.h"
 
@@ -64,15 +65,9 @@ static enum status mpi_fetch(void *state, void *result_)
     return STATUS_OK;
 }
 
-/* The reducer adds up in plain loops. */
-static const char *mpi_instruction_set(void)
-{
-    return "scalar";
-}
-
 static const struct allreduce_traits traits = {0};
 const struct variant variant_exchange_mpi = {.platform = "cpu",
-                                             .instruction_set = mpi_instruction_set,
+                                             .instruction_set = isa_scalar_name, /* sums are plain loops */
                                              .traits = &traits,
                                              .setup = mpi_setup,
                                              .ready = mpi_ready,

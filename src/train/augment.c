@@ -97,10 +97,9 @@ enum status augment_scratch_open(const struct augment_plan *plan, struct augment
     scratch->count = malloc(shape->width * sizeof *scratch->count);
     scratch->across =
         malloc((size_t)taps_of(plan, canvas->width, shape->width) * shape->width * sizeof *scratch->across);
-    return scratch->rows && scratch->other && scratch->weights && scratch->first && scratch->count &&
-                   scratch->across
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory to augment samples");
+    return ALLOCATED(scratch->rows && scratch->other && scratch->weights && scratch->first &&
+                         scratch->count && scratch->across,
+                     "out of memory to augment samples");
 }
 
 void augment_scratch_close(struct augment_scratch *scratch)

@@ -290,8 +290,7 @@ struct part {
 static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
 {
     XXH3_state_t *state = XXH3_createState();
-    if (!state)
-        return status_set(STATUS_FAILED, "out of memory for the checksum");
+    TRY(ALLOCATED(state, "out of memory for the checksum"));
     XXH3_64bits_reset(state);
     for (size_t i = 0; i < count; i++)
         XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
@@ -416,13 +415,11 @@ static enum status copy_parts(const struct header *header, const char *at, struc
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
         *texts[i] = strndup(at, header->text_bytes[i]);
-        if (!*texts[i])
-            return status_set(STATUS_FAILED, "out of memory for a checkpoint");
+        TRY(ALLOCATED(*texts[i], "out of memory for a checkpoint"));
     }
     for (size_t i = 0; i < header->arenas; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
-        if (!*arenas[i])
-            return status_set(STATUS_FAILED, "out of memory for a checkpoint");
+        TRY(ALLOCATED(*arenas[i], "out of memory for a checkpoint"));
         memcpy(*arenas[i], at, bytes);
     }
     return STATUS_OK;

@@ -12,6 +12,7 @@
 #endif
 
 #include "core/options.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "core/words.h"
 #include "data/boxes.h"
@@ -140,8 +141,7 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
     if (count > set->count)
         TRY(data_check_memory(count - set->count, sizeof *set->labels, "--train-size"));
     uint32_t *labels = realloc(set->labels, count * sizeof *labels);
-    if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " labels; lower --train-size", count);
+    TRY(ALLOCATED(labels, "out of memory for %" PRIu64 " labels; lower --train-size", count));
     set->labels = labels;
     for (uint64_t n = set->count; n < count; n++)
         labels[n] = (uint32_t)reader->source->label(reader->state, n);
@@ -179,8 +179,7 @@ static enum status fill_synth(const struct data_request *request, struct source_
 static enum status open_synth(const struct data_request *request, struct data *data)
 {
     struct data_source *source = data->source = calloc(1, sizeof *source);
-    if (!source)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(source, "out of memory"));
     const struct image_fit *fit = &request->fit;
     char classes[24], res[24], out_res[24];
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
@@ -272,12 +271,10 @@ static bool any_cifar(const char *folder)
 static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
                               struct data *data)
 {
-    size_t used = 0;
     for (int i = 1; i <= CIFAR_BATCHES; i++)
         if (cifar_batch(request->name, i, path))
-            used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
-                                     path);
-    if (used == 0)
+            text_join(paths, CIFAR_BATCHES * PATH_MAX, ",", "%s", path);
+    if (!*paths)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
@@ -295,7 +292,7 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
 
 static enum status open_cifar(const struct data_request *request, struct data *data)
 {
-    char path[PATH_MAX], *paths = malloc(CIFAR_BATCHES * PATH_MAX);
+    char path[PATH_MAX], *paths = calloc(CIFAR_BATCHES, PATH_MAX);
     enum status status =
         paths ? read_cifar(request, paths, path, data) : status_set(STATUS_FAILED, "out of memory");
     free(paths);

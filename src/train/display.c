@@ -1,13 +1,12 @@
 #include "train/display.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "core/timer.h"
+#include "machine/ticker.h"
 
 #define INTERVAL_S 0.25
 
@@ -21,10 +20,8 @@ struct display {
     /* Sums over the steps of the current epoch that are not in the engine's totals. */
     _Atomic double passed_loss;
     _Atomic uint64_t passed_correct, passed_samples;
-    pthread_t thread;
+    struct ticker *ticker;
     pthread_mutex_t mutex; /* locked while a line is printed */
-    pthread_cond_t closing;
-    bool closed;
 };
 
 static void show(struct display *display)
@@ -50,52 +47,19 @@ static void show(struct display *display)
     fflush(stderr);
 }
 
-static struct timespec next_time(void)
-{
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_nsec += (long)(INTERVAL_S * 1e9);
-    at.tv_sec += at.tv_nsec / 1000000000;
-    at.tv_nsec %= 1000000000;
-    return at;
-}
-
-static void *run(void *context)
+static void tick(void *context, uint64_t missed)
 {
     struct display *display = context;
+    (void)missed;
     pthread_mutex_lock(&display->mutex);
-    while (!display->closed) {
-        const struct timespec at = next_time();
-        pthread_cond_timedwait(&display->closing, &display->mutex, &at);
-        show(display);
-    }
+    show(display);
     pthread_mutex_unlock(&display->mutex);
-    return NULL;
-}
-
-/* Starts the thread with all signals blocked, so that the main thread handles them. */
-static int start_thread(struct display *display)
-{
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    int error = pthread_create(&display->thread, NULL, run, display);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
-static void free_display(struct display *display)
-{
-    pthread_cond_destroy(&display->closing);
-    pthread_mutex_destroy(&display->mutex);
-    free(display);
 }
 
 struct display *display_open(const struct engine *engine, const void *state, const struct train *train,
                              uint32_t epochs)
 {
     struct display *display = status_shows_progress() ? calloc(1, sizeof *display) : NULL;
-    pthread_condattr_t monotonic;
     if (!display)
         return NULL;
     display->engine = engine;
@@ -103,13 +67,9 @@ struct display *display_open(const struct engine *engine, const void *state, con
     display->train = train;
     display->epochs = epochs;
     pthread_mutex_init(&display->mutex, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&display->closing, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    if (start_thread(display) == 0)
+    if (ticker_open(INTERVAL_S, tick, display, &display->ticker) == 0)
         return display;
-    free_display(display);
+    display_close(display);
     return NULL;
 }
 
@@ -149,10 +109,7 @@ void display_close(struct display *display)
 {
     if (!display)
         return;
-    pthread_mutex_lock(&display->mutex);
-    display->closed = true;
-    pthread_cond_signal(&display->closing);
-    pthread_mutex_unlock(&display->mutex);
-    pthread_join(display->thread, NULL);
-    free_display(display);
+    ticker_close(display->ticker);
+    pthread_mutex_destroy(&display->mutex);
+    free(display);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "machine/comm.h"
 #include "train/optimizer.h"
 
@@ -32,8 +33,7 @@ bool exchange_rounds(int sync)
 /* Appends "name: " and status_text() to `reasons`. */
 static void add_reason(char *reasons, size_t bytes, const char *name)
 {
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, bytes - used, "%s%s: %s", used ? "; " : "", name, status_text());
+    text_join(reasons, bytes, "; ", "%s: %s", name, status_text());
 }
 
 static enum status no_method(int sync, const char *reasons)

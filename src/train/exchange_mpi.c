@@ -18,7 +18,7 @@ static enum status mpi_probe(const struct engine *engine)
 static enum status mpi_open(struct exchange *exchange)
 {
     exchange->state = calloc(1, sizeof(struct exchange_pieces));
-    return comm_agree(exchange->state ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    return comm_agree(ALLOCATED(exchange->state, "out of memory"));
 }
 
 static void mpi_close(struct exchange *exchange)

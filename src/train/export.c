@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "data/safetensors.h"
 #include "train/feed.h"
 
@@ -111,9 +112,9 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
     parts->labels = malloc(train->batch * sizeof *parts->labels);
     parts->targets = malloc((size_t)train->batch * data->classes * sizeof *parts->targets);
     parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
-    if (!parts->numbers || !parts->inputs || !parts->partner || !parts->labels || !parts->targets ||
-        !parts->gradients || !train_state_new(train->model->arena_values, &parts->after))
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    TRY(ALLOCATED(parts->numbers && parts->inputs && parts->partner && parts->labels && parts->targets &&
+                      parts->gradients && train_state_new(train->model->arena_values, &parts->after),
+                  "--export-step: out of memory"));
     parts->count = train_batch(train, &order, 0, parts->numbers);
     TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
     TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
@@ -125,8 +126,7 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
             continue;
         parts->factors[i] =
             (path ? path_factors : dropout_factors)(train, layer, parts->numbers, parts->count);
-        if (!parts->factors[i])
-            return status_set(STATUS_FAILED, "--export-step: out of memory");
+        TRY(ALLOCATED(parts->factors[i], "--export-step: out of memory"));
     }
     return STATUS_OK;
 }
@@ -182,8 +182,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
 {
     struct train_totals totals;
     struct step_parts *parts = calloc(1, sizeof *parts);
-    if (!parts)
-        return status_set(STATUS_FAILED, "--export-step: out of memory");
+    TRY(ALLOCATED(parts, "--export-step: out of memory"));
     enum status status = step_samples(train, parts);
     if (status == STATUS_OK)
         status = engine->steps(state, 0, 0, 1);
@@ -264,10 +263,10 @@ enum status export_data(const struct train *train, const float *initial, const c
 /* Formats values as a JSON array: "[0.0127, 0.0131]". */
 static void list(const float *values, uint32_t count, char text[LIST_MAX])
 {
-    size_t used = 0;
+    *text = '\0';
     for (uint32_t i = 0; i < count; i++)
-        used += (size_t)snprintf(text + used, LIST_MAX - used, "%s%.9g", i ? ", " : "[", (double)values[i]);
-    snprintf(text + used, LIST_MAX - used, "]");
+        text_append(text, LIST_MAX, "%s%.9g", i ? ", " : "[", (double)values[i]);
+    text_append(text, LIST_MAX, "]");
 }
 
 enum status export_parameters(const struct train *train, const float *parameters, const char *identity,

@@ -14,9 +14,8 @@ static enum status open_augment(const struct train *train, int threads, struct f
     feed->threads = threads;
     feed->images = malloc(train_generated(train, train_share_max(train)) * train->data->sample_bytes);
     feed->scratch = calloc((size_t)threads, sizeof *feed->scratch);
-    if (!feed->images || !feed->scratch)
-        return status_set(STATUS_FAILED, "out of memory for a batch of %u samples; lower --batch",
-                          train_share_max(train));
+    TRY(ALLOCATED(feed->images && feed->scratch, "out of memory for a batch of %u samples; lower --batch",
+                  train_share_max(train)));
     for (int i = 0; i < threads; i++)
         TRY(augment_scratch_open(&feed->augment, &feed->scratch[i]));
     return STATUS_OK;
@@ -33,9 +32,8 @@ enum status feed_open(const struct train *train, const struct resources *resourc
                                               .batch = train_generated(train, train_share_max(train))};
     feed->numbers = malloc(request.batch * sizeof *feed->numbers);
     feed->samples = malloc(request.batch * data_stored_bytes(train->data, DATA_TRAIN));
-    if (!feed->numbers || !feed->samples)
-        return status_set(STATUS_FAILED, "out of memory for a batch of %u samples; lower --batch",
-                          train_share_max(train));
+    TRY(ALLOCATED(feed->numbers && feed->samples, "out of memory for a batch of %u samples; lower --batch",
+                  train_share_max(train)));
     return data_generator(train->data, &request, &feed->generator);
 }
 

@@ -84,8 +84,7 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     if (data->hashes[DATA_TEST] == checkpoint->hashes[DATA_TEST])
         return STATUS_OK;
     char *samples = job_samples(job);
-    if (!samples)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(samples, "out of memory"));
     const size_t count = job_differences(checkpoint, job->data, samples, "train-size", words, sizeof words);
     free(samples);
     if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
@@ -105,8 +104,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
 {
     struct parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
-    if (!opened)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(opened, "out of memory"));
     if (!parameters->checkpoint)
         return status_set(STATUS_USAGE, "name the trained network with --checkpoint FILE; training with "
                                         "--checkpoint DIR writes such files");
@@ -223,8 +221,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
     struct infer_result mine = {.logits = malloc(count * sizeof(float))}, exact = mine;
     exact.logits = malloc(count * sizeof(float));
     void *oracle = NULL;
-    enum status status =
-        mine.logits && exact.logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
+    enum status status = ALLOCATED(mine.logits && exact.logits, "out of memory to verify");
     if (status == STATUS_OK)
         status = variant->fetch(state, &mine);
     if (status == STATUS_OK)
@@ -248,9 +245,7 @@ static enum status judge(const struct opened *opened, void *state, double *loss,
     const struct inferrer *inferrer = state;
     const struct data_set *set = &opened->data.sets[DATA_TEST];
     float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
-    enum status status =
-        logits ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory for the logits of %" PRIu32 " samples", set->count);
+    enum status status = ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count);
     if (status == STATUS_OK)
         status = inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits);
     if (status == STATUS_OK)

@@ -17,8 +17,7 @@ enum status inferrer_open(const struct engine *engine, const struct resources *r
                           void **state)
 {
     struct inferrer *inferrer = *state = calloc(1, sizeof *inferrer);
-    if (!inferrer)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(inferrer, "out of memory"));
     inferrer->job = job;
     inferrer->engine = engine;
     inferrer->number = UINT64_MAX;
@@ -26,8 +25,7 @@ enum status inferrer_open(const struct engine *engine, const struct resources *r
     const struct train_state from = {
         .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* const cast: set() only reads it */
     inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
-    if (!inferrer->logits)
-        return status_set(STATUS_FAILED, "out of memory for a batch");
+    TRY(ALLOCATED(inferrer->logits, "out of memory for a batch"));
     TRY(engine->open(train, resources, &inferrer->state));
     return engine->set(inferrer->state, &from);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
 #include "data/tensor_file.h"
 #include "train/checkpoint.h"
 
@@ -20,10 +21,9 @@ static bool same_shape(const struct model_tensor *a, const struct model_tensor *
 /* Formats the shape of a tensor: "64x32x3x3". */
 static void shape_text(const uint64_t *shape, uint32_t axes, char text[64])
 {
-    size_t used = 0;
     *text = '\0';
-    for (uint32_t i = 0; i < axes && used < 64; i++)
-        used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", shape[i]);
+    for (uint32_t i = 0; i < axes; i++)
+        text_join(text, 64, "x", "%" PRIu64, shape[i]);
 }
 
 /* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */
@@ -225,8 +225,8 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
     checkpoint->arena_values = theirs.arena_values;
     for (uint32_t t = 0; t < count; t++)
         TRY(check_tensor(find(file, theirs.tensors[t].name), &theirs, &theirs.tensors[t]));
-    if (!train_state_new(theirs.arena_values, &checkpoint->state))
-        return status_set(STATUS_FAILED, "out of memory for its parameters");
+    TRY(ALLOCATED(train_state_new(theirs.arena_values, &checkpoint->state),
+                  "out of memory for its parameters"));
     for (uint32_t t = 0; t < count; t++) {
         const struct model_tensor *tensor = &theirs.tensors[t];
         TRY(tensor_file_read(file, find(file, tensor->name)->offset,
@@ -257,8 +257,7 @@ enum status init_take(const char *path, const struct model *model, float *parame
     uint32_t taken = 0;
     char prefix[PREFIX_BYTES] = "";
     const bool tensors = tensor_file_named(path);
-    const size_t length = strlen(path);
-    if (length > 4 && strcmp(path + length - 4, ".npy") == 0)
+    if (text_ends_in(path, ".npy"))
         return status_set(
             STATUS_USAGE,
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "

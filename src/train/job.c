@@ -8,6 +8,8 @@
 #include <omp.h>
 #endif
 
+#include "core/text.h"
+#include "core/words.h"
 #include "train/checkpoint.h"
 
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
@@ -90,9 +92,7 @@ char *job_samples(const struct job_parameters *parameters)
         if (*text)
             fprintf(stream, "%s=%s\n", option->name, text);
     }
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    if (!whole) {
+    if (!text_close(stream)) {
         free(all);
         all = NULL;
     }
@@ -102,11 +102,8 @@ char *job_samples(const struct job_parameters *parameters)
 /* Returns whether the option determines the shape of a sample. Networks need this shape with any --data. */
 static bool shapes(const char *option)
 {
-    static const char *const names[] = {"res", "out-res", "fit", "channels"};
-    for (size_t i = 0; i < COUNT_OF(names); i++)
-        if (strcmp(option, names[i]) == 0)
-            return true;
-    return false;
+    static const char *const names[] = {"res", "out-res", "fit", "channels", NULL};
+    return is_one_of(option, names);
 }
 
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
@@ -114,8 +111,7 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
 {
     char *rest = NULL;
     *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
-    if (!*samples)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(*samples, "out of memory"));
     if (!options_given(given, "data"))
         parameters->data = checkpoint->data;
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;
@@ -151,10 +147,9 @@ static void add_difference(const char *name, const char *was, size_t was_length,
                            size_t is_length, char *words, size_t size)
 {
     static const char none[] = "not given";
-    const size_t used = strlen(words);
-    snprintf(words + used, size - used, "%s--%s %.*s in the checkpoint, %.*s now", used ? "; " : "", name,
-             (int)(was ? was_length : strlen(none)), was ? was : none, (int)(is ? is_length : strlen(none)),
-             is ? is : none);
+    text_join(words, size, "; ", "--%s %.*s in the checkpoint, %.*s now", name,
+              (int)(was ? was_length : strlen(none)), was ? was : none, (int)(is ? is_length : strlen(none)),
+              is ? is : none);
 }
 
 size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,

@@ -197,8 +197,7 @@ static bool allocate(struct naive *naive)
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
 {
     struct naive *naive = *state = calloc(1, sizeof *naive);
-    if (!naive)
-        return status_set(STATUS_FAILED, "naive: out of memory");
+    TRY(ALLOCATED(naive, "naive: out of memory"));
     naive->train = train;
     naive->batch = train->stage ? train->stage->slots * train->stage->capacity : train_share_max(train);
     naive->totals.bad_step = TRAIN_FINE;

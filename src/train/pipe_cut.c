@@ -87,8 +87,7 @@ static enum status run_trials(const struct train *piece, const struct engine *en
     struct trial trial = {0};
     bool room = train_state_new(piece->model->arena_values, &begin) &&
                 trial_new(piece->model, piece->stage->capacity, &trial);
-    enum status status =
-        room ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to measure the layers; lower --batch");
+    enum status status = ALLOCATED(room, "out of memory to measure the layers; lower --batch");
     if (status == STATUS_OK) {
         model_initialise(piece->model, piece->seed, begin.parameters);
         status = engine->set(state, &begin);
@@ -111,8 +110,7 @@ static enum status measure_piece(const struct train *train, const struct engine 
     struct model *model = malloc(sizeof *model);
     struct train piece = *train;
     void *state = NULL;
-    if (!model)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(model, "out of memory"));
     model_slice(train->model, first, end, model);
     piece.model = model;
     piece.stage = &stage;

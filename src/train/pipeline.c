@@ -99,9 +99,7 @@ static enum status allocate(struct pipeline *pipeline)
     pipeline->arenas = calloc(plan->stages + 1, sizeof *pipeline->arenas);
     pipeline->numbers = calloc(pipeline->train->batch, sizeof *pipeline->numbers);
     pipeline->ops = calloc(3 * (size_t)plan->micros, sizeof *pipeline->ops);
-    return pipeline->arenas && pipeline->numbers && pipeline->ops
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory for a pipeline");
+    return ALLOCATED(pipeline->arenas && pipeline->numbers && pipeline->ops, "out of memory for a pipeline");
 }
 
 static enum status open_stage(struct pipeline *pipeline, const struct resources *resources,
@@ -347,8 +345,7 @@ static enum status pipeline_evaluate(void *state, enum data_part part, uint32_t 
     struct pipeline *pipeline = state;
     const uint32_t stages = pipeline->plan->stages;
     size_t *begins = calloc(stages + 1, sizeof *begins);
-    enum status status =
-        comm_agree(begins ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %u stages", stages));
+    enum status status = comm_agree(ALLOCATED(begins, "out of memory for %u stages", stages));
     if (status == STATUS_OK)
         status = or_give_up(evaluate(pipeline, part, first, count, logits));
     if (status == STATUS_OK) {
@@ -419,16 +416,14 @@ enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_m
 {
     struct pipe_times *times = calloc(plan->stages, sizeof *times);
     double *waits = calloc(plan->stages, sizeof *waits);
-    enum status status =
-        comm_agree(times && waits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for the times"));
+    enum status status = comm_agree(ALLOCATED(times && waits, "out of memory for the times"));
     if (status == STATUS_OK)
         status = comm_gather(&mine->times, sizeof *times, times);
     if (status == STATUS_OK)
         status = comm_spread(times, plan->stages * sizeof *times);
     if (status == STATUS_OK)
-        status = comm_agree(pipe_simulate(plan->schedule, plan->stages, plan->micros, times, waits)
-                                ? STATUS_OK
-                                : status_set(STATUS_FAILED, "out of memory for the simulation"));
+        status = comm_agree(ALLOCATED(pipe_simulate(plan->schedule, plan->stages, plan->micros, times, waits),
+                                      "out of memory for the simulation"));
     if (status == STATUS_OK)
         *bubble = waits[comm_rank()];
     free(times);

@@ -106,8 +106,7 @@ enum status step_log_open(const char *path, const struct engine *engine, const s
                           const struct resources *resources, int ranks, bool resumes, struct step_log **log)
 {
     struct step_log *opened = *log = calloc(1, sizeof *opened);
-    if (!opened)
-        return status_set(STATUS_FAILED, "out of memory for --log");
+    TRY(ALLOCATED(opened, "out of memory for --log"));
     opened->path = path;
     opened->train = train;
     opened->ranks = ranks;

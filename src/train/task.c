@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/options.h"
+#include "core/text.h"
 #include "core/words.h"
 #include "train/data.h"
 #include "train/task.h"
@@ -32,11 +33,10 @@ enum status task_check_name(const char *model)
     if (find_model(model))
         return STATUS_OK;
     for (const struct model_table *table = model_tables; table->name && count < COUNT_OF(names); table++) {
-        size_t used = strlen(list);
         if (!is_trainable(table))
             continue;
         names[count++] = table->name;
-        snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", table->name);
+        text_join(list, sizeof list, ", ", "%s", table->name);
     }
     const char *nearest = nearest_word(model, names, count);
     return status_set(

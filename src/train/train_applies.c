@@ -6,15 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/text.h"
+#include "core/words.h"
 #include "train/train_parts.h"
-
-static bool is_one_of(const char *name, const char *const *names)
-{
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    return false;
-}
 
 bool train_crops(const struct train_parameters *parameters)
 {
@@ -108,8 +102,7 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
 {
     size_t size;
     FILE *stream = open_memstream(&opened->identity, &size);
-    if (!stream)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(stream, "out of memory"));
     for (size_t i = 0; i < workload_train.option_count; i++) {
         const struct option_spec *option = &workload_train.options[i];
         char text[256];
@@ -122,7 +115,5 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
         fprintf(stream, "init=%s ", opened->init);
     fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
             opened->data.hashes[DATA_TEST]);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    return ALLOCATED(text_close(stream), "out of memory");
 }

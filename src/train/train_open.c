@@ -212,8 +212,7 @@ static enum status begin(const struct train_parameters *parameters, struct opene
 {
     uint64_t hash;
     opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
-    if (!opened->initial)
-        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    TRY(ALLOCATED(opened->initial, "out of memory for the parameters"));
     model_initialise(&opened->model, parameters->seed, opened->initial);
     if (!parameters->init)
         return STATUS_OK;
@@ -257,8 +256,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     opened->samples = job_samples(&all->job);
-    if (!opened->samples)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(opened->samples, "out of memory"));
     TRY(plan(all, partition, opened));
     TRY(train_check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)
@@ -285,8 +283,7 @@ enum status train_open(const struct options *given, void *parameters_, const str
 {
     struct train_parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
-    if (!opened)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(ALLOCATED(opened, "out of memory"));
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     parameters->several_ranks = partition->ranks > 1;

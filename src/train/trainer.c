@@ -50,8 +50,8 @@ static enum status take_beginning(struct trainer *trainer)
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    if (!room || !now->identity || !now->data || !now->samples || !now->row || !trainer->logits)
-        return status_set(STATUS_FAILED, "out of memory for the parameters");
+    TRY(ALLOCATED(room && now->identity && now->data && now->samples && now->row && trainer->logits,
+                  "out of memory for the parameters"));
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
         memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
@@ -79,7 +79,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
                          void **state)
 {
     struct trainer *trainer = *state = calloc(1, sizeof *trainer);
-    TRY(comm_agree(trainer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(ALLOCATED(trainer, "out of memory")));
     trainer->job = job;
     trainer->engine = engine;
     trainer->lock = -1;
@@ -109,9 +109,8 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
                              struct train_state *before)
 {
     struct train_totals unused;
-    enum status status = train_state_new(trainer->train.model->arena_values, before)
-                             ? STATUS_OK
-                             : status_set(STATUS_FAILED, "out of memory to find the non-finite values");
+    enum status status = ALLOCATED(train_state_new(trainer->train.model->arena_values, before),
+                                   "out of memory to find the non-finite values");
     TRY(comm_agree(status));
     TRY(trainer_set(trainer, &trainer->now.state));
     const uint32_t begin = trainer->now.partial.steps;
@@ -327,8 +326,7 @@ enum status trainer_keep(const void *input, void *state, const char *rows)
     if (!job->checkpoints)
         return STATUS_OK;
     char *copy = strdup(rows);
-    if (!copy)
-        return status_set(STATUS_FAILED, "out of memory for the rows");
+    TRY(ALLOCATED(copy, "out of memory for the rows"));
     free(trainer->now.row);
     trainer->now.row = copy;
     TRY(trainer_note_shares(trainer));

@@ -76,8 +76,7 @@ enum status trainer_take_shares(struct trainer *trainer, const struct resources 
         return STATUS_OK;
     trainer->next = malloc(ranks * sizeof *trainer->next);
     trainer->speeds = malloc(ranks * sizeof *trainer->speeds);
-    TRY(comm_agree(trainer->next && trainer->speeds ? STATUS_OK
-                                                    : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(ALLOCATED(trainer->next && trainer->speeds, "out of memory")));
     memcpy(trainer->speeds, job->weights, ranks * sizeof *trainer->speeds);
     if (job->balance == BALANCE_MEMORY)
         TRY(weigh_memory(trainer, resources, trainer->speeds));
@@ -158,5 +157,5 @@ enum status trainer_note_shares(struct trainer *trainer)
     if (!job->shares || !depends_on_measurements(job))
         return STATUS_OK;
     trainer->now.shares = balance_text(job->balance, trainer->next, job->train.ranks);
-    return trainer->now.shares ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for the shares");
+    return ALLOCATED(trainer->now.shares, "out of memory for the shares");
 }

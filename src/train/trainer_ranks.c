@@ -73,7 +73,7 @@ enum status trainer_join(struct trainer *trainer, const struct resources *resour
     trainer->train = trainer->job->train;
     trainer->bounds = trainer->engine->bounds;
     trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
-    TRY(comm_agree(trainer->shares ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(ALLOCATED(trainer->shares, "out of memory")));
     if (trainer->job->pipeline.stages)
         return join_pipeline(trainer);
     if (trainer->train.ranks <= 1)
