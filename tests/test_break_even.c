@@ -6,10 +6,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include <criterion/criterion.h>
-
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "command.h"

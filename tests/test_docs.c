@@ -1,9 +1,5 @@
 /* Tests that the docs agree with the program: every option is on a page, links lead to files, and numbers
  * equal those of the rows. */
-#include <criterion/criterion.h>
-
-#include <stdlib.h>
-
 #include "command.h"
 #include "folder.h"
 

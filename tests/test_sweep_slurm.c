@@ -3,15 +3,9 @@
 #define _GNU_SOURCE
 #endif
 
-#include <criterion/criterion.h>
-
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "cells.h"
-#include "command.h"
 #include "sweep_support.h"
 
 TestSuite(sweep_slurm, .init = start, .fini = stop, .timeout = 120);

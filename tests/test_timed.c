@@ -3,10 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/phase.h"
 #include "run/runner.h"
