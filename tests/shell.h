@@ -34,9 +34,6 @@ __attribute__((format(printf, 1, 2))) static inline int run(const char *format, 
 
 #define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
 
-/* Expects that the output of the latest command contains `words`. */
-#define EXPECT_OUT(words) cr_expect(says(words), "'%s' is not in: %s", words, out)
-
 /* Runs a command. Expects this exit status, and an output that contains `words`. */
 #define EXPECT_PRINTS(status, words, ...) \
     do {                                  \

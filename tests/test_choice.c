@@ -142,7 +142,7 @@ Test(choice, stray_files_are_ignored_with_a_warning)
         "u: ignored 4 of 184 samples, which are not in class folders or have no member for --image; "
         "the first is 1/readme.txt\n",
         "$P --prepare o --from dataset --source u && tar tf o/dataset-000000.tar | grep -c cls");
-    cr_expect(says("o: 180 samples") && says("\n180\n"), "%s", out);
+    EXPECT_OUT("o: 180 samples", "\n180\n");
     expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
     cr_expect_eq(number(out, 1, "items"), 180);
     cr_expect_eq(loss_of("t"), loss_of("u"));

@@ -109,8 +109,7 @@ Test(embedding_set, keeps_valid_rows_in_order)
     EXPECT_PRINTS(0, "already complete", PREPARE "--dedup 2>&1");
     EXPECT(0,
            "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
-    EXPECT_OUT("295 of 300 rows are kept; 5 are invalid\n");
-    EXPECT_OUT("all: 1 file with 295 rows in 1 folder,");
+    EXPECT_OUT("295 of 300 rows are kept; 5 are invalid\n", "all: 1 file with 295 rows in 1 folder,");
 }
 
 /* A repeated command with other options or other source files is refused, and the message names the cause. */

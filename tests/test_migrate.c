@@ -172,12 +172,10 @@ Test(migrate, columns_are_those_of_the_program)
               "--check rows_exchange.csv samples_exchange.csv || { cat log; exit 1; }");
 #endif
     EXPECT(0, MIGRATE "--check rows_*.csv");
-    cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
-                  strstr(out, "rows_train.csv: has the current schema, train/") &&
-                  strstr(out, "rows_infer.csv: has the current schema, infer/") &&
-                  strstr(out, "rows_steps.csv: has the current schema, steps/") &&
-                  strstr(out, "rows_monitor.csv: has the current schema, monitor/"),
-              "%s", out);
+    EXPECT_OUT(
+        "rows_synth.csv: has the current schema, synth/", "rows_train.csv: has the current schema, train/",
+        "rows_infer.csv: has the current schema, infer/", "rows_steps.csv: has the current schema, steps/",
+        "rows_monitor.csv: has the current schema, monitor/");
 }
 
 /* The program refuses to append to rows of an older schema and names the command that converts them. */
@@ -213,9 +211,7 @@ Test(migrate, current_files_are_not_touched)
                   "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
                   "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
     EXPECT(0, "printf 'a,b\\n1,2\\n' > other.csv && : > empty.csv && " MIGRATE "--check *.csv");
-    cr_expect(strstr(out, "other.csv: no rows of fdsl-bench; left as it is") &&
-                  strstr(out, "empty.csv: empty; left as it is"),
-              "%s", out);
+    EXPECT_OUT("other.csv: no rows of fdsl-bench; left as it is", "empty.csv: empty; left as it is");
 }
 
 /* The figures and the docs use the reference rows, so these rows must have the current schema. */
@@ -307,8 +303,7 @@ Test(migrate, a_folder_without_permission_to_write)
               "load_4.csv d/a.csv && cp d/a.csv d/b.csv && chmod 666 d/a.csv && "
               "chmod 444 d/b.csv && chmod 555 d && cp $R/scripts/migrate_rows.py . && mkdir -m 777 free");
     EXPECT(1, AS_OTHER "d/a.csv", as);
-    cr_expect(strstr(out, "d/a.csv cannot be written: Permission denied; ") && strstr(out, "--output DIR"),
-              "%s", out);
+    EXPECT_OUT("d/a.csv cannot be written: Permission denied; ", "--output DIR");
     EXPECT(1, AS_OTHER "d/b.csv", as);
     cr_expect(
         strstr(out,

@@ -205,7 +205,7 @@ Test(profile, a_failing_program_is_reported)
 {
     put_ncu();
     EXPECT(1, PROFILE "--tool ncu naive --no-such-option", root);
-    cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
+    EXPECT_OUT("unknown option", "ncu ended with status 2");
 }
 
 /* Neither nsys nor ncu exists. Skipped if one of them is on the PATH or at another usual location. */
