@@ -271,22 +271,10 @@ static inline void expect_ended_by(pid_t pid, int number)
 /* Creates the test's folder. Removes variables of launchers, jobs and colours from the environment. */
 static inline void start(void)
 {
-    static const char *const variables[] = {
-        "OMPI_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        "PMIX_RANK",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-        "SLURM_ARRAY_JOB_ID",
-        "SLURM_ARRAY_TASK_ID",
-        "SLURM_JOB_ID",
-        "NO_COLOR",
-        "TERM",
-    };
     find_program(program);
-    for (size_t i = 0; i < COUNT_OF(variables); i++)
-        unsetenv(variables[i]);
+    forget_launchers();
+    unsetenv("NO_COLOR");
+    unsetenv("TERM");
     enter_folder(folder);
 }
 
