@@ -53,14 +53,10 @@ Test(train_recipe, parts_are_switched_off)
     "$P --variant train-naive --model logreg --recipe paper --data digits --train-size 40 --test-size 9 " \
     "--batch 8 --epochs 1 --lr-warmup 0 --out-res none --format csv "
     EXPECT(0, ROWS "--rand-augment none,3 --raw 2>&1");
-    cr_expect_str_eq(value(out, 1, "rand_augment"), "");
-    cr_expect_str_eq(value(out, 2, "rand_augment"), "3");
-    cr_expect_str_eq(value(out, 1, "out_res"), "");
-    cr_expect_str_eq(value(out, 1, "mean"), "");
-    cr_expect_str_eq(value(out, 1, "std"), "");
+    expect_cells(out, 1, "rand_augment=;out_res=;mean=;std=");
+    expect_cells(out, 2, "rand_augment=3");
     EXPECT(0, ROWS "2>&1");
-    cr_expect_str_eq(value(out, 1, "mean"), "0.5");
-    cr_expect_str_eq(value(out, 1, "std"), "0.5");
+    expect_cells(out, 1, "mean=0.5;std=0.5");
     EXPECT_PRINTS(0, "recipe paper",
                   ROWS
                   "--flip=no | cat; $P --variant train-naive --model logreg --recipe paper --data digits "

@@ -52,10 +52,7 @@ Test(train_steps, rows_within_epochs)
                   {25, 2, 392, false}, {26, 2, 400, true}};
     for (size_t i = 0; i < COUNT_OF(wanted); i++)
         expect_row(i + 1, wanted[i].step, wanted[i].epoch, wanted[i].samples, wanted[i].tested);
-    cr_expect_str_eq(value(log, 1, "schema"), "steps/1");
-    cr_expect_str_eq(value(log, 1, "variant"), "train-naive");
-    cr_expect_str_eq(value(log, 1, "model"), "logreg");
-    cr_expect_str_eq(value(log, 1, "gpu_memory_bytes"), "");
+    expect_cells(log, 1, "schema=steps/1;variant=train-naive;model=logreg;gpu_memory_bytes=");
     cr_expect(number(log, 2, "items_per_s") > 0 && number(log, 10, "lr") < number(log, 1, "lr"), "%s", log);
     /* The mean over the rows of an epoch, weighted by samples, is the mean over the epoch. */
     double losses = 0, right = 0;
@@ -308,9 +305,7 @@ Test(train_steps, a_resumed_epoch_verifies)
     EXPECT(
         0, THREE
         "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.safetensors --format csv");
-    cr_expect_str_eq(value(out, 1, "epoch"), "2");
-    cr_expect_str_eq(value(out, 1, "wrong"), "0");
-    cr_expect_eq(number(out, 1, "items"), 200);
+    expect_cells(out, 1, "epoch=2;wrong=0;items=200");
     cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
     EXPECT(0, "cmp whole.safetensors resumed.safetensors");
     /* --init accepts a checkpoint within an epoch. */
