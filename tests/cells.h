@@ -63,6 +63,20 @@ static inline const char *value(const char *csv, size_t row, const char *column)
     return "";
 }
 
+/* Expects the texts of some cells of a row. `cells` has them as "column=text;column=text". Row 1 is the first
+ * after the header. */
+static inline void expect_cells(const char *csv, size_t row, const char *cells)
+{
+    char copy[1024], *rest = copy, *text;
+    cr_assert_lt(strlen(cells), sizeof copy);
+    strcpy(copy, cells);
+    while ((text = strsep(&rest, ";"))) {
+        const char *column = strsep(&text, "=");
+        cr_expect_str_eq(value(csv, row, column), text, "row %zu: %s is '%s', not '%s'", row, column,
+                         value(csv, row, column), text);
+    }
+}
+
 /* Returns the number in a CSV cell. Row 1 is the first after the header. */
 static inline double number(const char *csv, size_t row, const char *column)
 {

@@ -38,6 +38,25 @@ static inline bool says(const char *words)
     return strstr(out, words) != NULL;
 }
 
+/* Runs a shell command, which must exit with status `wanted`. */
+#define SHELL(wanted, ...) cr_assert_eq(shell(__VA_ARGS__), wanted, "exit %d: %s", status, out)
+
+/* Expects that the output of the latest command contains each of the words, which NULL ends. */
+static inline void expect_each(const char *const *words)
+{
+    for (; *words; words++)
+        cr_expect(says(*words), "'%s' is not in: %s", *words, out);
+}
+
+#define EXPECT_OUT(...) expect_each((const char *const[]){__VA_ARGS__, NULL})
+
+/* Runs a shell command, which must exit with status `wanted` and print `words`. */
+#define SHELL_PRINTS(wanted, words, ...) \
+    do {                                 \
+        SHELL(wanted, __VA_ARGS__);      \
+        EXPECT_OUT(words);               \
+    } while (0)
+
 /* Expects that the latest command exited with status `wanted` and printed `words`. */
 static inline void expect(int wanted, const char *words)
 {

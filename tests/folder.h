@@ -26,6 +26,28 @@ static inline void enter_folder(char *folder)
     cr_assert(chdir(folder) == 0);
 }
 
+/* Removes the variables of launchers and jobs, because the tests themselves may run under a launcher or in a
+ * job. */
+static inline void forget_launchers(void)
+{
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE",
+                                            "OMPI_COMM_WORLD_RANK",
+                                            "MV2_COMM_WORLD_SIZE",
+                                            "MV2_COMM_WORLD_RANK",
+                                            "PMI_SIZE",
+                                            "PMI_RANK",
+                                            "PMIX_RANK",
+                                            "SLURM_NTASKS",
+                                            "SLURM_STEP_NUM_TASKS",
+                                            "SLURM_PROCID",
+                                            "SLURM_JOB_ID",
+                                            "SLURM_JOBID",
+                                            "SLURM_ARRAY_JOB_ID",
+                                            "SLURM_ARRAY_TASK_ID"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        unsetenv(variables[i]);
+}
+
 static inline void leave_folder(const char *folder)
 {
     char command[PATH_MAX];

@@ -19,6 +19,13 @@
 #include "data/png_image.h"
 #include "data/tar.h"
 #include "load/input.h"
+#include "must.h"
+
+/* Expects that the latest error message contains `words`. */
+static inline void expect_words(const char *words)
+{
+    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+}
 
 /* ---- Data sets on disk ---- */
 
@@ -37,11 +44,41 @@ static inline void remove_folder(void)
     cr_assert_eq(system(command), 0);
 }
 
+/* Replaces the test's folder by a new one, which is empty. */
+static inline void renew_folder(void)
+{
+    remove_folder();
+    make_folder();
+}
+
+/* Runs a shell command, in which $D is the test's folder and $P the program. Returns whether it succeeds. */
+static inline bool command(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static inline bool command(const char *format, ...)
+{
+    char text[8192];
+    const char *program = getenv("FDSL_BENCH");
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    cr_assert(length > 0 && (size_t)length < sizeof text, "a command is too long: %.80s", format);
+    setenv("D", folder, 1);
+    setenv("P", program ? program : "./fdsl-bench", 1);
+    return system(text) == 0;
+}
+
 static inline const char *in_folder(const char *name)
 {
     static char path[2 * PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return path;
+}
+
+/* Writes a file into the test's folder. */
+static inline void put_file(const char *name, const void *bytes, size_t size)
+{
+    FILE *stream = fopen(in_folder(name), "w");
+    cr_assert(stream && fwrite(bytes, 1, size, stream) == size && fclose(stream) == 0, "%s", name);
 }
 
 /* Returns byte `i` of a sample's member. A member is one of the sample's files in a tar shard. */
@@ -105,32 +142,83 @@ static inline void make_files(uint32_t samples)
         }
 }
 
-/* The workload `load` and its input, opened with the options of a command line. */
+/* A workload, its input, which is opened with the options of a command line, and a variant. */
 struct job {
     const struct workload *workload;
     struct options options;
     void *parameters, *input;
     char *line;
+    const char *name;              /* the variant's name */
+    const struct variant *variant; /* NULL: none is set up */
+    void *state;
 };
 
-static inline enum status open_job(struct job *job, const char *line)
+static inline enum status open_workload(struct job *job, const char *name, const char *line,
+                                        struct partition partition)
 {
-    char *argv[32] = {(char *)"test", (char *)"--data", folder};
-    int argc = 3;
-    *job = (struct job){.workload = workload_find("load"), .line = strdup(line)};
+    char *argv[32] = {(char *)"test"};
+    int argc = 1;
+    *job = (struct job){.workload = workload_find(name), .line = strdup(line)};
     for (char *rest = job->line, *word; (word = strsep(&rest, " "));)
         if (*word)
             argv[argc++] = word;
     job->parameters = calloc(1, job->workload->parameters_bytes);
     job->options = (struct options){
         .tables = {{job->workload->options, job->workload->option_count, job->parameters}}, .table_count = 1};
-    cr_assert_eq(options_parse(&job->options, argc, argv), STATUS_OK, "%s", status_text());
-    return job->workload->open(&job->options, job->parameters, &(const struct partition){.ranks = 1},
-                               &job->input);
+    must(options_parse(&job->options, argc, argv));
+    return job->workload->open(&job->options, job->parameters, &partition, &job->input);
+}
+
+/* Opens the workload `load` with the data set in the test's folder. */
+static inline enum status open_job(struct job *job, const char *line)
+{
+    char text[PATH_MAX + 1024];
+    snprintf(text, sizeof text, "--data %s %s", folder, line);
+    return open_workload(job, "load", text, (struct partition){.ranks = 1});
+}
+
+static inline const struct dataset *dataset_of(const struct job *job)
+{
+    return ((const struct load *)job->input)->dataset;
+}
+
+static inline bool is_available(const char *name)
+{
+    return variant_available(variant_find(name), &(const struct resources){.threads = 1}) == STATUS_OK;
+}
+
+/* Sets up a variant. Returns false if it cannot run here. */
+static inline bool start(struct job *job, const char *name)
+{
+    const struct variant *variant = variant_find(name)->variant;
+    if (!is_available(name))
+        return false;
+    must(job->workload->accepts(job->input, variant));
+    must(variant->setup(&(const struct resources){.threads = 3}, job->input, &job->state));
+    job->variant = variant;
+    job->name = name;
+    return true;
+}
+
+/* Opens the workload and sets up a variant. Returns false if the variant cannot run here. In both cases,
+ * close_job() must follow. */
+static inline bool start_job(struct job *job, const char *name, const char *line)
+{
+    must(open_job(job, line));
+    return start(job, name);
+}
+
+/* Tears down the variant, if one is set up. */
+static inline void stop(struct job *job)
+{
+    if (job->variant)
+        job->variant->teardown(job->state);
+    job->variant = NULL;
 }
 
 static inline void close_job(struct job *job)
 {
+    stop(job);
     if (job->input)
         job->workload->close(job->input);
     options_free(&job->options);
@@ -138,64 +226,73 @@ static inline void close_job(struct job *job)
     free(job->line);
 }
 
-/* Sets up a variant. Returns NULL if it cannot run here. */
-static inline const struct variant *start(struct job *job, const char *name, void **state)
+/* Performs run `number`. */
+static inline enum status run(const struct job *job, uint64_t number)
 {
-    const struct variant_entry *entry = variant_find(name);
-    const struct resources resources = {.threads = 3};
-    if (variant_available(entry, &resources) != STATUS_OK)
-        return NULL;
-    cr_assert_eq(job->workload->accepts(job->input, entry->variant), STATUS_OK, "%s", status_text());
-    cr_assert_eq(entry->variant->setup(&resources, job->input, state), STATUS_OK, "%s", status_text());
-    return entry->variant;
+    struct run_time unused;
+    return variant_run(job->variant, job->state, number, &unused);
+}
+
+/* Performs run `number`, after the caller has called ready(). */
+static inline enum status run_ready(const struct job *job, uint64_t number)
+{
+    struct run_time unused;
+    return job->variant->run(job->state, number, &unused);
+}
+
+static inline void run_well(const struct job *job, uint64_t number)
+{
+    cr_assert_eq(run(job, number), STATUS_OK, "%s %s: %s", job->name, job->line, status_text());
+}
+
+/* Performs run `number`. Expects that it fails with a message that contains `words`. */
+static inline void expect_failure(const struct job *job, uint64_t number, const char *words)
+{
+    cr_assert_eq(run(job, number), STATUS_FAILED, "%s: %s", job->name, status_text());
+    expect_words(words);
+}
+
+static inline struct load_result result_of(const struct job *job)
+{
+    struct load_result result;
+    must(job->variant->fetch(job->state, &result));
+    return result;
 }
 
 static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
 static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
 
 /* Performs run `number` with checksums of all bytes, and sets `wrong` to the number of wrong samples. */
-static inline enum status run_closely(const struct job *job, const struct variant *variant, void *state,
-                                      uint64_t number, uint64_t *wrong)
+static inline enum status run_closely(const struct job *job, uint64_t number, uint64_t *wrong)
 {
-    struct run_time unused;
     TRY(job->workload->checks.closely(job->input, true));
-    enum status status = variant_run(variant, state, number, &unused);
+    enum status status = run(job, number);
     if (status == STATUS_OK)
-        status = job->workload->verify(job->input, variant, state, number, wrong);
-    cr_assert_eq(job->workload->checks.closely(job->input, false), STATUS_OK);
+        status = job->workload->verify(job->input, job->variant, job->state, number, wrong);
+    must(job->workload->checks.closely(job->input, false));
     return status;
 }
 
 /* Expects no wrong samples in two runs: one whose checksums cover all bytes, and an ordinary one, whose
  * buffers are compared afterwards. */
-static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
+static inline void expect_none_wrong(const struct job *job)
 {
-    struct run_time unused;
     uint64_t wrong = 1;
-    cr_assert_eq(run_closely(job, variant, state, 4, &wrong), STATUS_OK, "%s", status_text());
+    must(run_closely(job, 4, &wrong));
     cr_assert_eq(wrong, 0, "%d samples are wrong", (int)wrong);
-    cr_assert_eq(variant_run(variant, state, 5, &unused), STATUS_OK, "%s", status_text());
-    cr_assert_eq(job->workload->verify(job->input, variant, state, 5, &wrong), STATUS_OK, "%s",
-                 status_text());
+    run_well(job, 5);
+    must(job->workload->verify(job->input, job->variant, job->state, 5, &wrong));
     cr_assert_eq(wrong, 0, "%d samples are wrong in the buffers", (int)wrong);
 }
 
 static inline void expect_exactly_once(const char *name, const char *line)
 {
     struct job job;
-    void *state;
-    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, name, &state);
-    if (variant) {
-        struct run_time unused;
-        struct load_result result;
+    if (start_job(&job, name, line)) {
         for (uint64_t number = 0; number < 3; number++)
-            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s %s: %s", name, line,
-                         status_text());
-        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-        cr_assert_eq(result.checksum.count % 101, 0, "%s %s", name, line);
-        expect_none_wrong(&job, variant, state);
-        variant->teardown(state);
+            run_well(&job, number);
+        cr_assert_eq(result_of(&job).checksum.count % 101, 0, "%s %s", name, line);
+        expect_none_wrong(&job);
     }
     close_job(&job);
 }
@@ -203,14 +300,9 @@ static inline void expect_exactly_once(const char *name, const char *line)
 /* Writes a data set of 40 samples with an index. */
 static inline void prepare(const char *layout)
 {
-    char command[3 * PATH_MAX];
-    const char *program = getenv("FDSL_BENCH");
-    snprintf(command, sizeof command,
-             "%s --prepare '%s' --store %s --samples 40 --sample-shape 3,8 --dtype f16 "
-             ">/dev/null 2>&1",
-             program ? program : "./fdsl-bench", folder,
-             strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);
-    cr_assert_eq(system(command), 0, "%s", command);
+    cr_assert(
+        command("$P --prepare $D --store %s --samples 40 --sample-shape 3,8 --dtype f16 >/dev/null 2>&1",
+                strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout));
 }
 
 /* ---- Broken data sets ---- */
@@ -225,9 +317,8 @@ static inline void overwrite(const char *name, long offset, const void *bytes, s
 static inline void expect_refused(const char *words)
 {
     struct job job;
-    enum status status = open_job(&job, "--cache any");
-    cr_assert_neq(status, STATUS_OK, "%s", words);
-    cr_assert_not_null(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
+    cr_assert_neq(open_job(&job, "--cache any"), STATUS_OK, "%s", words);
+    expect_words(words);
     close_job(&job);
 }
 
@@ -282,27 +373,22 @@ static inline void make_pictures(bool shard)
 /* ---- Columns of a row ---- */
 
 /* Fills the columns that only this workload has, after a run. */
-static inline enum status fill_columns(const struct job *job, const struct variant *variant, void *state,
-                                       struct measures *measures)
+static inline struct measures columns_of(const struct job *job)
 {
-    *measures = (struct measures){.columns = job->workload->measures};
-    TRY(job->workload->observe(job->input, variant, state, measures));
-    return job->workload->measure(job->input, variant, state, measures);
+    struct measures measures = {.columns = job->workload->measures};
+    must(job->workload->observe(job->input, job->variant, job->state, &measures));
+    must(job->workload->measure(job->input, job->variant, job->state, &measures));
+    return measures;
 }
 
 /* Runs a variant once, and sets `text` to the text of its row in the column `column`. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
     struct job job;
-    void *state;
-    struct run_time unused;
-    struct measures measures;
-    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, variant_name, &state);
-    cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
-    cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
+    cr_assert(start_job(&job, variant_name, line), "%s: %s", variant_name, status_text());
+    run_well(&job, 1);
+    const struct measures measures = columns_of(&job);
     snprintf(text, 64, "%s", measures_get(&measures, column));
-    variant->teardown(state);
     close_job(&job);
 }
 
@@ -314,23 +400,14 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
         bool shards = v < COUNT_OF(shard_variants);
         const char *name = shards ? shard_variants[v] : file_variants[v - COUNT_OF(shard_variants)];
         struct job job;
-        void *state;
-        struct run_time unused;
-        struct load_result result;
-        struct measures measures;
-        cr_assert_eq(open_job(&job, "--cache any --on-error skip --shuffle 9 --batch 4"), STATUS_OK, "%s",
-                     status_text());
-        const struct load *load = job.input;
-        const struct variant *variant = load->dataset->shards == shards ? start(&job, name, &state) : NULL;
-        if (variant) {
+        must(open_job(&job, "--cache any --on-error skip --shuffle 9 --batch 4"));
+        if (dataset_of(&job)->shards == shards && start(&job, name)) {
             for (uint64_t number = 0; number < 2; number++)
-                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
-                             status_text());
-            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                run_well(&job, number);
+            const struct load_result result = result_of(&job);
             cr_assert_eq(result.checksum.count, left, "%s: %d left", name, (int)result.checksum.count);
-            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
+            const struct measures measures = columns_of(&job);
             cr_assert_str_eq(measures_get(&measures, "skipped"), skipped);
-            variant->teardown(state);
         }
         close_job(&job);
     }

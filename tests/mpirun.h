@@ -87,16 +87,6 @@ static inline void run_well(int ranks, const char *arguments)
  * that let mpirun start everywhere: as root, with more ranks than cores, and without a network. */
 static inline void start(void)
 {
-    static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE",
-                                          "OMPI_COMM_WORLD_RANK",
-                                          "MV2_COMM_WORLD_SIZE",
-                                          "PMI_SIZE",
-                                          "PMI_RANK",
-                                          "PMIX_RANK",
-                                          "SLURM_STEP_NUM_TASKS",
-                                          "SLURM_PROCID",
-                                          "SLURM_JOB_ID",
-                                          "SLURM_JOBID"};
     static const char *const own[][2] = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                          {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                          {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
@@ -110,8 +100,7 @@ static inline void start(void)
     if (system("command -v mpirun >/dev/null") != 0)
         cr_skip_test("mpirun is not installed");
     find_program(program);
-    for (size_t i = 0; i < COUNT_OF(foreign); i++)
-        unsetenv(foreign[i]);
+    forget_launchers();
     for (size_t i = 0; i < COUNT_OF(own); i++)
         setenv(own[i][0], own[i][1], 1);
     setenv("PROGRAM", program, 1);
@@ -124,6 +113,30 @@ static inline void start(void)
 static inline void stop(void)
 {
     leave_folder(folder);
+}
+
+/* Runs the test's own executable on each number of ranks from `least` to `most`, with the number in a
+ * variable of the environment. Code that runs before main() must do the work of a rank and exit. */
+static inline void run_as_ranks(const char *variable, int least, int most)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = least; ranks <= most; ranks++) {
+        shell("timeout 100 mpirun --bind-to none -x %s=%d -n %d %s", variable, ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+        cr_expect_str_empty(err); /* for example, no warning about shared memory */
+    }
+}
+
+/* Compiles a library of MPI functions from `name`.c, which gets this text. */
+static inline void make_library(const char *name, const char *text)
+{
+    char path[64];
+    snprintf(path, sizeof path, "%s.c", name);
+    FILE *file = fopen(path, "w");
+    cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0);
+    snprintf(path, sizeof path, "mpicc -shared -fPIC -o %s.so %s.c", name, name);
+    cr_assert(system(path) == 0);
 }
 
 /* ---- Ranks in the background ---- */
@@ -211,9 +224,7 @@ static inline pid_t start_ranks(int held_rank, const char *format, ...)
     vsnprintf(command + strlen(command), sizeof command - strlen(command) - 32, format, arguments);
     va_end(arguments);
     strcat(command, " >stdout.txt 2>stderr.txt");
-    FILE *file = fopen("holder.c", "w");
-    cr_assert(file && fputs(vote_holder, file) >= 0 && fclose(file) == 0);
-    cr_assert(system("mpicc -shared -fPIC -o holder.so holder.c") == 0);
+    make_library("holder", vote_holder);
     snprintf(number, sizeof number, "%d", held_rank);
     setenv("HELD_RANK", number, 1);
     setenv("HELD_IN", getcwd(cwd, sizeof cwd), 1);
@@ -311,9 +322,7 @@ static inline void run_with_fault(int rank, int factor, const char *options)
         "        *(float *)to *= atoi(getenv(\"FAULTY_FACTOR\"));\n"
         "    return PMPI_Ibarrier(MPI_COMM_SELF, request);\n"
         "}\n";
-    FILE *file = fopen("faulty.c", "w");
-    cr_assert(file && fputs(faulty, file) >= 0 && fclose(file) == 0);
-    cr_assert(system("mpicc -shared -fPIC -o faulty.so faulty.c") == 0);
+    make_library("faulty", faulty);
     shell("timeout 50 mpirun --bind-to none -x FAULTY_RANK=%d -x FAULTY_FACTOR=%d -x "
           "LD_PRELOAD=$PWD/faulty.so -x "
           "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",

@@ -148,23 +148,49 @@ static inline void run_vector(char *const argv[])
     status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
 }
 
-/* Runs the program with these arguments, separated by blanks. If an option occurs twice, only its last
- * occurrence is passed. Sets `status`, `out` and `err`. */
+/* Sets `argv` to the program and the arguments in `text`, which are separated by blanks. If an option occurs
+ * twice, only its last occurrence is kept. */
+static inline void split_arguments(char *text, char *argv[ARGUMENTS_MAX])
+{
+    char *word;
+    size_t count = 0;
+    argv[0] = program;
+    while ((word = strsep(&text, " ")))
+        if (*word && count + 2 < ARGUMENTS_MAX)
+            argv[++count] = word;
+    argv[1 + drop_repeated(argv + 1, count)] = NULL;
+}
+
+/* Runs the program with these arguments, which split_arguments() separates. Sets `status`, `out` and `err`.
+ */
 static inline void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void run(const char *format, ...)
 {
     static char text[8192];
-    char *argv[ARGUMENTS_MAX] = {program}, *rest = text, *word;
-    size_t count = 1;
+    char *argv[ARGUMENTS_MAX];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    while ((word = strsep(&rest, " ")))
-        if (*word && count + 1 < ARGUMENTS_MAX)
-            argv[count++] = word;
-    argv[1 + drop_repeated(argv + 1, count - 1)] = NULL;
+    split_arguments(text, argv);
     run_vector(argv);
+}
+
+/* Starts the program with these arguments. Discards its stdout, and writes its stderr to the file `err_path`.
+ * Returns its process id. */
+static inline pid_t start_run(const char *arguments, const char *err_path)
+{
+    char text[1024], *argv[ARGUMENTS_MAX];
+    int fd = open(err_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    pid_t pid = fork();
+    cr_assert(fd >= 0 && pid >= 0);
+    if (pid == 0) {
+        snprintf(text, sizeof text, "%s", arguments);
+        split_arguments(text, argv);
+        start_program(argv, open("/dev/null", O_WRONLY), fd);
+    }
+    close(fd);
+    return pid;
 }
 
 static inline void run_well(const char *arguments)
@@ -204,6 +230,15 @@ static inline void expect_file(const char *path, const char *expected)
     free(text);
 }
 
+/* Returns the number of lines of a file. */
+static inline size_t lines_of_file(const char *path)
+{
+    char *text = get(path, NULL);
+    size_t lines = count_of(text, "\n");
+    free(text);
+    return lines;
+}
+
 static inline int count_files(void)
 {
     int count = -2; /* . and .. */
@@ -215,25 +250,31 @@ static inline int count_files(void)
     return count;
 }
 
+/* Waits until a file contains these words. */
+static inline void wait_for_text(const char *path, const char *words)
+{
+    for (bool found = false; !found; usleep(1000)) {
+        char *text = get(path, NULL);
+        found = strstr(text, words) != NULL;
+        free(text);
+    }
+}
+
+/* Sends a signal to a program that start_run() started. Expects that the signal ends it. */
+static inline void expect_ended_by(pid_t pid, int number)
+{
+    int wait_status;
+    cr_assert(kill(pid, number) == 0 && waitpid(pid, &wait_status, 0) == pid);
+    cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == number, "%x", wait_status);
+}
+
 /* Creates the test's folder. Removes variables of launchers, jobs and colours from the environment. */
 static inline void start(void)
 {
-    static const char *const variables[] = {
-        "OMPI_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        "PMIX_RANK",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-        "SLURM_ARRAY_JOB_ID",
-        "SLURM_ARRAY_TASK_ID",
-        "SLURM_JOB_ID",
-        "NO_COLOR",
-        "TERM",
-    };
     find_program(program);
-    for (size_t i = 0; i < COUNT_OF(variables); i++)
-        unsetenv(variables[i]);
+    forget_launchers();
+    unsetenv("NO_COLOR");
+    unsetenv("TERM");
     enter_folder(folder);
 }
 
@@ -261,6 +302,20 @@ static inline void expect_error(int expected, const char *words, const char *arg
     cr_expect(strstr(err, words), "%s: '%s' is not in: %s", arguments, words, err);
     cr_expect(count_of(err, "\n") == 1 && err[strlen(err) - 1] == '\n', "%s: not one line: %s", arguments,
               err);
+}
+
+/* Runs the program with these arguments. Expects an error with this exit status, which contains `words`. */
+static inline void expect_failure(int expected, const char *words, const char *arguments)
+{
+    run("%s", arguments);
+    expect_error(expected, words, arguments);
+}
+
+/* Runs the program with these arguments. Expects success, and `words` on stdout. */
+static inline void expect_prints(const char *words, const char *arguments)
+{
+    run_well(arguments);
+    cr_expect(strstr(out, words), "%s: '%s' is not in: %s", arguments, words, out);
 }
 
 /* Runs a Python script with `path` and `header` as its arguments. If it fails, shows its stderr. */

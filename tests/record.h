@@ -136,6 +136,14 @@ static inline enum status check_sample(const char *where)
     return status;
 }
 
+/* Waits for a child process. Returns its exit status, or 128 + the signal's number if a signal ended it. */
+static inline int exit_status_of(pid_t child)
+{
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 /* Limits the size of files to `bytes`, so that writes fail as on a full disk. 0 removes the limit. */
 static inline void limit_file_size(rlim_t bytes)
 {

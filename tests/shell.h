@@ -34,6 +34,20 @@ __attribute__((format(printf, 1, 2))) static inline int run(const char *format, 
 
 #define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
 
+/* Runs a command. Expects this exit status, and an output that contains `words`. */
+#define EXPECT_PRINTS(status, words, ...) \
+    do {                                  \
+        EXPECT(status, __VA_ARGS__);      \
+        EXPECT_OUT(words);                \
+    } while (0)
+
+/* Runs a command. Expects this exit status, and exactly this output. */
+#define EXPECT_EXACTLY(status, text, ...) \
+    do {                                  \
+        EXPECT(status, __VA_ARGS__);      \
+        cr_expect_str_eq(out, text);      \
+    } while (0)
+
 /* Runs a command. Expects this exit status and one line that contains `words`. */
 static inline void expect_refused(int wanted, const char *words, const char *command)
 {
@@ -47,6 +61,19 @@ static inline void put(const char *name, const void *bytes, size_t size)
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     cr_assert_eq(file_write_atomic(path, bytes, size), STATUS_OK, "%s", status_text());
+}
+
+/* Writes a text into the test's folder. */
+static inline void put_text(const char *name, const char *text)
+{
+    put(name, text, strlen(text));
+}
+
+/* Writes an executable file into the test's folder. */
+static inline void put_script(const char *name, const char *text)
+{
+    put_text(name, text);
+    EXPECT(0, "chmod +x %s", name);
 }
 
 /* The functions for .init and .fini of a suite. */

@@ -2,7 +2,6 @@
 #include "shell.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "run/advise_parts.h"
 
@@ -128,8 +127,7 @@ Test(advise, each_way_to_get_images_is_measured)
            "$P --prepare d --from synth --res 24 --samples 12 --shards 2 && " ADVISE "--data d --out rows");
     cr_expect(says(row_begin("shards from memory", text, sizeof text)), "%s", out);
     cr_expect(says(row_begin("shards from disk", text, sizeof text)), "%s", out);
-    cr_expect(says("\ngenerating on the "), "%s", out);
-    cr_expect(says("Best here: "), "%s", out);
+    EXPECT_OUT("\ngenerating on the ", "Best here: ");
     EXPECT(0, "grep -c ^synth/ rows/synth.csv && grep -c ^load/ rows/load.csv && cut -d, -f17 rows/synth.csv "
               "| tail -1");
     cr_expect(says("24"), "the generated images have another size: %s", out);
@@ -139,14 +137,14 @@ Test(advise, each_way_to_get_images_is_measured)
 Test(advise, ways_that_are_not_possible_have_their_reason)
 {
     EXPECT(0, "$P --prepare d --from synth --res 24 --samples 12 --shards 2 --encode npy");
-    EXPECT(0, "CUDA_VISIBLE_DEVICES= " ADVISE "--data d --out rows");
-    cr_expect(says("generating on the GPU  fused        not possible: "), "%s", out);
-    cr_expect(says("the set in GPU memory  gpu-resident not possible: "), "%s", out);
-    cr_expect(says("shards from disk       shards-gpu   not possible: "), "%s", out);
+    EXPECT_PRINTS(0, "generating on the GPU  fused        not possible: ",
+                  "CUDA_VISIBLE_DEVICES= " ADVISE "--data d --out rows");
+    EXPECT_OUT("the set in GPU memory  gpu-resident not possible: ");
+    EXPECT_OUT("shards from disk       shards-gpu   not possible: ");
     cr_expect(!says("not possible: variant '"), "the reason comes from a run, but is known without a run: %s",
               out);
-    cr_expect(says("(waits are computed, because there is no GPU)"), "%s", out);
-    cr_expect(says("images 24 x 24; batch 4; a step takes 1000 ms"), "%s", out);
+    EXPECT_OUT("(waits are computed, because there is no GPU)");
+    EXPECT_OUT("images 24 x 24; batch 4; a step takes 1000 ms");
     EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");
 }
 
@@ -155,26 +153,26 @@ Test(advise, a_part_of_a_large_set_is_measured)
 {
     EXPECT(0, "$P --prepare d --from synth --res 24 --samples 40 --shards 4 && mkdir t && TMPDIR=t " ADVISE
               "--data d --subset 50K --out rows && echo left: $(ls -A t)");
-    cr_expect(says("40 samples, ") && says("(measured: 2 of 4 shards, ") && says("left:\n"), "%s", out);
-    EXPECT(0, "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) "
-              "if ($i == \"items\") c = i } END { print \"items \" $c }' rows/load.csv");
-    cr_expect(says("items 20"), "%s", out);
+    EXPECT_OUT("40 samples, ", "(measured: 2 of 4 shards, ", "left:\n");
+    EXPECT_PRINTS(0, "items 20",
+                  "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) "
+                  "if ($i == \"items\") c = i } END { print \"items \" $c }' rows/load.csv");
 }
 
 Test(advise, files_and_urls_have_their_own_ways)
 {
-    EXPECT(0, "$P --prepare f --store files --from synth --res 24 --samples 12 --encode png && " ADVISE
-              "--data f --out-res 16 --format csv");
-    cr_expect(says("way,variant,best,images_per_s,stall_share,reached_per_s,disk_bytes,memory_bytes,"
-                   "joules_per_image,reason\n"),
-              "%s", out);
+    EXPECT_PRINTS(0,
+                  "way,variant,best,images_per_s,stall_share,reached_per_s,disk_bytes,memory_bytes,"
+                  "joules_per_image,reason\n",
+                  "$P --prepare f --store files --from synth --res 24 --samples 12 --encode png && " ADVISE
+                  "--data f --out-res 16 --format csv");
     cr_expect(says("\nfiles from memory,") && says("\nfiles from disk,") && !says("shards"), "%s", out);
     if (run(ADVISE "--data f --format json") == 0) /* builds without jansson cannot write JSON */
-        cr_expect(says("\"verdict\": \"Best here: ") && says("\"way\": \"files from disk\""), "%s", out);
+        EXPECT_OUT("\"verdict\": \"Best here: ", "\"way\": \"files from disk\"");
 #ifdef HAVE_CURL
-    EXPECT(0,
-           "$P --prepare s --from synth --res 24 --samples 12 --shards 1 && " ADVISE "--data file://$PWD/s");
-    cr_expect(says("\nshards from memory "), "%s", out);
+    EXPECT_PRINTS(0, "\nshards from memory ",
+                  "$P --prepare s --from synth --res 24 --samples 12 --shards 1 && " ADVISE
+                  "--data file://$PWD/s");
 #endif
 }
 
@@ -202,24 +200,23 @@ Test(advise, wrong_options_and_data_are_refused)
 
 Test(advise, no_files_are_left)
 {
-    EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && mkdir t && TMPDIR=t " ADVISE
-              "--data d && echo left: $(ls -A t)");
-    cr_expect(says("left:\n"), "%s", out);
-    EXPECT(0, ": ; (TMPDIR=t; export TMPDIR; exec $P advise --data d --compute 1000 "
-              "--batch 4 --seconds 20) & p=$!; "
-              "for i in $(seq 500); do [ -z \"$(ls -A t)\" ] || break; sleep 0.01; done; "
-              "kill $p; wait $p; echo $? left: $(ls -A t)");
-    cr_expect(says("143 left:\n"), "%s", out);
+    EXPECT_PRINTS(0, "left:\n",
+                  "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && mkdir t && TMPDIR=t " ADVISE
+                  "--data d && echo left: $(ls -A t)");
+    EXPECT_PRINTS(0, "143 left:\n",
+                  ": ; (TMPDIR=t; export TMPDIR; exec $P advise --data d --compute 1000 "
+                  "--batch 4 --seconds 20) & p=$!; "
+                  "for i in $(seq 500); do [ -z \"$(ls -A t)\" ] || break; sleep 0.01; done; "
+                  "kill $p; wait $p; echo $? left: $(ls -A t)");
 }
 
 /* Rank 0 measures in runs of one rank. All other ranks print nothing. */
 Test(advise, under_a_launcher_only_rank_0_advises)
 {
-    EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && OMPI_COMM_WORLD_SIZE=2 "
-              "OMPI_COMM_WORLD_RANK=0 timeout 60 " ADVISE "--data d");
-    cr_expect(says("Best here: "), "%s", out);
-    EXPECT(0, "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 " ADVISE "--data d");
-    cr_expect_str_eq(out, "");
+    EXPECT_PRINTS(0, "Best here: ",
+                  "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && OMPI_COMM_WORLD_SIZE=2 "
+                  "OMPI_COMM_WORLD_RANK=0 timeout 60 " ADVISE "--data d");
+    EXPECT_EXACTLY(0, "", "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 " ADVISE "--data d");
 }
 
 #endif

@@ -1,7 +1,6 @@
 /* Tests lists and ranges as values of options: their values, errors and combinations. */
 #include <criterion/criterion.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/axes.h"

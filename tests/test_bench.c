@@ -9,8 +9,6 @@
 #include "core/timer.h"
 #include "run/bench.h"
 
-TestSuite(bench, .timeout = 60);
-
 enum { RUNS_MAX = 100000 };
 
 /* Controls the fake variant, and records the calls to it and to the progress callback. */
@@ -60,6 +58,15 @@ static void note(void *context, size_t samples, double elapsed_s, double max_tim
 }
 
 static struct bench bench;
+static struct bench_together together;
+
+static void free_both(void)
+{
+    bench_free(&bench);
+    bench_free(&together.bench);
+}
+
+TestSuite(bench, .fini = free_both, .timeout = 60);
 
 static void measure(struct bench_limits limits)
 {
@@ -101,7 +108,6 @@ Test(bench, runs_are_numbered_from_one_without_a_gap)
     cr_expect(bench.count == 7);
     for (uint64_t i = 0; i < script.runs; i++)
         cr_expect(script.numbers[i] == i + 1, "run %d is number %d", (int)i, (int)script.numbers[i]);
-    bench_free(&bench);
 }
 
 Test(bench, warms_up_for_the_given_time_and_number_of_runs)
@@ -113,7 +119,6 @@ Test(bench, warms_up_for_the_given_time_and_number_of_runs)
     cr_expect(bench.warmups >= 2);
     cr_expect(bench.count == 1);
     cr_expect(script.last_begin_s - script.begin_s >= 0.02, "the sample does not follow the warm-up");
-    bench_free(&bench);
 }
 
 Test(bench, without_a_warm_up_the_first_run_is_a_sample)
@@ -123,7 +128,6 @@ Test(bench, without_a_warm_up_the_first_run_is_a_sample)
     cr_expect(bench.warmups == 0);
     cr_expect(bench.count == 3);
     cr_expect(bench.samples[0].device_s == 1 && bench.samples[2].device_s == 3);
-    bench_free(&bench);
 }
 
 Test(bench, never_takes_fewer_than_min_samples)
@@ -145,7 +149,6 @@ Test(bench, stops_at_min_samples_if_they_agree)
     cr_expect(bench.count == 10, "%zu", bench.count);
     cr_expect(bench.settled);
     cr_expect(bench.time.median == 1e-3 && bench.time.median_error == 0);
-    bench_free(&bench);
 }
 
 Test(bench, samples_for_at_least_min_time)
@@ -158,7 +161,6 @@ Test(bench, samples_for_at_least_min_time)
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.03);
     cr_expect(bench.count == 2 || script.elapsed_s[bench.count - 2] < 0.03,
               "sampling continues after min_time, although all samples are equal");
-    bench_free(&bench);
 }
 
 Test(bench, bimodal_times_never_settle_and_max_time_ends_sampling)
@@ -171,7 +173,6 @@ Test(bench, bimodal_times_never_settle_and_max_time_ends_sampling)
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.05);
     cr_expect(bench.count == 5 || script.elapsed_s[bench.count - 2] < 0.05,
               "sampling does not stop at max_time");
-    bench_free(&bench);
 }
 
 Test(bench, max_time_overrides_min_time_but_not_min_samples)
@@ -181,7 +182,6 @@ Test(bench, max_time_overrides_min_time_but_not_min_samples)
         .min_samples = 20, .min_time_s = 30, .max_time_s = 0, .max_median_error = 0.01});
     cr_expect(bench.count == 20, "%zu", bench.count);
     cr_expect_not(bench.settled);
-    bench_free(&bench);
 }
 
 Test(bench, samples_until_the_median_is_known)
@@ -192,7 +192,6 @@ Test(bench, samples_until_the_median_is_known)
     cr_expect(bench.time.median_error < 0.01);
     cr_expect(bench.count > 10 && bench.count < 120, "%zu", bench.count);
     cr_expect(bench.time.median == 1e-3);
-    bench_free(&bench);
 }
 
 Test(bench, max_error_ends_sampling)
@@ -201,7 +200,6 @@ Test(bench, max_error_ends_sampling)
     measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 2});
     cr_expect(bench.settled, "an error of at most 0.5 must count as settled, because the limit is 2");
     cr_expect(bench.count == 10, "%zu", bench.count);
-    bench_free(&bench);
 }
 
 Test(bench, device_time_is_used_if_the_variant_reports_it)
@@ -217,7 +215,6 @@ Test(bench, device_time_is_used_if_the_variant_reports_it)
         cr_expect(bench.samples[i].wall_s >= 1e-4 && bench.samples[i].wall_s < 1);
     }
     cr_expect(bench.wall_s >= 1e-4 && bench.wall_s < 1, "wall time is not reported");
-    bench_free(&bench);
 }
 
 Test(bench, wall_time_is_used_without_device_time)
@@ -229,7 +226,6 @@ Test(bench, wall_time_is_used_without_device_time)
     cr_expect(bench.time.median == bench.wall_s);
     for (size_t i = 0; i < bench.count; i++)
         cr_expect(bench.samples[i].device_s < 0);
-    bench_free(&bench);
 }
 
 Test(bench, progress_counts_up_and_has_the_time_limit)
@@ -241,7 +237,6 @@ Test(bench, progress_counts_up_and_has_the_time_limit)
         cr_expect(script.samples[i] == i + 1);
         cr_expect(script.elapsed_s[i] >= (i ? script.elapsed_s[i - 1] : 0));
     }
-    bench_free(&bench);
 }
 
 #define BUSY_S 0.01
@@ -275,7 +270,6 @@ Test(bench, cpu_time_and_span_of_the_timed_runs)
     cr_expect(fabs(bench.timed_s - timed_s) < 1e-9);
     cr_expect(bench.cpu_s > 0.9 * BUSY_S * (double)bench.count && bench.cpu_s < bench.span_s + 0.02,
               "%g of %g s in %zu runs", bench.cpu_s, bench.span_s, bench.count);
-    bench_free(&bench);
 }
 
 Test(bench, progress_is_optional)
@@ -331,18 +325,11 @@ static enum status vote(enum status status, double *values, size_t count)
     return STATUS_OK;
 }
 
-static struct bench_together together = {.vote = vote};
-
 static enum status measure_together(struct bench_limits limits)
 {
+    together.vote = vote;
     memset(&together.bench, 0xff, sizeof together.bench);
     return bench_measure(&fake, &script, &limits, note, &script, &bench, &together);
-}
-
-static void free_both(void)
-{
-    bench_free(&bench);
-    bench_free(&together.bench);
 }
 
 Test(bench, warms_up_until_every_rank_is_warm)
@@ -355,7 +342,6 @@ Test(bench, warms_up_until_every_rank_is_warm)
     cr_expect(bench.count == 10 && together.bench.count == 10);
     cr_expect(other.votes == 52, "%d votes, not 41 of the warm-up, 10 of samples and 1 of statistics",
               (int)other.votes);
-    free_both();
 }
 
 /* Times of the second rank. The first nine alternate, and the tested rank's times are constant. A sample
@@ -381,7 +367,6 @@ Test(bench, the_median_of_all_ranks_decides)
         cr_expect(together.bench.samples[i].device_s == odd_ones(i));
         cr_expect(together.bench.samples[i].wall_s == bench.samples[i].wall_s);
     }
-    free_both();
 }
 
 Test(bench, a_median_of_all_ranks_that_never_settles_is_reported)
@@ -394,7 +379,6 @@ Test(bench, a_median_of_all_ranks_that_never_settles_is_reported)
     cr_expect(bench.settled);
     cr_expect_not(together.bench.settled);
     cr_expect(together.bench.on_device && together.bench.looked == together.bench.count);
-    free_both();
 }
 
 Test(bench, max_time_on_any_rank_ends_sampling)
@@ -404,7 +388,6 @@ Test(bench, max_time_on_any_rank_ends_sampling)
     cr_assert(measure_together((struct bench_limits){
                   .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
     cr_expect(bench.count == 10, "%zu", bench.count);
-    free_both();
 }
 
 /* The warm-up of 3 runs has 4 votes: one before each run, and a last one. Each sample has one vote. The

@@ -6,10 +6,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include <criterion/criterion.h>
-
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -44,8 +41,7 @@ TestSuite(break_even, .init = open_folder, .fini = remove_folder, .timeout = 120
 
 static void put_table(const char *lines)
 {
-    shell("printf '# made up\\n\\n" HEADER "%s' > $D/t.tsv", lines);
-    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, "printf '# made up\\n\\n" HEADER "%s' > $D/t.tsv", lines);
 }
 
 #ifdef HAVE_XXHASH
@@ -53,15 +49,11 @@ static void put_table(const char *lines)
 Test(break_even, without_a_gpu_training_steps_are_skipped)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
-    shell(BREAK_EVEN);
-    expect(0, "only rates without a step are compared: --compute: no");
-    expect(0, "bat is skipped: ");
-    expect(0, "generated\n  naive ");
-    expect(0, "read, page cache warm\n  files ");
-    expect(0, "\n  shards ");
-    expect(0, " images instead of 70, so that all batches are full: a multiple of ");
-    expect(0, "Break-even of generating with naive vs. reading:\n  files, warm ");
-    expect(0, "Disk space that generating saves:\n  files ");
+    SHELL_PRINTS(0, "only rates without a step are compared: --compute: no", BREAK_EVEN);
+    EXPECT_OUT("bat is skipped: ", "generated\n  naive ", "read, page cache warm\n  files ", "\n  shards ",
+               " images instead of 70, so that all batches are full: a multiple of ",
+               "Break-even of generating with naive vs. reading:\n  files, warm ",
+               "Disk space that generating saves:\n  files ");
     cr_expect(!says("size of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
     expect(0, "1\n"); /* the other lines of the table were skipped */
@@ -72,16 +64,14 @@ Test(break_even, without_a_gpu_training_steps_are_skipped)
      * from shards. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
-        "* "
-        "$at[\"threads\"] * $at[\"epochs\"]) || ($at[\"cache\"] == \"warm\" && $at[\"epochs\"] != 4) || "
+        "* $at[\"threads\"] * $at[\"epochs\"]) || ($at[\"cache\"] == \"warm\" && $at[\"epochs\"] != 4) || "
         "($at[\"store\"] == \"shards\" && 4 * $at[\"shuffle\"] > $at[\"items\"] / $at[\"epochs\"] / "
         "$at[\"threads\"])' $D/rows_load.csv");
     cr_expect_str_eq(out, "", "%s", out);
 
     /* A second call repeats no measurement. */
-    shell(BREAK_EVEN);
-    expect(0, "generating: 0 finished, 1 finished before");
-    cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
+    SHELL_PRINTS(0, "generating: 0 finished, 1 finished before", BREAK_EVEN);
+    EXPECT_OUT("reading: 0 finished, ");
 
     /* The data set that was measured is replaced by a different one. So the size of the measured set on disk
      * is unknown, and the size of its samples is used: 24 x 24 pixels, the .npy header (128 bytes) and the
@@ -90,7 +80,7 @@ Test(break_even, without_a_gpu_training_steps_are_skipped)
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --store files --from synth --samples 7 --res 64 >&2; "
           "scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv");
-    cr_expect(says("; 0.705 GB per million (sum of the sample sizes, "), "%s", out);
+    EXPECT_OUT("; 0.705 GB per million (sum of the sample sizes, ");
 }
 #endif
 #endif
@@ -98,22 +88,15 @@ Test(break_even, without_a_gpu_training_steps_are_skipped)
 Test(break_even, errors_are_reported_before_anything_is_created)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t32\\t3\\t-" QUICK);
-    shell(BREAK_EVEN);
-    expect(2, "column 'res' has 2 values");
+    SHELL_PRINTS(2, "column 'res' has 2 values", BREAK_EVEN);
     put_table("bat\\t16\\t24\\t3\\t-" QUICK);
-    shell(BREAK_EVEN);
-    expect(4, "no generator of the table is available here");
+    SHELL_PRINTS(4, "no generator of the table is available here", BREAK_EVEN);
     put_table("naive\\t16\\t24\\t3\\t5" QUICK);
-    shell(BREAK_EVEN);
-    expect(4, "has no line without a step");
-    shell("SAMPLES=many " BREAK_EVEN);
-    expect(2, "SAMPLES=many: give a whole number");
-    shell("TIME=soon " BREAK_EVEN);
-    expect(2, "TIME=soon: give seconds");
-    shell("scripts/compare/break_even.sh $D/data");
-    expect(2, "usage: scripts/compare/break_even.sh DIR FILE");
-    shell("scripts/compare/break_even.sh $D/data $D/nowhere/rows");
-    expect(2, "nowhere: no such folder");
+    SHELL_PRINTS(4, "has no line without a step", BREAK_EVEN);
+    SHELL_PRINTS(2, "SAMPLES=many: give a whole number", "SAMPLES=many " BREAK_EVEN);
+    SHELL_PRINTS(2, "TIME=soon: give seconds", "TIME=soon " BREAK_EVEN);
+    SHELL_PRINTS(2, "usage: scripts/compare/break_even.sh DIR FILE", "scripts/compare/break_even.sh $D/data");
+    SHELL_PRINTS(2, "nowhere: no such folder", "scripts/compare/break_even.sh $D/data $D/nowhere/rows");
     shell("ls -A $D/data");
     cr_expect_str_eq(out, "");
 }

@@ -1,8 +1,6 @@
 /* Runs the program on samples with unusual members and on class folders, and tests which members it reads. */
 #include "shell.h"
 
-#include <string.h>
-
 #include "cells.h"
 
 #if defined(HAVE_XXHASH)
@@ -20,6 +18,13 @@ static void expect_bytes(double bytes, const char *command, const char *options)
     EXPECT(0, "%s %s", command, options);
     for (size_t row = 1; row <= 2; row++)
         cr_expect_float_eq(number(out, row, "sample_bytes"), bytes, 1e-9, "%s", options);
+}
+
+/* Trains with these options, which begin with the data set. Returns the training loss. */
+static double loss_of(const char *options)
+{
+    EXPECT(0, TRAIN "--data %s", options);
+    return number(out, 1, "train_loss");
 }
 
 /* Creates 20 digits as files in the folder o and as the shard s/x.tar. Each digit has four members: .cls of 1
@@ -92,14 +97,10 @@ Test(choice, raw_records_of_any_length)
 /* Training reads the same label from every member that has it. */
 Test(choice, training_reads_labels_from_any_member)
 {
-    char loss[3][64];
     make_odd_shard();
-    static const char *const labels[] = {"", "--label json:a.label", "--label 'xml;cls'"};
-    for (int i = 0; i < 3; i++) {
-        EXPECT(0, TRAIN "--data %s %s", i == 1 ? "o" : "s", labels[i]);
-        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
-        cr_expect_str_eq(loss[i], loss[0]);
-    }
+    const double loss = loss_of("s");
+    cr_expect_eq(loss_of("o --label json:a.label"), loss);
+    cr_expect_eq(loss_of("s --label 'xml;cls'"), loss);
     expect_refused(1, "sample '000000': its json has no field 'a.b'", TRAIN "--data s --label json:a.b");
     expect_refused(1, "sample '000000': its txt is not a label", TRAIN "--data s --label txt");
     expect_refused(1, "it has no member for --label folder", TRAIN "--data s --label folder");
@@ -116,9 +117,9 @@ Test(choice, class_folders_are_numbered_in_order)
               "c/ant-b c/Zoo c/.hidden && cd d/not-imagefolder/000 && cp 000001.npy ../../../c/ant/more && "
               "cp 000002.npy 000003.npy ../../../c/ant-b && cp 000004.npy 000005.npy ../../../c/Zoo");
     expect_bytes(ARRAY, FILES "--data c", "--label folder");
-    EXPECT(0, "$P --prepare p --from dataset --source c && tar xf p/dataset-000000.tar && "
-              "cut -d, -f2 p/samples.csv | tail -n +2 | tr '\\n' ' ' && cat 00000?.cls");
-    cr_expect(says("Zoo/000004 Zoo/000005 ant-b/000002 ant-b/000003 ant/more/000001 00221"), "%s", out);
+    EXPECT_PRINTS(0, "Zoo/000004 Zoo/000005 ant-b/000002 ant-b/000003 ant/more/000001 00221",
+                  "$P --prepare p --from dataset --source c && tar xf p/dataset-000000.tar && "
+                  "cut -d, -f2 p/samples.csv | tail -n +2 | tr '\\n' ' ' && cat 00000?.cls");
     EXPECT(0, "printf 4 > c/Zoo/000004.cls");
     expect_refused(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
 }
@@ -136,20 +137,15 @@ Test(choice, stray_files_are_ignored_with_a_warning)
 {
     make_class_folders();
     EXPECT(0, "cp -r t u && cd u && touch zlabels.csv Thumbs.db 1/readme.txt && cp 0/000000.npy aroot.npy");
-    EXPECT(0, "$P --prepare o --from dataset --source u && tar tf o/dataset-000000.tar | grep -c cls");
-    cr_expect(
-        says("u: ignored 4 of 184 samples, which are not in class folders or have no member for --image; "
-             "the first is 1/readme.txt\n"),
-        "%s", out);
-    cr_expect(says("o: 180 samples") && says("\n180\n"), "%s", out);
+    EXPECT_PRINTS(
+        0,
+        "u: ignored 4 of 184 samples, which are not in class folders or have no member for --image; "
+        "the first is 1/readme.txt\n",
+        "$P --prepare o --from dataset --source u && tar tf o/dataset-000000.tar | grep -c cls");
+    EXPECT_OUT("o: 180 samples", "\n180\n");
     expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
     cr_expect_eq(number(out, 1, "items"), 180);
-    char loss[2][64];
-    for (int i = 0; i < 2; i++) {
-        EXPECT(0, TRAIN "--data %s", i ? "u" : "t");
-        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
-    }
-    cr_expect_str_eq(loss[0], loss[1]);
+    cr_expect_eq(loss_of("t"), loss_of("u"));
     EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v"); /* as many images outside the folders as in them */
     EXPECT(0, FILES "--data v");
     cr_expect_eq(number(out, 1, "items"), 120);
@@ -162,18 +158,18 @@ Test(choice, sizes_take_the_classes_in_turn)
 {
     make_class_folders();
     EXPECT(0, TRAIN "--data t --train-size 20 --test-size 4 --export-data e --dry-run");
-    EXPECT(0, "python3 -c \"import json, struct\n"
-              "data = open('e', 'rb').read()\n"
-              "begin = 8 + struct.unpack('<Q', data[:8])[0]\n"
-              "for part in 'train', 'test':\n"
-              "    first, end = json.loads(data[8:begin])[part + '.labels']['data_offsets']\n"
-              "    labels = data[begin + first:begin + end:4]\n"
-              "    print([labels.count(c) for c in range(3)], list(labels) == sorted(labels))\"");
-    cr_expect_str_eq(out, "[7, 7, 6] True\n[2, 1, 1] True\n");
-    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --batch 2 --data t --train-size 2");
-    cr_expect(says("the test set has 1 class without a training sample; raise --train-size"), "%s", out);
-    EXPECT(0, "rm -r t/1 t/2 && " TRAIN "--data t");
-    cr_expect(says("--data t: all samples have class 0, so there is nothing to learn"), "%s", out);
+    EXPECT_EXACTLY(0, "[7, 7, 6] True\n[2, 1, 1] True\n",
+                   "python3 -c \"import json, struct\n"
+                   "data = open('e', 'rb').read()\n"
+                   "begin = 8 + struct.unpack('<Q', data[:8])[0]\n"
+                   "for part in 'train', 'test':\n"
+                   "    first, end = json.loads(data[8:begin])[part + '.labels']['data_offsets']\n"
+                   "    labels = data[begin + first:begin + end:4]\n"
+                   "    print([labels.count(c) for c in range(3)], list(labels) == sorted(labels))\"");
+    EXPECT_PRINTS(0, "the test set has 1 class without a training sample; raise --train-size",
+                  "$P --variant train-naive --model logreg --epochs 1 --batch 2 --data t --train-size 2");
+    EXPECT_PRINTS(0, "--data t: all samples have class 0, so there is nothing to learn",
+                  "rm -r t/1 t/2 && " TRAIN "--data t");
 }
 
 /* With --decode, a sample without an image is an error, or is skipped and counted. */
@@ -187,27 +183,21 @@ Test(choice, decoding_needs_an_image_in_each_sample)
     EXPECT(0, FILES "--data w --decode --on-error skip");
     cr_expect(number(out, 1, "items") == 60 && number(out, 1, "skipped") == 1, "%s", out);
     expect_refused(1, "sample '0': its webp is not an image",
-                   "$P --variant files --data w --image 'npy;webp' "
-                   "--decode --cache any");
+                   "$P --variant files --data w --image 'npy;webp' --decode --cache any");
 }
 
 /* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)
 {
 #ifdef HAVE_PNG
-    EXPECT(0, "$P --prepare h --from digits --samples 30 --store imagefolder");
-    cr_assert(strstr(out, "h: 30 samples in 10 class folders, "), "%s", out);
+    EXPECT_PRINTS(0, "h: 30 samples in 10 class folders, ",
+                  "$P --prepare h --from digits --samples 30 --store imagefolder");
     EXPECT(0, "$P --prepare i --from digits --samples 1203 --store imagefolder && "
               "$P --prepare s --from digits --samples 1203");
     EXPECT(0, "cd i && n=0 && for f in */; do for x in $f*; do echo ${x%%.png},$n,$x; done; n=$((n + 1)); "
               "done | sort > ../ours && tail -n +2 samples.csv | sort | cmp - ../ours");
     EXPECT(0, FILES "--data i --decode");
-    char loss[2][64];
-    for (int i = 0; i < 2; i++) {
-        EXPECT(0, TRAIN "--data %s", i ? "i" : "s");
-        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
-    }
-    cr_expect_str_eq(loss[0], loss[1]);
+    cr_expect_eq(loss_of("i"), loss_of("s"));
     EXPECT(0, "cp -r i j && rm j/0003/000013.png && $P --prepare j --from digits --samples 1203 --store "
               "imagefolder && diff -r i j");
     EXPECT(0, "$P --prepare k --from dataset --source s --store imagefolder && for c in i/0*; do diff -r $c "
@@ -235,9 +225,9 @@ Test(choice, sets_without_classes_are_not_written_as_class_folders)
  * folders 000, 001, ... at the top level, and must not be read as class folders. */
 Test(choice, files_are_not_mistaken_for_class_folders)
 {
-    EXPECT(0, "$P --prepare f --from digits --samples 1003 --encode npy --store files && rm f/*.index "
-              "&& echo folders: f/*/");
-    cr_expect(says("folders: f/not-imagefolder/\n"), "%s", out);
+    EXPECT_PRINTS(0, "folders: f/not-imagefolder/\n",
+                  "$P --prepare f --from digits --samples 1003 --encode npy --store files && rm f/*.index "
+                  "&& echo folders: f/*/");
     EXPECT(0, "mkdir g && mv f/not-imagefolder/* g/ && " FILES "--data g");
     EXPECT(0, TRAIN "--data g && rm -r f");
     cr_expect_eq(number(out, 1, "parameters"), 7850);

@@ -1,11 +1,6 @@
 /* Tests classes: presets, drawing from ranges, INI and CSV files. Run from the repository root. */
-#include <criterion/criterion.h>
-
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "support.h"

@@ -67,8 +67,8 @@ Test(cli, out_appends_rows_under_one_header)
     char *both = get("rows.csv", NULL);
     cr_expect(count_of(both, "\n") == 3 && count_of(both, "schema,") == 1);
     cr_expect(strncmp(both, first, bytes) == 0, "the first row has changed");
-    cr_expect_str_eq(value(both, 1, "seed"), "0");
-    cr_expect_str_eq(value(both, 2, "seed"), "7");
+    expect_cells(both, 1, "seed=0");
+    expect_cells(both, 2, "seed=7");
     free(first);
     free(both);
     cr_expect(count_files() == 1);
@@ -80,22 +80,14 @@ Test(cli, a_row_has_the_parameters_of_the_run)
     run_well("--variant naive --format csv --res 24 --batch 3 --vertices 30 --orbits 5 --formula visualatom "
              "--seed 9 --instance 11 --noise 1.5 --freq2 2 --warmups 2 --warmup-time 0 --min-samples 4 "
              "--min-time 0 --max-time 0");
-    static const struct {
-        const char *column, *text;
-    } cells[] = {{"schema", "synth/7"}, {"job_id", "123"},  {"workload", "synth"},
-                 {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
-                 {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
-                 {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
-                 {"orbits", "5"},       {"seed", "9"},      {"formula", "visualatom"},
-                 {"instance", "11"},    {"noise", "1.5"},   {"line_width", "0.002"},
-                 {"freq1", "5"},        {"freq2", "2"},     {"warmups", "3"},
-                 {"samples", "4"},      {"items", "3"},     {"classes", "0"},
-                 {"preset", ""},        {"verified", "no"}, {"wrong", ""},
-                 {"throttled", ""},     {"cache", ""},      {"timed_stages", "clear+draw"},
-                 {"dtype", "u8"},       {"channels", "1"},  {"layout", "nchw"},
-                 {"out_res", "24"},     {"fit", ""},        {"mean", ""}};
-    for (size_t i = 0; i < COUNT_OF(cells); i++)
-        cr_expect_str_eq(value(out, 1, cells[i].column), cells[i].text, "%s", cells[i].column);
+    expect_cells(
+        out, 1,
+        "schema=synth/7;job_id=123;workload=synth;variant=naive;driver=;cuda=;ranks=1;rank=0;threads=1");
+    expect_cells(out, 1,
+                 "batch=3;res=24;vertices=30;orbits=5;seed=9;formula=visualatom;instance=11;noise=1.5");
+    expect_cells(out, 1, "line_width=0.002;freq1=5;freq2=2;warmups=3;samples=4;items=3;classes=0;preset=");
+    expect_cells(out, 1, "verified=no;wrong=;throttled=;cache=;timed_stages=clear+draw");
+    expect_cells(out, 1, "dtype=u8;channels=1;layout=nchw;out_res=24;fit=;mean=");
     double median = number(out, 1, "time_median_s");
     cr_expect(median > 0 && number(out, 1, "time_min_s") <= median);
     cr_expect(median <= number(out, 1, "time_p95_s"));
@@ -172,15 +164,15 @@ Test(cli, rows_before_one_that_does_not_fit_stay_complete)
 
 Test(cli, a_write_error_on_stdout_is_a_failure)
 {
-    static const char *const commands[] = {"--help",
-                                           "--list",
-                                           "--version",
-                                           "--env",
-                                           NAIVE,
-                                           NAIVE " --format csv"
+    static const char *const commands[] = {
+        "--help",
+        "--list",
+        "--version",
+        "--env",
+        NAIVE,
+        NAIVE " --format csv",
 #ifdef HAVE_JANSSON
-                                           ,
-                                           NAIVE " --format json"
+        NAIVE " --format json",
 #endif
     };
     how.out_to = "/dev/full";
@@ -192,9 +184,7 @@ Test(cli, a_write_error_on_stdout_is_a_failure)
     }
     run(NAIVE " --out rows.csv");
     cr_expect(status == 1);
-    char *rows = get("rows.csv", NULL);
-    cr_expect(count_of(rows, "\n") == 2, "the row is not written to --out");
-    free(rows);
+    cr_expect(lines_of_file("rows.csv") == 2, "the row is not written to --out");
 }
 
 /* ---- Right results ---- */
@@ -202,15 +192,11 @@ Test(cli, a_write_error_on_stdout_is_a_failure)
 Test(cli, verify_fills_its_columns)
 {
     run_well("--variant " VARIANTS " " TINY " --batch 5 --verify --format csv");
-    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
-        cr_expect_str_eq(value(out, v, "verified"), "yes");
-        cr_expect_str_eq(value(out, v, "wrong"), "0");
-    }
+    for (size_t v = 1; v <= VARIANT_COUNT; v++)
+        expect_cells(out, v, "verified=yes;wrong=0");
     run_well("--variant " VARIANTS " " TINY " --format csv");
-    for (size_t v = 1; v <= VARIANT_COUNT; v++) {
-        cr_expect_str_eq(value(out, v, "verified"), "no");
-        cr_expect_str_empty(value(out, v, "wrong"));
-    }
+    for (size_t v = 1; v <= VARIANT_COUNT; v++)
+        expect_cells(out, v, "verified=no;wrong=");
 }
 
 #ifdef HAVE_XXHASH
@@ -285,15 +271,12 @@ Test(cli, images_do_not_depend_on_the_first_instance)
         free(shifted);
         free(other);
     }
-    char *index = get("whole/index.tsv", NULL);
-    cr_expect(count_of(index, "\n") == 7, "%s", index);
-    free(index);
+    cr_expect_eq(lines_of_file("whole/index.tsv"), 7);
 }
 #else
 Test(cli, pictures_are_refused_by_a_build_without_them)
 {
-    run(NAIVE " --png pictures");
-    expect_error(4, "libpng", "--png");
+    expect_failure(4, "libpng", NAIVE " --png pictures");
 }
 #endif
 
@@ -428,8 +411,7 @@ Test(cli, a_numpy_file_that_does_not_fit_is_removed)
 {
     put_old();
     how.file_bytes_max = 1000;
-    run(NAIVE " --npy out.npy");
-    expect_error(1, "out.npy cannot be written: File too large", "--npy");
+    expect_failure(1, "out.npy cannot be written: File too large", NAIVE " --npy out.npy");
     expect_file("out.npy", OLD_NPY);
     cr_expect(count_files() == 2);
 }
@@ -439,8 +421,8 @@ Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
 {
     put_old();
     how.file_bytes_max = 1000;
-    run(NAIVE " --batch 200 --out-res 1 --npy out.npy");
-    expect_error(1, "out.labels.npy cannot be written: File too large", "--npy");
+    expect_failure(1, "out.labels.npy cannot be written: File too large",
+                   NAIVE " --batch 200 --out-res 1 --npy out.npy");
     expect_file("out.npy", OLD_NPY);
     expect_file("out.labels.npy", OLD_NPY);
     cr_expect(count_files() == 2);
@@ -461,20 +443,15 @@ static bool any_temporary(void)
 Test(cli, a_signal_leaves_no_incomplete_file)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",    "--res", "32",
-                    "--orbits", "1",          "--out-res", "64",      "--dtype", "f32",   "--channels",
-                    "3",        "--vertices", "1",         "--npy",   "out.npy", NULL};
     put_old();
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
-        int wait_status;
-        pid_t pid = fork();
-        cr_assert(pid >= 0);
-        if (pid == 0)
-            start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+        pid_t pid = start_run(
+            "--variant naive --batch 4096 --res 32 --vertices 1 --orbits 1 --out-res 64 --dtype f32 "
+            "--channels 3 --npy out.npy",
+            "/dev/null");
         while (!any_temporary())
             usleep(1000);
-        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
-        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        expect_ended_by(pid, signals[i]);
         expect_file("out.npy", OLD_NPY);
         cr_expect(count_files() == 2);
     }

@@ -30,25 +30,20 @@ Test(cli, compute_needs_a_valid_step_and_a_gpu)
         {"--vertice 7", "unknown option '--vertice'; did you mean '--verify'?"},
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
-    run("--data x");
-    expect_error(
+    expect_failure(
         2, "--data is an option of the workloads load, ops, train and infer; --list shows their variants",
         "--data x");
     /* Errors that do not depend on the machine are reported first. */
-    run("--variant fused --device 1023 --out nowhere/rows.csv");
-    expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
+    expect_failure(2, "its folder does not exist", "--variant fused --device 1023 --out nowhere/rows.csv");
     run("--variant fused --best-gpu");
     cr_expect(status == 0 || strstr(err, "--best-gpu: "), "%s", err);
     run(NAIVE " --compute 5 --device 1023"); /* no machine has a GPU with this number */
     expect_error(4, "--compute: no", "--compute 5");
-    run(NAIVE " --compute 5 --device 1023 --dry-run");
-    expect_error(4, "--compute: no", "--compute 5");
+    expect_failure(4, "--compute: no", NAIVE " --compute 5 --device 1023 --dry-run");
     run_well(NAIVE " --format csv");
-    static const char *const empty[] = {"compute",       "compute_ms",   "steps",      "stall_share",
-                                        "first_batch_s", "step_s",       "busy_share", "slowdown",
-                                        "bus_share",     "bus_slowdown", "loss"};
-    for (size_t i = 0; i < COUNT_OF(empty); i++)
-        cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
+    expect_cells(out, 1,
+                 "compute=;compute_ms=;steps=;stall_share=;first_batch_s=;step_s=;busy_share=;slowdown=");
+    expect_cells(out, 1, "bus_share=;bus_slowdown=;loss=");
 }
 
 /* ---- Threads ---- */
@@ -212,9 +207,7 @@ Test(cli, loops_sets_the_exact_number_of_samples)
     cr_expect(number(out, 1, "samples") == 1);
     run_well(LOOPED "--loops 4321 --samples-out samples.csv");
     cr_expect(number(out, 1, "samples") == 4321);
-    char *samples = get("samples.csv", NULL);
-    cr_expect(count_of(samples, "\n") == 4322);
-    free(samples);
+    cr_expect_eq(lines_of_file("samples.csv"), 4322);
 }
 
 Test(cli, loops_refuses_other_limits)
@@ -292,8 +285,7 @@ Test(cli, too_few_monitor_samples_give_a_warning)
 {
     run_well(NAIVE " --monitor watched.csv");
     cr_expect(strstr(err, " during the timed runs, but meaningful statistics need 20; sample longer with "
-                          "--min-time 10.5, or "
-                          "use a shorter period\n"),
+                          "--min-time 10.5, or use a shorter period\n"),
               "%s", err);
     /* Adds runs until the timed phase has a monitor sample. The phase then has one sample in most cases,
      * because a run takes less than the period of 10 ms. */
@@ -337,21 +329,16 @@ Test(cli, refuses_invalid_monitor_options)
 /* The program is killed as soon as the first variant's samples are written, while the second variant runs. */
 Test(cli, a_killed_run_keeps_the_samples_of_completed_variants)
 {
-    char *argv[] = {
-        program,    "--variant", VARIANTS,         "--res", "32",         "--batch", "2",
-        "--orbits", "4",         "--vertices",     "20",    "--min-time", "0.6",     "--max-error",
-        "100",      "--monitor", "watched.csv:10", NULL};
     struct stat info = {0};
-    pid_t pid = fork();
-    cr_assert(pid >= 0);
-    if (pid == 0)
-        start_program(argv, open("/dev/null", O_WRONLY), open("/dev/null", O_WRONLY));
+    pid_t pid = start_run("--variant " VARIANTS " --res 32 --batch 2 --orbits 4 --vertices 20 --min-time 0.6 "
+                          "--max-error 100 --monitor watched.csv:10",
+                          "/dev/null");
     while (stat("watched.csv", &info) != 0 || info.st_size == 0)
         usleep(1000);
     int fd = open("watched.csv", O_RDONLY);
     cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* the program holds no lock, so the file is complete */
     close(fd);
-    cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+    expect_ended_by(pid, SIGKILL);
     char *csv = get("watched.csv", NULL);
     size_t lines = count_of(csv, "\n");
     cr_expect(lines > 2 && csv[strlen(csv) - 1] == '\n', "%s", csv);
@@ -365,10 +352,8 @@ Test(cli, a_killed_run_keeps_the_samples_of_completed_variants)
 Test(cli, best_gpu_needs_a_gpu)
 {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    run("--variant naive --best-gpu");
-    expect_error(4, "CUDA", "--best-gpu");
-    run("--env --best-gpu");
-    expect_error(4, "CUDA", "--env --best-gpu");
+    expect_failure(4, "CUDA", "--variant naive --best-gpu");
+    expect_failure(4, "CUDA", "--env --best-gpu");
     run_well("--version --best-gpu");
 }
 
@@ -468,8 +453,7 @@ Test(cli, json_of_loads_has_numbers_and_flags)
 #else
 Test(cli, json_is_refused_by_a_build_without_it)
 {
-    run(NAIVE " --format json");
-    expect_error(4, "jansson", "--format json");
+    expect_failure(4, "jansson", NAIVE " --format json");
 }
 #endif
 
@@ -488,8 +472,8 @@ Test(cli, the_table_has_one_line_per_variant)
 Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
 {
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");
-    run_well("--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");
-    cr_expect(strstr(out, " cache any; speed-up over shards\n"), "%s", out);
+    expect_prints(" cache any; speed-up over shards\n",
+                  "--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");
     cr_expect(strstr(out, " #wrong    skipped\n"), "%s", out);
     cr_expect(strstr(out, "        3        0          0\n"), "%s", out);
 }

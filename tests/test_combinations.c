@@ -159,8 +159,8 @@ Test(combinations, a_message_names_a_value_once)
 
 Test(combinations, values_with_the_same_effect_are_refused)
 {
-    run(NAIVE " --scaling weak,strong");
-    expect_error(2, "--scaling: weak and strong are the same with one rank; give one of them", "one rank");
+    expect_failure(2, "--scaling: weak and strong are the same with one rank; give one of them",
+                   NAIVE " --scaling weak,strong");
     run_well(NAIVE " --scaling weak,strong --dry-run --ranks 2");
     cpu_set_t allowed;
     sched_getaffinity(0, sizeof allowed, &allowed);
@@ -206,18 +206,16 @@ Test(combinations, training_and_loading)
     run_well("--variant train-naive --data digits --model lenet --train-size 20 --test-size 10 --batch 5,10 "
              "--lr 0.001:0.1:10x --epochs 2 --format csv");
     cr_expect_eq(count_of(out, "\n"), 1 + 2 * 3 * 2, "not one row per epoch: %s", out);
-    cr_expect_eq(number(out, 11, "batch"), 10);
-    cr_expect_str_eq(value(out, 12, "lr"), "0.1");
+    expect_cells(out, 11, "batch=10");
+    expect_cells(out, 12, "lr=0.1");
     run("--prepare %s/set --samples 8 --sample-shape 4 --dtype u8", folder);
     run("--variant shards --data %s/set --cache warm,any --batch 2,4 --min-samples 3 --min-time 0 --max-time "
-        "0 "
-        "--format csv",
+        "0 --format csv",
         folder);
     cr_assert_eq(status, 0, "%s", err);
     cr_expect_eq(count_of(out, ",cache,"), 1, "the column cache occurs more than once: %s", out);
-    cr_expect_str_eq(value(out, 1, "cache"), "warm");
-    cr_expect_str_eq(value(out, 4, "cache"), "any");
-    cr_expect_eq(number(out, 4, "batch"), 4);
+    expect_cells(out, 1, "cache=warm");
+    expect_cells(out, 4, "cache=any;batch=4");
     cr_expect_eq(count_of(out, "\n"), 5);
 }
 
@@ -236,29 +234,15 @@ Test(combinations, progress_counts_combinations)
  * start of each combination. */
 Test(combinations, an_interrupt_reports_completed_combinations)
 {
-    char *argv[] = {program, "--variant",     "naive",    "--batch", "1,4096", "--res",   "1024", "--warmups",
-                    "0",     "--warmup-time", "0",        "--loops", "1",      "--dtype", "f32",  "--mean",
-                    "2",     "--out",         "rows.csv", NULL};
-    int wait_status, fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    pid_t pid = fork();
-    cr_assert(pid >= 0);
-    if (pid == 0)
-        start_program(argv, open("/dev/null", O_WRONLY), fd);
-    close(fd);
+    pid_t pid = start_run("--variant naive --batch 1,4096 --res 1024 --warmups 0 --warmup-time 0 --loops 1 "
+                          "--dtype f32 --mean 2 --out rows.csv",
+                          "err.txt");
+    wait_for_text("err.txt", "--batch 4096: --mean 2");
+    expect_ended_by(pid, SIGINT);
     char *text = get("err.txt", NULL);
-    for (; !strstr(text, "--batch 4096: --mean 2"); usleep(1000)) {
-        free(text);
-        text = get("err.txt", NULL);
-    }
-    free(text);
-    cr_assert(kill(pid, SIGINT) == 0 && waitpid(pid, &wait_status, 0) == pid);
-    cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT, "%x", wait_status);
-    text = get("err.txt", NULL);
     cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done, with their rows in "
                            "rows.csv; to continue, repeat the same command with --batch 4096\n"),
               "%s", text);
     free(text);
-    text = get("rows.csv", NULL);
-    cr_expect_eq(count_of(text, "\n"), 2, "the first combination's row is missing: %s", text);
-    free(text);
+    cr_expect_eq(lines_of_file("rows.csv"), 2, "the first combination's row is missing");
 }

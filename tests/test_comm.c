@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "folder.h"
 #include "launcher.h"
 
 /* Renames the functions of comm_serial.c, because the build may contain comm_mpi.c, whose functions have the
@@ -22,25 +23,6 @@
 #define comm_gather       serial_gather
 #define comm_gather_local serial_gather_local
 #include "comm_serial.c"
-
-/* Removes the variables of launchers, because the tests themselves may run under a launcher or in a job. */
-static void forget_launchers(void)
-{
-    static const char *const variables[] = {
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_RANK",
-        "PMI_SIZE",
-        "PMI_RANK",
-        "PMIX_RANK",
-        "SLURM_NTASKS",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-    };
-    for (size_t i = 0; i < COUNT_OF(variables); i++)
-        unsetenv(variables[i]);
-}
 
 TestSuite(comm_serial, .init = forget_launchers, .timeout = 60);
 TestSuite(launcher, .init = forget_launchers, .timeout = 60);

@@ -28,8 +28,7 @@ Test(compare, verdicts_and_exit_status)
     expect_number(1, "ratio_low", 1.1 * exp(-0.0141426));
     expect_number(1, "ratio_high", 1.1 * exp(0.0141426));
     cr_expect_str_eq(err, "fdsl-bench: 1 of 4 pairs is slower by more than 2 %\n");
-    cr_expect_str_eq(value(out, 1, "schema"), "compare/1");
-    cr_expect_str_eq(value(out, 1, "measure"), "time_per_item");
+    expect_cells(out, 1, "schema=compare/1;measure=time_per_item");
 }
 
 Test(compare, no_slower_row_is_success)
@@ -108,9 +107,9 @@ Test(compare, the_order_of_rows_does_not_matter)
     compare(0, "--format csv");
     for (size_t i = 1; i <= 3; i++)
         expect_number(i, "ratio", 1);
-    cr_expect_str_eq(value(out, 1, "batch"), "1");
-    cr_expect_str_eq(value(out, 2, "batch"), "2");
-    cr_expect_str_eq(value(out, 3, "variant"), "omp");
+    expect_cells(out, 1, "batch=1");
+    expect_cells(out, 2, "batch=2");
+    expect_cells(out, 3, "variant=omp");
     expect_number(1, "runs_b", 2);
     cr_expect_eq(count_of(out, "\n"), 4);
 }
@@ -164,9 +163,7 @@ Test(compare, rows_without_a_partner_are_reported)
     expect_verdict(1, "same");
     expect_verdict(2, "only in A");
     expect_verdict(4, "only in B");
-    cr_expect_str_eq(value(out, 4, "batch"), "3");
-    cr_expect_str_eq(value(out, 4, "a"), "");
-    cr_expect_str_eq(value(out, 4, "ratio"), "");
+    expect_cells(out, 4, "batch=3;a=;ratio=");
     compare(3, "--strict");
     cr_expect(strstr(err, "0 undecided, 0 wrong in A, 3 without a partner"), "%s", err);
     put_rows("b.csv", "", "batch=1", NULL);
@@ -332,10 +329,8 @@ Test(compare, invalid_command_lines)
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "", NULL);
     expect_refusals(refusals, COUNT_OF(refusals), "compare");
-    run("compar a.csv b.csv");
-    expect_error(2, "unknown command 'compar'; did you mean 'compare'?", "compar");
-    run("nonsense");
-    expect_error(2, "unexpected argument 'nonsense'", "nonsense");
+    expect_failure(2, "unknown command 'compar'; did you mean 'compare'?", "compar a.csv b.csv");
+    expect_failure(2, "unexpected argument 'nonsense'", "nonsense");
 }
 
 Test(compare, file_names_may_begin_with_a_dash)
@@ -347,8 +342,7 @@ Test(compare, file_names_may_begin_with_a_dash)
 
 static void expect_b(int expected, const char *words)
 {
-    run("compare a.csv b.csv");
-    expect_error(expected, words, words);
+    expect_failure(expected, words, "compare a.csv b.csv");
 }
 
 Test(compare, files_of_other_rows_are_refused)
@@ -473,6 +467,5 @@ Test(compare, help_has_examples)
     run_well("compare --help");
     cr_expect(strstr(out, "examples:\n") && strstr(out, "--margin PERCENT") && strstr(out, "exit status: 0 "),
               "%s", out);
-    run_well("--help");
-    cr_expect(strstr(out, "fdsl-bench compare A.csv B.csv"), "%s", out);
+    expect_prints("fdsl-bench compare A.csv B.csv", "--help");
 }

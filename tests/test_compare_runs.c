@@ -3,13 +3,6 @@
 
 TestSuite(runs, .init = start, .fini = stop, .timeout = 120);
 
-static void compare_self(const char *arguments)
-{
-    char text[128];
-    snprintf(text, sizeof text, "compare a.csv a.csv %s", arguments);
-    run_well(text);
-}
-
 Test(runs, one_run_against_several)
 {
     static const char note[] =
@@ -54,11 +47,11 @@ Test(runs, some_measures_are_those_of_the_last_epoch)
     static const char *const measures[] = {"test_acc", "test_loss", "train_acc", "train_loss", "trained_s"};
     run_well(TRAIN "--out a.csv --format csv");
     for (size_t i = 0; i < COUNT_OF(measures); i++) {
-        char *rows = get("a.csv", NULL), arguments[64];
+        char *rows = get("a.csv", NULL), line[96];
         double last = number(rows, 3, measures[i]);
         free(rows);
-        snprintf(arguments, sizeof arguments, "--format csv --measure %s", measures[i]);
-        compare_self(arguments);
+        snprintf(line, sizeof line, "compare a.csv a.csv --format csv --measure %s", measures[i]);
+        run_well(line);
         expect_number(1, "a", last);
         expect_number(1, "runs_a", 1);
     }
@@ -111,7 +104,7 @@ Test(runs, epochs_belong_to_runs)
     };
     for (size_t i = 0; i < COUNT_OF(files); i++) {
         put_epochs("a.csv", files[i].epochs, files[i].count);
-        compare_self("--format csv");
+        run_well("compare a.csv a.csv --format csv");
         expect_number(1, "runs_a", (double)files[i].runs);
         cr_expect_eq(count_of(out, "\n"), 2, "%zu", i);
     }
@@ -119,6 +112,6 @@ Test(runs, epochs_belong_to_runs)
      * mean of all six rows are not 40 ms. */
     static const int epochs[][3] = {{1, 1, 900}, {1, 2, 20}, {1, 3, 10}, {1, 1, 80}, {1, 2, 81}, {1, 3, 79}};
     put_epochs("a.csv", epochs, COUNT_OF(epochs));
-    compare_self("--format csv");
+    run_well("compare a.csv a.csv --format csv");
     expect_number(1, "a", 0.04 / 32);
 }

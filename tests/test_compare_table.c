@@ -3,16 +3,13 @@
 
 TestSuite(compare_table, .init = start, .fini = stop, .timeout = 120);
 
-static void compare_same(void)
-{
-    run("compare a.csv a.csv");
-    cr_expect(status == 0, "exit %d: %s", status, err);
-}
+#define SAME "compare a.csv a.csv "
 
-static void compare_same_ignoring(const char *names)
+/* Expects that the table of the latest comparison contains these words. */
+static void expect_words(const char *const *words, size_t count)
 {
-    run("compare a.csv a.csv --ignore %s", names);
-    cr_expect(status == 0, "exit %d: %s", status, err);
+    for (size_t i = 0; i < count; i++)
+        cr_expect(strstr(out, words[i]), "'%s' is not in\n%s", words[i], out);
 }
 
 Test(compare_table, the_table_says_what_differs)
@@ -37,13 +34,10 @@ Test(compare_table, the_table_says_what_differs)
         "\nt throttled: ",
         "\nv not verified: ",
     };
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        cr_expect(strstr(out, words[i]), "'%s' is not in\n%s", words[i], out);
+    expect_words(words, COUNT_OF(words));
     compare(0, "--format csv");
-    cr_expect_str_eq(value(out, 1, "marks_a"), "unsettled");
-    cr_expect_str_eq(value(out, 1, "marks_b"), "throttled");
-    cr_expect_str_eq(value(out, 2, "marks_a"), "unverified");
-    cr_expect_str_eq(value(out, 2, "marks_b"), "");
+    expect_cells(out, 1, "marks_a=unsettled;marks_b=throttled");
+    expect_cells(out, 2, "marks_a=unverified;marks_b=");
 }
 
 /* The label of a row omits a value if more than half of the rows have the same value. */
@@ -51,29 +45,26 @@ Test(compare_table, the_table_omits_values_that_most_rows_share)
 {
     put_rows("a.csv", "out_res=512;noise=2", "variant=omp;threads=9;out_res=512;noise=2",
              "res=64;out_res=64;noise=2;preset=uji", "out_res=64;noise=2", "dtype=f16;out_res=512", NULL);
-    compare_same();
+    run_well(SAME);
     static const char *const words[] = {
         "\n  rows with ranks 1 batch 32\n", "\n  most with threads 1 res 512 noise 2\n",
         "\nnaive               ",           "\nomp threads=9       ",
         "\nnaive res=64 preset=uji ",       "\nnaive out_res=64    ",
         "\nnaive dtype=f16     ",
     };
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        cr_expect(strstr(out, words[i]), "'%s' is not in\n%s", words[i], out);
-    compare_same_ignoring("variant,threads");
-    cr_expect(strstr(out, "\nas most "), "%s", out);
-    compare_same_ignoring("variant,threads,res,out_res,noise,preset,dtype");
-    cr_expect(strstr(out, "\nall "), "%s", out);
+    expect_words(words, COUNT_OF(words));
+    expect_prints("\nas most ", SAME "--ignore variant,threads");
+    expect_prints("\nall ", SAME "--ignore variant,threads,res,out_res,noise,preset,dtype");
 }
 
 /* The second row's label shows its empty value. Otherwise the first two rows would have the same label. */
 Test(compare_table, rows_of_the_table_have_different_labels)
 {
     put_rows("a.csv", "noise=2", "noise=", "noise=2;batch=1", NULL);
-    compare_same();
+    run_well(SAME);
     cr_expect(strstr(out, "\nnaive  ") && strstr(out, "\nnaive noise=-  "), "%s", out);
     put_rows("a.csv", "out_res=64", "out_res=512", "out_res=64;batch=1", NULL);
-    compare_same();
+    run_well(SAME);
     cr_expect(strstr(out, "\nnaive  ") && strstr(out, "\nnaive out_res=512  "), "%s", out);
 }
 
@@ -100,12 +91,12 @@ Test(compare_table, undecided_rows_have_a_reason)
                       single[] =
                           "\nundecided without an interval: a single run gives no error for this measure";
     put_rows("a.csv", "median_error=;energy_j_per_item=1", NULL);
-    compare_same();
+    run_well(SAME);
     cr_expect(strstr(out, unknown) && !strstr(out, wide), "%s", out);
     run("compare a.csv a.csv --measure energy_j_per_item");
     cr_expect(strstr(out, single) && !strstr(out, unknown), "%s", out);
     put_rows("a.csv", "median_error=0.2", NULL);
-    compare_same();
+    run_well(SAME);
     cr_expect(strstr(out, wide) && !strstr(out, unknown), "%s", out);
 }
 

@@ -91,7 +91,7 @@ Test(completion, a_command_after_two_dashes_is_completed_as_a_command)
     complete("--monitor m.csv -- python3 tra");
     cr_expect_str_eq(out, "train.py\n");
     complete("--monitor m.csv -- bas");
-    cr_expect(says("bash\n"), "%s", out);
+    EXPECT_OUT("bash\n");
     complete("--monitor m.csv -- tool --vari");
     cr_expect_str_eq(out, "\n", "options of this program are completed after --");
 }

@@ -64,7 +64,7 @@ Test(compute, invalid_values_are_refused)
 static void expect_taught(struct task task, const char *name)
 {
     struct compute compute = {.text = "train", .task = task};
-    cr_assert_eq(compute_teach(&compute), STATUS_OK, "%s", status_text());
+    must(compute_teach(&compute));
     cr_expect_str_eq(compute.text, name, "the row would have the value '%s'", compute.text);
 }
 
@@ -72,8 +72,8 @@ static void expect_untaught(struct task task, const char *words)
 {
     struct compute compute = {.text = "train", .task = task};
     cr_expect_eq(compute_teach(&compute), STATUS_USAGE);
-    cr_expect(strstr(status_text(), words), "%s", status_text());
-    cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
+    expect_words(words);
+    expect_words("--compute train");
 }
 
 Test(compute, the_default_network_depends_on_the_images)
@@ -102,8 +102,7 @@ static void put(const char *extension, int sample, const void *bytes, size_t siz
 {
     char name[64];
     snprintf(name, sizeof name, "%06d.%s", sample, extension);
-    FILE *stream = fopen(in_folder(name), "w");
-    cr_assert(stream && fwrite(bytes, 1, size, stream) == size && fclose(stream) == 0);
+    put_file(name, bytes, size);
 }
 
 static void put_label(int sample, int label)
@@ -147,7 +146,7 @@ static void put_picture(int sample, uint32_t side)
     void *bytes;
     size_t size;
     memset(pixels, sample, sizeof pixels);
-    cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK);
+    must(png_encode(pixels, &shape, &bytes, &size));
     put("png", sample, bytes, size);
     free(bytes);
 }
@@ -174,7 +173,7 @@ static void make_photographs(bool flat)
         size_t size;
         for (size_t p = 0; p < sizeof pixels; p++)
             pixels[p] = (uint8_t)(flat ? 8 * i : (p * p >> 7) + 5 * i);
-        cr_assert_eq(jpeg_encode(pixels, &shape, 95, &bytes, &size), STATUS_OK, "%s", status_text());
+        must(jpeg_encode(pixels, &shape, 95, &bytes, &size));
         put("jpeg", (int)i, bytes, size);
         put_label((int)i, flat ? (int)i % CLASSES : (int)i);
         free(bytes);
@@ -234,16 +233,12 @@ static void expect_learnt(const char *line, enum dtype type, bool interleaved, d
         struct looking looking = {
             .consumer = {.type = &type_of_look}, .type = type, .interleaved = interleaved, .scale = scale};
         struct job job;
-        struct run_time unused;
-        void *state;
         pthread_mutex_init(&looking.lock, NULL);
-        cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+        must(open_job(&job, line));
         job.workload->batches.set_consumer(job.input, &looking.consumer);
-        const struct variant *variant = start(&job, file_variants[v], &state);
-        if (variant) {
-            cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", file_variants[v],
-                         status_text());
-            variant->teardown(state);
+        if (start(&job, file_variants[v])) {
+            run_well(&job, 1);
+            stop(&job);
             for (int i = 0; i < SAMPLES; i++)
                 cr_expect_eq(looking.seen[i], 3, "%s: sample %d was delivered %d times", file_variants[v], i,
                              looking.seen[i]);
@@ -314,13 +309,10 @@ static void sum_hashes(const char *name, const char *line, uint64_t sums[SAMPLES
     static const struct consumer_type type_of_hash = {.take_host = hash};
     struct hashing hashing = {.consumer = {.type = &type_of_hash}, .lock = PTHREAD_MUTEX_INITIALIZER};
     struct job job;
-    struct run_time unused;
-    void *state;
-    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    must(open_job(&job, line));
     job.workload->batches.set_consumer(job.input, &hashing.consumer);
-    const struct variant *variant = start(&job, name, &state);
-    cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
-    variant->teardown(state);
+    cr_assert(start(&job, name));
+    run_well(&job, 1);
     close_job(&job);
     memcpy(sums, hashing.sums, sizeof hashing.sums);
 }
@@ -357,14 +349,10 @@ Test(compute, an_array_that_is_not_an_image_fails_the_run)
     make_arrays("|u1");
     for (size_t i = 0; i < COUNT_OF(arrays); i++) {
         struct job job;
-        struct run_time unused;
-        void *state;
         put_array(5, arrays[i].type, arrays[i].shape, arrays[i].values);
-        cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
-        const struct variant *variant = start(&job, "files", &state);
-        cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", arrays[i].type);
-        cr_expect(strstr(status_text(), "sample '000005': its npy is not an image"), "%s", status_text());
-        variant->teardown(state);
+        cr_assert(start_job(&job, "files", "--cache any --compute train --decode"));
+        cr_expect_eq(run(&job, 0), STATUS_FAILED, "%s %s", arrays[i].type, arrays[i].shape);
+        expect_words("sample '000005': its npy is not an image");
         close_job(&job);
     }
     remove_folder();
@@ -385,17 +373,11 @@ Test(compute, decoded_pictures_are_nhwc)
 Test(compute, a_picture_of_another_shape_fails_the_run)
 {
     struct job job;
-    struct run_time unused;
-    void *state;
     make_labelled_pictures();
     put_picture(SAMPLES - 1, 2 * SIDE);
-    cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, "files", &state);
-    cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "this image (3x16x16) and the first image (3x8x8) differ"), "%s",
-              status_text());
-    cr_expect(strstr(status_text(), "sample '000022'"), "%s", status_text());
-    variant->teardown(state);
+    cr_assert(start_job(&job, "files", "--cache any --compute train --decode"));
+    expect_failure(&job, 0, "this image (3x16x16) and the first image (3x8x8) differ");
+    expect_words("sample '000022'");
     close_job(&job);
     remove_folder();
 }
@@ -419,44 +401,37 @@ static enum status keep(struct consumer *consumer, const struct batch *batch)
 Test(compute, labels_of_images_follow_from_their_numbers)
 {
     static const struct consumer_type type_of_keep = {.take_host = keep};
-    const struct workload *workload = workload_find("synth");
-    const struct variant *variant = variant_find("naive")->variant;
     struct keeping keeping = {.consumer = {.type = &type_of_keep}};
-    struct options options = {.table_count = 1};
-    void *parameters = calloc(1, workload->parameters_bytes), *input, *state, *done = NULL;
-    char *argv[] = {"test", "--classes",  "3",   "--batch",    "5",    "--res",
-                    "16",   "--instance", "7",   "--channels", "3",    "--layout",
-                    "nhwc", "--dtype",    "f16", "--compute",  "train"};
-    options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
-    cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
-    enum status status = workload->open(&options, parameters, &(const struct partition){.ranks = 1}, &input);
+    struct job job;
+    void *done = NULL;
+    enum status status =
+        open_workload(&job, "synth",
+                      "--classes 3 --batch 5 --res 16 --instance 7 --channels 3 --layout nhwc "
+                      "--dtype f16 --compute train",
+                      (struct partition){.ranks = 1});
 #ifndef HAVE_INIH
     cr_expect_neq(status, STATUS_OK);
     cr_skip_test("this build cannot draw classes");
 #endif
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
-    cr_expect_str_eq(workload->batches.step(parameters)->text, "train:cnn-fdsl");
-    cr_assert_eq(variant->setup(&(const struct resources){.threads = 1}, input, &state), STATUS_OK);
+    cr_expect_str_eq(job.workload->batches.step(job.parameters)->text, "train:cnn-fdsl");
+    cr_assert(start(&job, "naive"));
     for (uint64_t number = 0; number < 3; number++) {
-        struct run_time unused;
-        cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK);
-        cr_assert_eq(workload->batches.hand_over(input, variant, state, number, &keeping.consumer, &done),
-                     STATUS_OK);
+        run_well(&job, number);
+        must(job.workload->batches.hand_over(job.input, job.variant, job.state, number, &keeping.consumer,
+                                             &done));
         const struct batch *batch = &keeping.batch;
         cr_expect(batch->count == 5 && batch->type == DTYPE_F16 && batch->interleaved && !batch->labels);
         cr_expect(batch->stride == 16 * 16 * 3 * 2 && batch->bytes == 5 * batch->stride && !done);
         for (uint32_t j = 0; j < batch->count; j++) {
             uint8_t pixels[16 * 16 * 3 * 2];
             struct synth_fetch fetch = {.j = j, .pixels = pixels};
-            cr_assert_eq(variant->fetch(state, &fetch), STATUS_OK);
+            must(job.variant->fetch(job.state, &fetch));
             cr_expect_eq((batch->first + j) % 3, (uint64_t)fetch.label);
             cr_expect_arr_eq(pixels, (const uint8_t *)batch->values + j * batch->stride, batch->stride);
         }
     }
-    variant->teardown(state);
-    workload->close(input);
-    options_free(&options);
-    free(parameters);
+    close_job(&job);
 }
 
 /* With strong scaling, each rank generates a part of the batch. The training step of the rank has `share`
@@ -468,27 +443,19 @@ Test(compute, a_task_has_the_share_of_the_rank)
         uint32_t share;
     } cases[] = {
         {{0, 1, false, NULL}, 5}, {{1, 2, false, NULL}, 5}, {{0, 2, true, NULL}, 3}, {{1, 2, true, NULL}, 2}};
-    const struct workload *workload = workload_find("synth");
     const char classes[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
                            "0,100,10,1,1,2,3,1,5,0.002\n1,100,10,1,1,2,3,1,6,0.002\n";
     make_folder();
     put("csv", 0, classes, sizeof classes - 1);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        struct options options = {.table_count = 1};
-        void *parameters = calloc(1, workload->parameters_bytes), *input;
-        char *argv[] = {"test",    "--class",   (char *)in_folder("000000.csv"),
-                        "--batch", "5",         "--res",
-                        "16",      "--compute", "train"};
-        options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
-        cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
-        cr_assert_eq(workload->open(&options, parameters, &cases[i].partition, &input), STATUS_OK, "%s",
-                     status_text());
-        const struct task *task = &workload->batches.step(parameters)->task;
+        struct job job;
+        char line[2 * PATH_MAX + 64];
+        snprintf(line, sizeof line, "--class %s --batch 5 --res 16 --compute train", in_folder("000000.csv"));
+        must(open_workload(&job, "synth", line, cases[i].partition));
+        const struct task *task = &job.workload->batches.step(job.parameters)->task;
         cr_expect_eq(task->batch, 5);
         cr_expect_eq(task->share, cases[i].share, "%u", task->share);
-        workload->close(input);
-        options_free(&options);
-        free(parameters);
+        close_job(&job);
     }
     remove_folder();
 }
@@ -500,8 +467,8 @@ static void expect_no_task(const char *line, const char *words)
 {
     struct job job;
     cr_expect_eq(open_job(&job, line), STATUS_USAGE, "%s", words);
-    cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
-    cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
+    expect_words(words);
+    expect_words("--compute train");
     close_job(&job);
 }
 
@@ -531,14 +498,14 @@ Test(compute, undecoded_files_are_refused)
 {
     struct job job;
     make_arrays("|u1");
-    cr_assert_eq(open_job(&job, "--cache any --compute train:logreg"), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--cache any --compute train:logreg"));
     const struct compute *compute = job.workload->batches.step(job.parameters);
     cr_expect_str_eq(compute->text, "train:logreg");
     cr_expect_eq(compute->task.classes, CLASSES);
     cr_expect(compute->task.batch == 32 && compute->task.share == 32);
     cr_expect(compute->task.channels == 3 && compute->task.height == 8 && compute->task.width == 8);
     cr_expect_eq(job.workload->accepts(job.input, variant_find("files")->variant), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "add --decode"), "%s", status_text());
+    expect_words("add --decode");
     close_job(&job);
     remove_folder();
 }
@@ -552,29 +519,23 @@ Test(compute, undecoded_files_are_refused)
  * change if these rows are of --compute 7, and must not change if they are of --compute train. */
 Test(compute, break_even_ignores_real_training_steps)
 {
-    static const char newer[] =
-        "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } "
-        "$at[\"variant\"] == \"%s\" && $at[\"compute_ms\"] == 5 { $at[\"compute_ms\"] = 7; "
-        "$at[\"items_per_s\"] = 1e9; $at[\"compute\"] = \"%s\"; $at[\"loss\"] = 0.5; print }' " FIXTURES
-        "/break_even_%s.csv > %s/%s.csv";
     static const struct {
         const char *step;
         bool same;
     } cases[] = {{"train:cnn-fdsl", true}, {"7", false}};
     make_folder();
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char command[8 * PATH_MAX];
-        snprintf(command, sizeof command, newer, "fused", cases[i].step, "synth", folder, "synth");
-        cr_assert_eq(system(command), 0, "%s", command);
-        snprintf(command, sizeof command, newer, "gpu-resident", cases[i].step, "load", folder, "load");
-        cr_assert_eq(system(command), 0, "%s", command);
-        snprintf(command, sizeof command,
-                 "scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
-                 "/break_even_load.csv > %s/old && scripts/figures/break_even.py %s/synth.csv %s/load.csv > "
-                 "%s/new && "
-                 "cmp -s %s/old %s/new",
-                 folder, folder, folder, folder, folder, folder);
-        cr_expect_eq(system(command) == 0, cases[i].same, "%s", cases[i].step);
+        cr_assert(command(
+            "for pair in fused:synth gpu-resident:load; do "
+            "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } "
+            "$at[\"variant\"] == \"'${pair%%:*}'\" && $at[\"compute_ms\"] == 5 { $at[\"compute_ms\"] = 7; "
+            "$at[\"items_per_s\"] = 1e9; $at[\"compute\"] = \"%s\"; $at[\"loss\"] = 0.5; print }' " FIXTURES
+            "/break_even_${pair#*:}.csv >$D/${pair#*:}.csv || exit; done",
+            cases[i].step));
+        cr_assert(command("scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
+                          "/break_even_load.csv >$D/old && scripts/figures/break_even.py $D/synth.csv "
+                          "$D/load.csv >$D/new"));
+        cr_expect_eq(command("cmp -s $D/old $D/new"), cases[i].same, "%s", cases[i].step);
     }
     remove_folder();
 }

@@ -6,20 +6,15 @@ TestSuite(config, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);
 
 #define RUN "$P --format csv --warmups 0 --warmup-time 0 --min-time 0 --max-time 0 "
 
-static void config(const char *text)
-{
-    put("c.ini", text, strlen(text));
-}
-
 #ifdef HAVE_INIH
 Test(config, a_file_gives_options_and_the_command_line_overrides_them)
 {
-    config("; a comment\nvariant = naive\n[images]\nres=32\nvertices = 50 ; of the class\nbest-gpu = "
-           "no\nverify = yes\n"
-           "min-samples=3\n");
+    put_text("c.ini",
+             "; a comment\nvariant = naive\n[images]\nres=32\nvertices = 50 ; of the class\nbest-gpu = "
+             "no\nverify = yes\n"
+             "min-samples=3\n");
     EXPECT(0, RUN "--config c.ini --batch 2 >row");
-    EXPECT(0, "cut -d , -f 6,7 row | tail -1");
-    cr_expect(says("synth,naive"), "%s", out);
+    EXPECT_PRINTS(0, "synth,naive", "cut -d , -f 6,7 row | tail -1");
     EXPECT(0, RUN "--config c.ini --batch 2 --res 40 --dry-run");
     EXPECT(0, RUN "--config c.ini --res 40 --out rows.csv >row && cmp row rows.csv");
     EXPECT(0, "python3 -c 'import csv; row = next(csv.DictReader(open(\"rows.csv\"))); "
@@ -31,33 +26,29 @@ Test(config, a_file_gives_options_and_the_command_line_overrides_them)
 
 Test(config, a_file_has_lists_and_ranges)
 {
-    config("variant = naive\nbatch = 2, 3\n");
-    EXPECT(0, "$P --config c.ini --dry-run");
-    cr_expect_str_eq(out, "--batch 2\n--batch 3\n");
-    config("variant = naive , omp\nbatch = 2 , 3\n");
-    EXPECT(0, "$P --config c.ini --list --format csv | cut -d, -f2");
-    cr_expect_str_eq(out, "variant\nnaive\nomp\n");
-    EXPECT(0, "$P --config c.ini --dry-run");
-    cr_expect_str_eq(out, "--batch 2\n--batch 3\n");
-    config("variant = naive\nbatch = 2,x\n");
-    EXPECT(2, "$P --config c.ini --dry-run");
-    cr_expect(says("--config c.ini: line 2: --batch: 'x' is not a whole number"), "%s", out);
-    config("variant = naive\nres = 16,32\nbatch = 1:4:2x\nvertices = 20\norbits = 4\nradius = 3\n");
-    EXPECT(0, "$P --config c.ini --dry-run");
-    cr_expect(says("--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n"), "%s",
-              out);
+    put_text("c.ini", "variant = naive\nbatch = 2, 3\n");
+    EXPECT_EXACTLY(0, "--batch 2\n--batch 3\n", "$P --config c.ini --dry-run");
+    put_text("c.ini", "variant = naive , omp\nbatch = 2 , 3\n");
+    EXPECT_EXACTLY(0, "variant\nnaive\nomp\n", "$P --config c.ini --list --format csv | cut -d, -f2");
+    EXPECT_EXACTLY(0, "--batch 2\n--batch 3\n", "$P --config c.ini --dry-run");
+    put_text("c.ini", "variant = naive\nbatch = 2,x\n");
+    EXPECT_PRINTS(2, "--config c.ini: line 2: --batch: 'x' is not a whole number",
+                  "$P --config c.ini --dry-run");
+    put_text("c.ini",
+             "variant = naive\nres = 16,32\nbatch = 1:4:2x\nvertices = 20\norbits = 4\nradius = 3\n");
+    EXPECT_PRINTS(0, "--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n",
+                  "$P --config c.ini --dry-run");
     EXPECT(0, "$P --config c.ini --dry-run --res 64");
     cr_expect_str_eq(out, "--batch 1\n--batch 2\n--batch 4\n",
                      "an option on the command line must replace a list in the file");
-    EXPECT(0, "$P --config c.ini --dry-run --res 8,9 --batch 3,5");
-    cr_expect_str_eq(out, "--res 8 --batch 3\n--res 8 --batch 5\n--res 9 --batch 3\n--res 9 --batch 5\n");
+    EXPECT_EXACTLY(0, "--res 8 --batch 3\n--res 8 --batch 5\n--res 9 --batch 3\n--res 9 --batch 5\n",
+                   "$P --config c.ini --dry-run --res 8,9 --batch 3,5");
 }
 
 Test(config, prepare_takes_a_file_too)
 {
-    config("from = counter\nsamples = 6\nsample-shape = 3\n");
-    EXPECT(0, "$P --prepare set --config c.ini --shards 2 && ls set | grep -c tar$");
-    cr_expect(says("2\n"), "%s", out);
+    put_text("c.ini", "from = counter\nsamples = 6\nsample-shape = 3\n");
+    EXPECT_PRINTS(0, "2\n", "$P --prepare set --config c.ini --shards 2 && ls set | grep -c tar$");
 }
 
 Test(config, invalid_lines_are_named)
@@ -78,27 +69,26 @@ Test(config, invalid_lines_are_named)
         {"verify =\n", "--config c.ini: line 1: --verify: '' is not one of true, yes, on, false, no, off"}};
     char line[256];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        config(cases[i].text);
+        put_text("c.ini", cases[i].text);
         EXPECT(2, "$P --variant naive --config c.ini");
         cr_expect(says(cases[i].words), "%s: %s", cases[i].words, out);
     }
     snprintf(line, sizeof line, "out = %0200d.csv\n", 7);
-    config(line);
-    EXPECT(2, "$P --variant naive --config c.ini");
-    cr_expect(says("--config c.ini: line 1 has more than 190 bytes"), "%s", out);
+    put_text("c.ini", line);
+    EXPECT_PRINTS(2, "--config c.ini: line 1 has more than 190 bytes", "$P --variant naive --config c.ini");
     static const char nul[] = "batch = 2\nres = 16\0\nverify = yes\n";
     put("c.ini", nul, sizeof nul - 1);
-    EXPECT(2, "$P --variant naive --config c.ini");
-    cr_expect(says("--config c.ini: line 2 has a NUL byte; save it as UTF-8 text"), "%s", out);
-    EXPECT(2, "$P --variant naive --config none.ini");
-    cr_expect(says("--config: none.ini: cannot be read: No such file or directory"), "%s", out);
+    EXPECT_PRINTS(2, "--config c.ini: line 2 has a NUL byte; save it as UTF-8 text",
+                  "$P --variant naive --config c.ini");
+    EXPECT_PRINTS(2, "--config: none.ini: cannot be read: No such file or directory",
+                  "$P --variant naive --config none.ini");
 }
 #endif
 
 Test(config, an_option_given_twice_is_refused)
 {
-    EXPECT(2, "$P --variant naive --res 64 --batch 2 --res=128");
-    cr_expect(says("--res is given twice; drop one of them"), "%s", out);
+    EXPECT_PRINTS(2, "--res is given twice; drop one of them",
+                  "$P --variant naive --res 64 --batch 2 --res=128");
     EXPECT(0, "$P --list -v -v >list");
 }
 
@@ -140,9 +130,9 @@ Test(config, former_names_work_with_one_warning)
     }
     EXPECT(0, "ls f/not-imagefolder/000/000002.npy");
 #ifdef HAVE_INIH
-    config("output = f16\n");
-    EXPECT(0, "$P --variant naive --config c.ini " DRY);
-    cr_expect(says("warning: --output f16 is now called --dtype f16\n"), "%s", out);
+    put_text("c.ini", "output = f16\n");
+    EXPECT_PRINTS(0, "warning: --output f16 is now called --dtype f16\n",
+                  "$P --variant naive --config c.ini " DRY);
     EXPECT(0, "$P --variant naive --config c.ini --dtype f32 " DRY);
 #endif
 }
@@ -162,11 +152,21 @@ Test(config, former_names_have_the_effect_of_the_present_ones)
 #endif
 }
 
+struct refusal {
+    const char *options, *words;
+};
+
+static void expect_refusals(const struct refusal *refusals, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(2, "$P %s", refusals[i].options);
+        cr_expect(says(refusals[i].words) && !says("warning"), "%s: %s", refusals[i].options, out);
+    }
+}
+
 Test(config, a_former_name_with_the_present_one_is_refused)
 {
-    static const struct {
-        const char *options, *words;
-    } cases[] = {
+    static const struct refusal cases[] = {
         {"--variant naive --samples s.csv --samples-out t.csv",
          "--samples and --samples-out are the same option"},
         {"--variant naive --output f16 --dtype f16",
@@ -180,20 +180,14 @@ Test(config, a_former_name_with_the_present_one_is_refused)
         {"--prepare x --from synth --store files --layout shards",
          "--store and --layout are the same option"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        EXPECT(2, "$P %s", cases[i].options);
-        cr_expect(says(cases[i].words) && !says("warning"), "%s: %s", cases[i].options, out);
-    }
+    expect_refusals(cases, sizeof cases / sizeof *cases);
 }
 
 Test(config, misused_former_names_are_refused)
 {
-    static const struct {
-        const char *options, *words;
-    } cases[] = {
+    static const struct refusal cases[] = {
         {"--variant naive --samples 10", "--samples 10: --loops N takes exactly N samples, --min-samples N "
-                                         "at least N; --samples-out FILE names a "
-                                         "file"},
+                                         "at least N; --samples-out FILE names a file"},
         {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
         {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
         {"--variant shards --layout files", "--layout: 'files' is not one of nchw, nhwc"},
@@ -207,10 +201,7 @@ Test(config, misused_former_names_are_refused)
          "variants"},
         {"--variant shards --depth", "--depth is now called --iodepth and needs a value, e.g. --iodepth 32"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        EXPECT(2, "$P %s", cases[i].options);
-        cr_expect(says(cases[i].words) && !says("warning"), "%s: %s", cases[i].options, out);
-    }
+    expect_refusals(cases, sizeof cases / sizeof *cases);
     EXPECT(0, "! test -e 10 && ! test -e x");
     EXPECT(0, "$P --variant naive " DRY "--samples-out 10");
     cr_expect(!says("warning"), "%s", out);
@@ -229,8 +220,7 @@ Test(config, former_names_are_hidden)
               "%s", out);
     EXPECT(0, "$P --prepare --help");
     cr_expect(says("\n  --store HOW ") && says("(default shards)") && !says("--layout"), "%s", out);
-    EXPECT(2, "$P --variant naive --ou rows.csv " DRY);
-    cr_expect(says("ambiguous: it could be --out or --out-res"), "%s", out);
+    EXPECT_PRINTS(2, "ambiguous: it could be --out or --out-res", "$P --variant naive --ou rows.csv " DRY);
     EXPECT(
         0,
         "$P --variant naive --t 1 " DRY); /* --threads; the former name --tensor does not make it ambiguous */
@@ -241,10 +231,8 @@ Test(config, prepare_help_needs_no_folder)
     static const char *const lines[] = {"--prepare --help", "--help --prepare", "--prepare -h",
                                         "--prepare --from synth --help"};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        EXPECT(0, "$P --prepare x --help >with && $P %s >without && cmp with without", lines[i]);
-        cr_expect_str_eq(out, "");
+        EXPECT_EXACTLY(0, "", "$P --prepare x --help >with && $P %s >without && cmp with without", lines[i]);
     }
-    EXPECT(2, "$P --prepare");
-    cr_expect(says("--prepare needs a value, e.g. --prepare DIR"), "%s", out);
+    EXPECT_PRINTS(2, "--prepare needs a value, e.g. --prepare DIR", "$P --prepare");
     EXPECT(0, "$P --help --prepare x >with && cmp with without");
 }

@@ -177,26 +177,37 @@ static const struct workload one_batch = {.batches.hand_over = hand_over_device}
                              host_batch = {.batches.hand_over = hand_over_host},
                              many_batches = {.batches.set_consumer = tell};
 
-static char input[] = "input";
+/* ---- The wrapper and its results ---- */
 
-static enum status open_consumed(const struct workload *workload, const struct variant *variant,
-                                 struct fake_consumer *consumer, void **state)
+static char input[] = "input";
+static struct fake_consumer consumer;
+static void *state;
+static struct measures measures = {.columns = steps_columns};
+static double stall_share;
+
+static enum status open_consumed(const struct workload *workload, const struct variant *variant)
 {
     const struct resources resources = {.threads = 1};
-    *consumer = (struct fake_consumer){
+    consumer = (struct fake_consumer){
         .consumer = {&hearing, {.length_s = 0.25, .alone_s = 0.28, .bus_share = 0.75, .bus_slowdown = NAN}}};
-    const struct consumed_job job = {workload, variant, input, &consumer->consumer};
-    return consumed_variant.setup(&resources, &job, state);
+    const struct consumed_job job = {workload, variant, input, &consumer.consumer};
+    return consumed_variant.setup(&resources, &job, &state);
 }
 
-static void run(void *state, uint64_t number)
+static void expect_column(const char *name, const char *text, const char *why)
+{
+    cr_expect_str_eq(measures_get(&measures, name), text, "%s is '%s': %s", name,
+                     measures_get(&measures, name), why);
+}
+
+static void run(uint64_t number)
 {
     struct run_time time = {0};
     cr_expect_eq(variant_run(&consumed_variant, state, number, &time), STATUS_OK, "%s", status_text());
     cr_expect_lt(time.device_s, 0, "a run must have no device time, only wall time");
 }
 
-static uint64_t latest_of(void *state)
+static uint64_t latest(void)
 {
     uint64_t number;
     cr_expect_eq(on_device.fetch(consumed_latest(state), &number), STATUS_OK);
@@ -207,19 +218,17 @@ static uint64_t latest_of(void *state)
 
 Test(consumed, batches_on_the_device_alternate_between_two_states)
 {
-    struct fake_consumer consumer;
-    void *state;
-    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&one_batch, &on_device), STATUS_OK);
     cr_expect_eq(states_left, 2);
     expect_heard("renew begin ");
-    run(state, 1);
-    run(state, 0);
+    run(1);
+    run(0);
     expect_heard("ready 2:1 run 2:1 take 1 ready 1:0 run 1:0 take 0 ");
-    cr_expect_eq(latest_of(state), 0, "the result is not that of the latest run");
-    run(state, 2); /* overwrites the batch of run 1 after its step has ended */
+    cr_expect_eq(latest(), 0, "the result is not that of the latest run");
+    run(2); /* overwrites the batch of run 1 after its step has ended */
     expect_heard("ready 2:2 wait 1 run 2:2 take 2 ");
-    cr_expect_eq(latest_of(state), 2);
-    run(state, 3);
+    cr_expect_eq(latest(), 2);
+    run(3);
     expect_heard("ready 1:3 wait 2 run 1:3 take 3 ");
     consumed_variant.teardown(state);
     expect_heard("finish 4 ");
@@ -228,32 +237,26 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
 
 Test(consumed, host_batches_are_copied_and_need_one_state)
 {
-    struct fake_consumer consumer;
     struct variant on_host = on_device;
-    void *state;
     on_host.platform = "cpu";
     on_host.ready = NULL;
-    cr_assert_eq(open_consumed(&host_batch, &on_host, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&host_batch, &on_host), STATUS_OK);
     cr_expect_eq(states_left, 1);
-    run(state, 1);
-    run(state, 2);
+    run(1);
+    run(2);
     expect_heard("renew begin run 1:1 host images/6 run 1:2 host images/6 ");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
 {
-    struct fake_consumer consumer;
-    struct measures measures = {.columns = steps_columns};
-    double stall_share;
-    void *state;
-    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&one_batch, &on_device), STATUS_OK);
     phase_enter(PHASE_WARM_UP);
-    run(state, 1);
+    run(1);
     heard[0] = '\0';
     phase_enter(PHASE_TIMED);
-    run(state, 2);
-    run(state, 3);
+    run(2);
+    run(3);
     phase_enter(PHASE_MEASURE);
     expect_heard("ready 1:2 begin run 1:2 take 2 ready 2:3 wait 1 run 2:3 take 3 ");
     consumer.times = (struct consumer_times){.steps = 2,
@@ -266,29 +269,24 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
                                              .loss = 1.5};
     cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     expect_heard("finish 2 ");
-    cr_expect_str_eq(measures_get(&measures, "steps"), "2");
-    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.125",
-                     "not wait_s divided by the span after the first wait: %s",
-                     measures_get(&measures, "stall_share"));
+    expect_column("steps", "2", "not all steps");
+    expect_column("stall_share", "0.125", "not wait_s divided by the span after the first wait");
     cr_expect_float_eq(stall_share, 0.125, 1e-12);
-    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2");
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.35");
-    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.7");
-    cr_expect_str_eq(measures_get(&measures, "slowdown"), "1.25");
-    cr_expect_str_eq(measures_get(&measures, "compute_ms"), "250",
-                     "not the requested duration in milliseconds");
-    cr_expect_str_eq(measures_get(&measures, "bus_share"), "0.75");
-    cr_expect_str_eq(measures_get(&measures, "bus_slowdown"), "", "must be empty if never measured");
-    cr_expect_str_eq(measures_get(&measures, "loss"), "1.5");
+    expect_column("first_batch_s", "0.2", "not first_wait_s");
+    expect_column("step_s", "0.35", "not whole_s divided by the steps");
+    expect_column("busy_share", "0.7", "not busy_s divided by the span");
+    expect_column("slowdown", "1.25", "not step_s divided by the time alone");
+    expect_column("compute_ms", "250", "not the requested duration in milliseconds");
+    expect_column("bus_share", "0.75", "not that of the consumer");
+    expect_column("bus_slowdown", "", "must be empty if never measured");
+    expect_column("loss", "1.5", "not that of the consumer");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, if_setup_of_the_second_state_fails_none_remains)
 {
-    struct fake_consumer consumer;
-    void *state = NULL;
     setup_fails_at = 2;
-    cr_expect_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_FAILED);
+    cr_expect_eq(open_consumed(&one_batch, &on_device), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no memory for a second batch"));
     consumed_variant.teardown(state);
     cr_expect_eq(states_left, 0);
@@ -296,10 +294,8 @@ Test(consumed, if_setup_of_the_second_state_fails_none_remains)
 
 Test(consumed, a_failing_run_delivers_no_batch)
 {
-    struct fake_consumer consumer;
     struct run_time time;
-    void *state;
-    cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&one_batch, &on_device), STATUS_OK);
     fail_at_run = STATUS_FAILED;
     cr_expect_eq(consumed_variant.run(state, 1, &time), STATUS_FAILED);
     expect_heard("renew begin run 2:1 ");
@@ -311,11 +307,7 @@ Test(consumed, a_failing_run_delivers_no_batch)
 
 Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 {
-    struct fake_consumer consumer;
-    struct measures measures = {.columns = steps_columns};
-    double stall_share;
-    void *state;
-    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&many_batches, &on_device), STATUS_OK);
     cr_expect_eq(states_left, 1,
                  "a variant of many batches has its own buffers, so it must have only one state");
     cr_expect_eq(told, &consumer.consumer);
@@ -323,7 +315,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     consumer.times = (struct consumer_times){
         .steps = 1000, .whole_steps = 1000, .busy_s = 9000, .whole_s = 9000, .span_s = 9000};
     phase_enter(PHASE_WARM_UP);
-    run(state, 1);
+    run(1);
     expect_heard("ready 1:1 begin run 1:1 finish 0 ");
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
@@ -336,7 +328,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
                                     .whole_s = 0.44 * (double)(number - 1),
                                     .span_s = 1,
                                     .loss = 1.0 / (double)number};
-        run(state, number);
+        run(number);
     }
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
@@ -344,18 +336,13 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     expect_heard(""); /* the consumer stays attached while timed runs are verified */
     consumed_detach(state);
     expect_heard("none "); /* later runs, such as those that measure copies, have no consumer */
-    cr_expect_str_eq(measures_get(&measures, "steps"), "15");
-    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.222222",
-                     "not (0.05 + 0.3 + 0.05) / (2 - 0.2): %s", measures_get(&measures, "stall_share"));
-    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "not the value of the first run: %s",
-                     measures_get(&measures, "first_batch_s"));
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "not the value of full batches: %s",
-                     measures_get(&measures, "step_s"));
-    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "not the value over all steps: %s",
-                     measures_get(&measures, "busy_share"));
+    expect_column("steps", "15", "not the steps of both runs");
+    expect_column("stall_share", "0.222222", "not (0.05 + 0.3 + 0.05) / (2 - 0.2)");
+    expect_column("first_batch_s", "0.2", "not the value of the first run");
+    expect_column("step_s", "0.11", "not the value of full batches");
+    expect_column("busy_share", "0.75", "not the value over all steps");
     cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
-    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "not the loss after the last run: %s",
-                     measures_get(&measures, "loss"));
+    expect_column("loss", "0.333333", "not the loss after the last run");
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
@@ -364,37 +351,29 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
  * before the first batch of the first run must not count as a stall. The waits of later runs must count. */
 Test(consumed, first_waits_of_later_runs_count_as_stalls)
 {
-    struct fake_consumer consumer;
-    struct measures measures = {.columns = steps_columns};
-    double stall_share;
-    void *state;
-    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&many_batches, &on_device), STATUS_OK);
     phase_enter(PHASE_TIMED);
     consumer.times = (struct consumer_times){
         .steps = 4, .first_wait_s = 0.9, .wait_s = 0, .busy_s = 0.1, .span_s = 1, .loss = NAN};
     for (uint64_t number = 1; number <= 10; number++)
-        run(state, number);
+        run(number);
     phase_enter(PHASE_MEASURE);
     cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     cr_expect_float_eq(stall_share, 9 * 0.9 / (10 - 0.9), 1e-12);
-    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.9");
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "must be empty, because no batch was full");
-    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.1");
-    cr_expect_str_eq(measures_get(&measures, "slowdown"), "",
-                     "must be empty, because without a full batch no step can be compared with one alone");
-    cr_expect_str_eq(measures_get(&measures, "loss"), "", "must be empty, because the consumer has no loss");
+    expect_column("first_batch_s", "0.9", "not the first wait of the first run");
+    expect_column("step_s", "", "must be empty, because no batch was full");
+    expect_column("busy_share", "0.1", "not busy_s divided by the span");
+    expect_column("slowdown", "",
+                  "must be empty, because without a full batch no step can be compared with one alone");
+    expect_column("loss", "", "must be empty, because the consumer has no loss");
     consumed_variant.teardown(state);
 }
 
 Test(consumed, runs_without_a_batch_are_an_error)
 {
-    struct fake_consumer consumer;
-    struct measures measures = {.columns = steps_columns};
-    double stall_share;
-    void *state;
-    cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
+    cr_assert_eq(open_consumed(&many_batches, &on_device), STATUS_OK);
     phase_enter(PHASE_TIMED);
-    run(state, 1);
+    run(1);
     cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no step ran"));
     consumed_variant.teardown(state);

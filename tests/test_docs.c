@@ -1,9 +1,5 @@
 /* Tests that the docs agree with the program: every option is on a page, links lead to files, and numbers
  * equal those of the rows. */
-#include <criterion/criterion.h>
-
-#include <stdlib.h>
-
 #include "command.h"
 #include "folder.h"
 
@@ -30,7 +26,7 @@ TestSuite(docs, .init = start, .timeout = 60);
 Test(docs, every_option_is_on_a_page)
 {
     shell(OPTIONS);
-    cr_assert(says("--variant\n") && says("--sample-shape\n") && says("--verbose\n"), "%s", out);
+    EXPECT_OUT("--variant\n", "--sample-shape\n", "--verbose\n");
     shell(OPTIONS " | while read -r option; do grep -qE -e \"$option([^a-z0-9-]|$)\" " PAGES
                   " || echo $option; done");
     cr_expect_str_eq(out, "", "these options are on no page: %s", out);
@@ -47,10 +43,11 @@ Test(docs, every_link_leads_to_a_file)
 /* The program may still be writing when man.sh has read the examples. SIGPIPE must not end the program. */
 Test(docs, the_man_page_waits_for_a_slow_program)
 {
-    shell("cd $(mktemp -d) && printf '#!/bin/sh\\n%%s \"$@\"; s=$?; sleep 0.1; echo; exit $s\\n' $P >slow && "
+    SHELL(0,
+          "cd $(mktemp -d) && printf '#!/bin/sh\\n%%s \"$@\"; s=$?; sleep 0.1; echo; exit $s\\n' $P >slow && "
           "chmod +x slow && cd - >/dev/null && scripts/packaging/man.sh $OLDPWD/slow 1.2.3; s=$?; "
           "rm -r $OLDPWD; exit $s");
-    cr_expect(status == 0 && says(".SH EXAMPLES\n.nf\n") && says(".SH EXIT STATUS\n"), "%d: %s", status, out);
+    EXPECT_OUT(".SH EXAMPLES\n.nf\n", ".SH EXIT STATUS\n");
 }
 
 /* ---- Numbers ---- */
@@ -118,46 +115,40 @@ Test(numbers, changes_are_detected)
 
 Test(numbers, unknown_pages_and_repeated_lists_are_refused)
 {
-    shell("scripts/check/docs_numbers.py docs/laod.md");
-    cr_expect(status == 2 && says("no page 'docs/laod.md' in docs/numbers.txt; did you mean 'docs/load.md'?"),
-              "%d: %s", status, out);
-    shell(COPY "echo 'page README.md' >> $D/docs/numbers.txt; " NUMBERS);
-    cr_expect(status == 2 && says("a second list of README.md; merge it with the first"), "%d: %s", status,
-              out);
+    SHELL(2, "scripts/check/docs_numbers.py docs/laod.md");
+    EXPECT_OUT("no page 'docs/laod.md' in docs/numbers.txt; did you mean 'docs/load.md'?");
+    SHELL(2, COPY "echo 'page README.md' >> $D/docs/numbers.txt; " NUMBERS);
+    EXPECT_OUT("a second list of README.md; merge it with the first");
 }
 
 /* tests/mutate.py --table replaces the table of a page and keeps its text. */
 Test(numbers, the_table_of_planted_faults_keeps_its_page)
 {
-    shell("cp docs/notes/mutations.md $D/page.md; echo '# After' >> $D/page.md; cp $D/page.md $D/before.md; "
+    SHELL(0,
+          "cp docs/notes/mutations.md $D/page.md; echo '# After' >> $D/page.md; cp $D/page.md $D/before.md; "
           "PYTHONPATH=tests python3 -B -c 'import mutate, mutate_faults\n"
           "rows, around = mutate.read_page(\"'$D'/page.md\")\n"
           "order = mutate_faults.read_list(\"tests/mutations.txt\", mutate.TREE)[0]\n"
           "mutate.write_page(\"'$D'/page.md\", rows, around, order, {}, [])' && cmp $D/page.md $D/before.md");
-    cr_expect_eq(status, 0, "%s", out);
 }
 
 /* Every fault of tests/mutations.txt has exactly one line in the sources. */
 Test(numbers, planted_faults_fit_the_sources)
 {
-    shell("tests/mutate.py --check tests/mutations.txt");
-    cr_expect(status == 0 && says(" faults fit the sources"), "%d: %s", status, out);
-    shell("printf '1\\tmpi/comm_mpi.c\\tboolean\\tbroken = true;\\tbroken = "
-          "false;\\n2\\tsrc/none.c\\tbits\\ta\\tb\\n"
-          "3\\tsrc/main.c\\tbits\\tnone\\tb\\n' > $D/list; tests/mutate.py --check $D/list");
-    cr_expect(status == 1 && says("fault 1: mpi/comm_mpi.c: ") &&
-                  says(" lines \"broken = true;\", not one") && says("fault 2: src/none.c: ") &&
-                  says("fault 3: src/main.c: it has 0 lines \"none\"") &&
-                  says("3 faults do not fit the sources"),
-              "%d: %s", status, out);
+    SHELL_PRINTS(0, " faults fit the sources", "tests/mutate.py --check tests/mutations.txt");
+    SHELL(1, "printf '1\\tmpi/comm_mpi.c\\tboolean\\tbroken = true;\\tbroken = "
+             "false;\\n2\\tsrc/none.c\\tbits\\ta\\tb\\n"
+             "3\\tsrc/main.c\\tbits\\tnone\\tb\\n' > $D/list; tests/mutate.py --check $D/list");
+    EXPECT_OUT("fault 1: mpi/comm_mpi.c: ", " lines \"broken = true;\", not one",
+               "fault 2: src/none.c: ", "fault 3: src/main.c: it has 0 lines \"none\"",
+               "3 faults do not fit the sources");
 }
 
 Test(numbers, new_rows_are_written_into_the_pages)
 {
-    shell(COPY "%s && " NUMBERS "--fix; " NUMBERS, changes[1].change);
-    cr_expect_eq(status, 0, "%s", out);
+    SHELL(0, COPY "%s && " NUMBERS "--fix; " NUMBERS, changes[1].change);
     shell("diff README.md $D/README.md; diff docs/fused.md $D/docs/fused.md");
-    cr_expect(says("three kernels per image | 1,630 | 612 |"), "%s", out);
+    EXPECT_OUT("three kernels per image | 1,630 | 612 |");
     shell("grep -c . $D/README.md; grep -c . README.md");
     cr_expect_eq(atoi(out), atoi(strchr(out, '\n')), "%s", out);
 }

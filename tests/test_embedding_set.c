@@ -3,7 +3,6 @@
 #include "shell.h"
 
 #include <math.h>
-#include <string.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -100,20 +99,17 @@ static void expect_rows(bool half)
 Test(embedding_set, keeps_valid_rows_in_order)
 {
     put_set();
-    EXPECT(0, PREPARE "--dedup 2>&1");
-    cr_assert(strstr(out, "293 of 300 rows are kept; 5 are invalid, and 2 are duplicates"), "%s", out);
+    EXPECT_PRINTS(0, "293 of 300 rows are kept; 5 are invalid, and 2 are duplicates", PREPARE "--dedup 2>&1");
     expect_rows(false);
-    EXPECT(0, "sed -n '1p;$p' set/samples.csv");
-    cr_assert_str_eq(out, "key,first_row,rows,file_safetensors,file_xxh3\n"
-                          "000005,250,43,000/000005.safetensors,000/000005.xxh3\n");
-    EXPECT(0, "$P --verify-set set");
-    cr_assert(strstr(out, "set: all hashes match: 13 files, 293 rows"), "%s", out);
-    EXPECT(0, PREPARE "--dedup 2>&1");
-    cr_assert(strstr(out, "already complete"), "%s", out);
+    EXPECT_EXACTLY(0,
+                   "key,first_row,rows,file_safetensors,file_xxh3\n"
+                   "000005,250,43,000/000005.safetensors,000/000005.xxh3\n",
+                   "sed -n '1p;$p' set/samples.csv");
+    EXPECT_PRINTS(0, "set: all hashes match: 13 files, 293 rows", "$P --verify-set set");
+    EXPECT_PRINTS(0, "already complete", PREPARE "--dedup 2>&1");
     EXPECT(0,
            "$P --prepare all --from embeddings --source a.npy,b.npy 2>&1"); /* only --dedup counts copies */
-    cr_assert(strstr(out, "295 of 300 rows are kept; 5 are invalid\n"), "%s", out);
-    cr_assert(strstr(out, "all: 1 file with 295 rows in 1 folder,"), "%s", out);
+    EXPECT_OUT("295 of 300 rows are kept; 5 are invalid\n", "all: 1 file with 295 rows in 1 folder,");
 }
 
 /* A repeated command with other options or other source files is refused, and the message names the cause. */
@@ -121,13 +117,11 @@ Test(embedding_set, other_options_are_refused)
 {
     put_set();
     EXPECT(0, PREPARE);
-    EXPECT(2, PREPARE_WITH("--rows-per-file 60"));
-    cr_assert(strstr(out, "other options (--rows-per-file=50 there, --rows-per-file=60 now)"), "%s", out);
-    EXPECT(2, PREPARE_WITH(""));
-    cr_assert(strstr(out, "other options (--rows-per-file=50 there, none now)"), "%s", out);
+    EXPECT_PRINTS(2, "other options (--rows-per-file=50 there, --rows-per-file=60 now)",
+                  PREPARE_WITH("--rows-per-file 60"));
+    EXPECT_PRINTS(2, "other options (--rows-per-file=50 there, none now)", PREPARE_WITH(""));
     put_rows("b.npy", 120, 10);
-    EXPECT(2, PREPARE);
-    cr_assert(strstr(out, "or its source files have changed"), "%s", out);
+    EXPECT_PRINTS(2, "or its source files have changed", PREPARE);
 }
 
 Test(embedding_set, converts_rows)
@@ -176,10 +170,9 @@ Test(embedding_set, refusals)
     }
     EXPECT(0, "$P --variant ops-omp --data none.npy --loops 3 --warmup-time 0"); /* has no time per row */
     cr_assert(strstr(out, "\nops-omp                       -") && !strstr(out, "inf"), "%s", out);
-    EXPECT(1, "cp a.npy a.npz && $P --variant ops-omp --data a.npz");
-    cr_assert(strstr(out, ".npy (as numpy.save() writes)"), "%s", out);
-    EXPECT(2, "mkdir d && cp a.npy d && $P --prepare d/set --from embeddings --source d");
-    cr_assert(strstr(out, "inside its source"), "%s", out);
+    EXPECT_PRINTS(1, ".npy (as numpy.save() writes)", "cp a.npy a.npz && $P --variant ops-omp --data a.npz");
+    EXPECT_PRINTS(2, "inside its source",
+                  "mkdir d && cp a.npy d && $P --prepare d/set --from embeddings --source d");
 }
 
 /* ---- Interrupted runs ---- */
@@ -189,10 +182,8 @@ Test(embedding_set, unfinished_sets_are_refused)
 {
     put_set();
     EXPECT(0, "mkdir -p set/.prepare set/000 && cp a.npy set/000");
-    EXPECT(2, "$P --verify-set set");
-    cr_assert(strstr(out, "its --prepare was interrupted"), "%s", out);
-    EXPECT(2, "$P --prepare other --from embeddings --source set");
-    cr_assert(strstr(out, "set is incomplete"), "%s", out);
+    EXPECT_PRINTS(2, "its --prepare was interrupted", "$P --verify-set set");
+    EXPECT_PRINTS(2, "set is incomplete", "$P --prepare other --from embeddings --source set");
     EXPECT(2, "$P --prepare other --from embeddings --source .");
     cr_assert(strstr(out, "set is incomplete") || strstr(out, "inside its source"), "%s", out);
 }
@@ -303,8 +294,8 @@ Test(embedding_set, damaged_files_are_named)
     EXPECT(0, "rm -rf set && $P --prepare set --samples 2 --sample-shape 3 --store files");
     expect_damage(2, "not a set of embeddings", "--workload load --verify");
     EXPECT(2, "$P --verify-set nowhere");
-    EXPECT(2, "$P --verify-set set --format json");
-    cr_assert(strstr(out, "--format does not apply to --verify-set; leave one out"), "%s", out);
+    EXPECT_PRINTS(2, "--format does not apply to --verify-set; leave one out",
+                  "$P --verify-set set --format json");
     EXPECT(2, "$P --verify-set set --variant ops-omp");
 }
 

@@ -1,22 +1,6 @@
 /* Tests the readers of files of embeddings (.npy, .safetensors, .pt): values, order of files, and refusal of
  * bad files with one message that names the file. */
-#include <criterion/criterion.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "core/file.h"
-#include "core/half.h"
-#include "data/embeddings.h"
-#include "data/npy.h"
-#include "data/safetensors.h"
 #include "embeddings_support.h"
-#include "folder.h"
-#include "machine/guard.h"
-#include "torch_writer.h"
 
 TestSuite(embeddings, .init = set_up, .fini = tear_down, .timeout = 60);
 

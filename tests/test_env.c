@@ -7,8 +7,6 @@
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>

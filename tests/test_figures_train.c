@@ -11,11 +11,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
           "sed -n 2p train.csv | sed 's/,lenet,64,/,lenet,32,/; s/1\\.44690[0-9]*/7.5/' >> other.csv");
-    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars $D/work/learning_loss.dat");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 2") && says("train-naive") && says("torch-cpu") &&
-                  says("batch 64, adam at 0.001"),
-              "%s", out);
+    SHELL(0, SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars $D/work/learning_loss.dat");
+    EXPECT_OUT("series = 2", "train-naive", "torch-cpu", "batch 64, adam at 0.001");
     cr_expect(!says("\t7.5"), "%s", out);
     /* Runs on one constant batch are not drawn. */
     shell(
@@ -28,28 +25,26 @@ Test(figures_train, figures_of_learning_draw_one_job)
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
     cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
               out);
-    shell("sed -i 's|^train/9|train/10|' $D/results/other.csv && " SELECT "learning_loss");
-    cr_expect_eq(status, 2);
-    cr_expect(says("other.csv, line 2: unknown schema 'train/10'"), "%s", out);
+    SHELL(2, "sed -i 's|^train/9|train/10|' $D/results/other.csv && " SELECT "learning_loss");
+    EXPECT_OUT("other.csv, line 2: unknown schema 'train/10'");
 }
 
 /* The figure has one line per run in a file of --log. If a resumed run repeats steps, the later rows count.
  * Other figures ignore files of --log. */
 Test(figures_train, steps_have_a_line_per_run)
 {
-    shell("cp " FIXTURES "/steps.csv $D/results && " SELECT "learning_steps >/dev/null && "
-          "cat $D/work/learning_steps.vars $D/work/learning_steps.dat");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 2") && says("'train-cuda'") && says("'torch-cuda'"), "%s", out);
+    SHELL(0, "cp " FIXTURES "/steps.csv $D/results && " SELECT "learning_steps >/dev/null && "
+             "cat $D/work/learning_steps.vars $D/work/learning_steps.dat");
+    EXPECT_OUT("series = 2", "'train-cuda'", "'torch-cuda'");
     shell("grep -c '^7680\t' $D/work/learning_steps.dat");
     cr_expect_str_eq(out, "2\n");
     shell("sed 's/,0,lenet,/,1,lenet,/' $D/results/steps.csv > $D/results/other.csv && " SELECT
           "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
-    cr_expect(says("series = 4") && says("'train-cuda, seed 1, other'"), "%s", out);
+    EXPECT_OUT("series = 4", "'train-cuda, seed 1, other'");
     shell(SELECT "learning_loss --reference $D/reference");
-    cr_expect(says("skipped learning_loss: no data"), "%s", out);
-    shell("sed -i '2s/,640,/,many,/' $D/results/steps.csv && " SELECT "learning_steps");
-    cr_expect(status == 2 && says("steps.csv, line 2: samples_seen is 'many', not a number"), "%s", out);
+    EXPECT_OUT("skipped learning_loss: no data");
+    SHELL(2, "sed -i '2s/,640,/,many,/' $D/results/steps.csv && " SELECT "learning_steps");
+    EXPECT_OUT("steps.csv, line 2: samples_seen is 'many', not a number");
 }
 
 /* The losses of a new training differ from those of the steps that it repeats. */
@@ -59,12 +54,9 @@ Test(figures_train, two_runs_in_one_file_have_two_lines)
           "/steps.csv log.csv && awk -F, -v OFS=, 'NR == 1 { for (i = 1; "
           "i <= NF; i++) at[$i] = i } /train-cuda/ { $at[\"loss\"] *= 1.5; print }' log.csv > more && "
           "cat more >> log.csv && sed 's/X1,1,/X1,2,/; /torch-cuda/d' log.csv > ranks.csv && rm more");
-    shell(SELECT "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 5") && says("'torch-cuda'"), "%s", out);
-    cr_expect(says("'train-cuda, 1 rank, log, run 1'") && says("'train-cuda, 1 rank, log, run 2'") &&
-                  says("'train-cuda, 2 ranks, ranks, run 2'"),
-              "%s", out);
+    SHELL(0, SELECT "learning_steps >/dev/null && cat $D/work/learning_steps.vars");
+    EXPECT_OUT("series = 5", "'torch-cuda'", "'train-cuda, 1 rank, log, run 1'",
+               "'train-cuda, 1 rank, log, run 2'", "'train-cuda, 2 ranks, ranks, run 2'");
 }
 
 /* The caption names the options of the training run that is drawn. The note names those that other rows have.
@@ -75,15 +67,12 @@ Test(figures_train, captions_and_notes_name_the_options)
           "$at[\"variant\"] == \"train-naive\" { print; $at[\"mixup\"] = 0.8; $at[\"clip_norm\"] = 2; "
           "$at[\"loss\"] = \"bce\"; sub(\"2026\", \"2027\", $at[\"time_utc\"]); print }' $OLDPWD/" FIXTURES
           "/train.csv > train.csv");
-    shell(SELECT "learning_loss && cat $D/work/learning_loss.vars");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("adam at 0.001, loss bce, clip-norm 2, mixup 0.8") &&
-                  says("'training loss (binary cross-entropy, mean over the epoch)'"),
-              "%s", out);
+    SHELL(0, SELECT "learning_loss && cat $D/work/learning_loss.vars");
+    EXPECT_OUT("adam at 0.001, loss bce, clip-norm 2, mixup 0.8",
+               "'training loss (binary cross-entropy, mean over the epoch)'");
     shell(FIGURES "learning_loss");
-    cr_expect(says("2 of your rows are on no line, because other parameters differ: train-naive, loss "
-                   "cross-entropy, clip_norm none, mixup 0)"),
-              "%s", out);
+    EXPECT_OUT("2 of your rows are on no line, because other parameters differ: train-naive, loss "
+               "cross-entropy, clip_norm none, mixup 0)");
     /* Rows that newer rows of the same training replace are not named. */
     shell("cd $D/results && sed '1d; s/2027/2028/' train.csv | grep 2028 >> train.csv; grep -v ',2026' "
           "train.csv > new; mv new train.csv");
@@ -101,33 +90,29 @@ Test(figures_train, rows_of_steps_are_passed_on_to_boards)
           "    def close(self): pass\n' > tensorboardX.py && mkdir -p torch && echo 'raise ImportError' > "
           "torch/__init__.py && cp -r torch $D/none && cp -r torch $D/none/tensorboardX && cp -r torch "
           "$D/none/wandb");
-    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n") && says("lr 0.001 120\n"),
-              "%s", out);
-    cr_expect(says("steps.csv: 24 rows of 2 runs; 3 repeated rows left out\n"), "%s", out);
-    shell("mkdir -p $D/used/lenet-torch-cuda-Made-up_Accelerator_X1-1-0/x && PYTHONPATH=$D/with "
-          "scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard $D/used");
-    cr_expect(status == 2 && says("X1-1-0 has files of an earlier call; remove it, or name another folder"),
-              "%s", out);
+    SHELL(0,
+          "PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
+    EXPECT_OUT("folder boards/lenet-torch-cuda-Made-up_Accelerator_X1-1-0\n", "lr 0.001 120\n");
+    EXPECT_OUT("steps.csv: 24 rows of 2 runs; 3 repeated rows left out\n");
+    SHELL(2, "mkdir -p $D/used/lenet-torch-cuda-Made-up_Accelerator_X1-1-0/x && PYTHONPATH=$D/with "
+             "scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard $D/used");
+    EXPECT_OUT("X1-1-0 has files of an earlier call; remove it, or name another folder");
     /* A resumed run repeats a row; a second run has another loss. */
     shell("cd $D && cat $OLDPWD/" FIXTURES
           "/steps.csv >steps.csv && sed -n 3p steps.csv >row && cat row >>steps.csv");
-    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
-    cr_expect(status == 0 && says("steps.csv: 24 rows of 2 runs; 4 repeated rows left out\n"), "%s", out);
+    SHELL(0, "PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
+    EXPECT_OUT("steps.csv: 24 rows of 2 runs; 4 repeated rows left out\n");
     shell("sed 's/,1.59174,/,1.6,/' $D/row >>$D/steps.csv");
-    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
-    cr_expect(
-        status == 1 &&
-            says("train-cuda Made-up Accelerator X1 1 0 have different losses in step 20; use one file"),
-        "%s", out);
-    shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
-    cr_expect(status == 4 && says("neither is installed: torch and tensorboard, or tensorboardX"), "%s", out);
-    shell("PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --wandb project");
-    cr_expect(status == 4 && says("--wandb needs the Python package wandb, which is not installed"), "%s",
-              out);
-    shell("PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/train.csv --tensorboard boards");
-    cr_expect(status == 1 && says("train.csv: no column 'step'; name a file of --log"), "%s", out);
+    SHELL(1, "PYTHONPATH=$D/with scripts/compare/log_to_boards.py $D/steps.csv --tensorboard boards");
+    EXPECT_OUT("train-cuda Made-up Accelerator X1 1 0 have different losses in step 20; use one file");
+    SHELL(4,
+          "PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --tensorboard boards");
+    EXPECT_OUT("neither is installed: torch and tensorboard, or tensorboardX");
+    SHELL(4, "PYTHONPATH=$D/none scripts/compare/log_to_boards.py " FIXTURES "/steps.csv --wandb project");
+    EXPECT_OUT("--wandb needs the Python package wandb, which is not installed");
+    SHELL(1,
+          "PYTHONPATH=$D/with scripts/compare/log_to_boards.py " FIXTURES "/train.csv --tensorboard boards");
+    EXPECT_OUT("train.csv: no column 'step'; name a file of --log");
 }
 
 /* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. The
@@ -140,11 +125,10 @@ Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
           "$at[\"rank\"] = \"all\"; $at[\"scaling\"] = \"weak\"; $at[\"threads\"] = 6; $at[\"sync\"] = "
           "\"auto\"; $at[\"lr_scale\"] = \"linear\"; print }' train.csv > ranks.csv");
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
-    cr_expect(says("series = 3") && says("'train-omp, 2 ranks'") && says("'train-naive'"), "%s", out);
+    EXPECT_OUT("series = 3", "'train-omp, 2 ranks'", "'train-naive'");
     shell(REPORT "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html");
-    cr_expect(says("mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp") && says("--batch 32 ") &&
-                  says("--lr-scale linear --scaling weak --threads 3\n"),
-              "%s", out);
+    EXPECT_OUT("mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp", "--batch 32 ",
+               "--lr-scale linear --scaling weak --threads 3\n");
 }
 
 /* With weak scaling, the global batch grows with the number of ranks, and the batch per rank is the same. */
@@ -158,17 +142,13 @@ Test(figures_train, throughput_over_ranks_has_a_line_per_variant)
           "print }' "
           "train.csv > ranks_$ranks.csv; done; cat ranks_2.csv > ranks.csv; sed 1d ranks_4.csv >> ranks.csv; "
           "sed 1d train.csv >> ranks.csv; rm train.csv ranks_*.csv");
-    shell(SELECT "training_ranks && cat $D/work/training_ranks.vars");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 1") && says("'exchange: mpi'") && says("'100.0 %', '75.0 %', '75.0 %'") &&
-                  says("weak scaling"),
-              "%s", out);
+    SHELL(0, SELECT "training_ranks && cat $D/work/training_ranks.vars");
+    EXPECT_OUT("series = 1", "'exchange: mpi'", "'100.0 %', '75.0 %', '75.0 %'", "weak scaling");
     /* Without the rows of one rank, there is no efficiency. */
     shell("cd $D/results && awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } NR == 1 || "
           "$at[\"ranks\"] > 1' ranks.csv > several.csv && rm ranks.csv");
-    shell(SELECT "training_ranks && cat $D/work/training_ranks.vars");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 1") && says("cells = 0"), "%s", out);
+    SHELL(0, SELECT "training_ranks && cat $D/work/training_ranks.vars");
+    EXPECT_OUT("series = 1", "cells = 0");
 }
 
 /* Every variant of training has a line, and so has an unknown variant. */
@@ -179,12 +159,11 @@ Test(figures_train, every_variant_has_a_line)
             shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/%s/' > $D/results/%s.csv",
                   variant_table[i].name, variant_table[i].name);
     shell("sed -n '1,3p' " FIXTURES "/train.csv | sed 's/train-naive/train-unheard-of/' > $D/results/a.csv");
-    shell(SELECT "learning_loss learning_time >/dev/null && cat $D/work/learning_loss.vars");
-    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, SELECT "learning_loss learning_time >/dev/null && cat $D/work/learning_loss.vars");
     for (size_t i = 0; i < variant_count; i++)
         if (strcmp(variant_table[i].workload, "train") == 0)
             cr_expect(says(variant_table[i].name), "%s: %s", variant_table[i].name, out);
-    cr_expect(says("train-unheard-of"), "%s", out);
+    EXPECT_OUT("train-unheard-of");
 }
 
 /* The figure has one line per training-set size and initialisation, over all seeds. A size with rows of only
@@ -195,11 +174,10 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
           "/fine_tuning.csv $D/results && cd $D/results && head -n 1 fine_tuning.csv > other.csv && "
           "sed -n 2p fine_tuning.csv | sed 's/,digits,100,/,digits,50,/; "
           "s/,5,7850,100,200,/,5,7850,50,200,/' >> other.csv");
-    shell(SELECT "fine_tuning >/dev/null && cat $D/work/fine_tuning.vars $D/work/fine_tuning.dat");
-    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, SELECT "fine_tuning >/dev/null && cat $D/work/fine_tuning.vars $D/work/fine_tuning.dat");
     cr_expect(says("series = 4") && says("'100 samples'") && says("'400 samples'") && !says("'50 samples'"),
               "%s", out);
-    cr_expect(says("'pre-trained'") && says("'from scratch'") && says("One seed per"), "%s", out);
+    EXPECT_OUT("'pre-trained'", "'from scratch'", "One seed per");
 }
 
 /* The figure training_time compares training runs on the same images, generated live and loaded. Rows of
@@ -211,46 +189,37 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
           "/live_training.csv $D/results && cd $D/results && head -n 1 live_training.csv > other.csv && "
           "sed -n 2p live_training.csv | sed 's/,lenet,32,/,lenet,64,/; s/2026-11-21/2026-11-22/' >> "
           "other.csv");
-    shell(SELECT
+    SHELL(0, SELECT
           "training_time training >/dev/null && cat $D/work/training_time.vars $D/work/training_time.dat "
           "$D/work/training.vars");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 4") && says("generated live") && says("one constant batch") &&
-                  says("loaded from shards") && says("loaded from files"),
-              "%s", out);
-    cr_expect(says("lenet with 943,836") && says("parameters, batch 32") && says("images are identical"),
-              "%s", out);
-    cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands of images */
+    EXPECT_OUT("series = 4", "generated live", "one constant batch", "loaded from shards",
+               "loaded from files", "lenet with 943,836", "parameters, batch 32", "images are identical");
+    EXPECT_OUT("\n0.64\t", "\n1.92\t"); /* thousands of images */
     cr_expect(says("Published points only: ") && !says("series = 7"), "%s", out);
     shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
           "training_time >/dev/null && cat $D/work/training_time.vars");
     cr_expect(status == 0 && !says("images are identical"), "%s", out);
     shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
           "--reference $D/reference training_time");
-    cr_expect(says("skipped training_time: none of your 10 rows of train has suitable parameters; to measure "
-                   "it: scripts/compare/live_"),
-              "%s", out);
+    EXPECT_OUT("skipped training_time: none of your 10 rows of train has suitable parameters; to measure "
+               "it: scripts/compare/live_");
     shell("rm $D/results/*; " SELECT "--reference $D/reference training_time");
-    cr_expect(says("skipped training_time: no data; to measure it: scripts/compare/live_training.sh DIR"),
-              "%s", out);
+    EXPECT_OUT("skipped training_time: no data; to measure it: scripts/compare/live_training.sh DIR");
 }
 
 /* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */
 Test(figures_train, figures_of_training_without_your_rows)
 {
-    shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
-          "import csv, sys\n"
-          "rows = list(csv.DictReader(open(sys.argv[1])))\n"
-          "out = csv.DictWriter(open(sys.argv[2], \"w\"), rows[0])\n"
-          "out.writeheader()\n"
-          "out.writerows([row for row in rows if not row[\"init\"]][:3])' " FIXTURES
-          "/fine_tuning.csv $D/results/half.csv && " FIGURES
-          "--reference $D/reference training training_time fine_tuning");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn, because the figure has "
-                   "no points with variant "
-                   "train-omp; data digits; train_size 100"),
-              "%s", out);
-    cr_expect(says("fine_tuning.{png,svg,pdf} (your 3 rows do not include pre-trained and from-scratch"),
-              "%s", out);
+    SHELL(0, "cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
+             "import csv, sys\n"
+             "rows = list(csv.DictReader(open(sys.argv[1])))\n"
+             "out = csv.DictWriter(open(sys.argv[2], \"w\"), rows[0])\n"
+             "out.writeheader()\n"
+             "out.writerows([row for row in rows if not row[\"init\"]][:3])' " FIXTURES
+             "/fine_tuning.csv $D/results/half.csv && " FIGURES
+             "--reference $D/reference training training_time fine_tuning");
+    EXPECT_OUT("training_time.{png,svg,pdf} (your 3 rows of train are not drawn, because the figure has "
+               "no points with variant "
+               "train-omp; data digits; train_size 100");
+    EXPECT_OUT("fine_tuning.{png,svg,pdf} (your 3 rows do not include pre-trained and from-scratch");
 }

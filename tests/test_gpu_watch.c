@@ -1,8 +1,5 @@
 /* Tests how a GPU is watched during timed runs, with a fake NVML library. */
-#include <criterion/criterion.h>
-
 #include <math.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "core/phase.h"

@@ -8,6 +8,7 @@
 #include "data/image_fit.h"
 #include "data/orientation.h"
 #include "data/png_image.h"
+#include "must.h"
 
 static uint32_t state;
 
@@ -22,7 +23,7 @@ static uint32_t next(void) /* xorshift32 */
 
 static void resample(struct resampler *resampler, const uint8_t *pixels, const uint32_t n[4], uint8_t *out)
 {
-    cr_assert_eq(resample_begin(resampler, n[0], n[1], n[2], n[3]), STATUS_OK, "%s", status_text());
+    must(resample_begin(resampler, n[0], n[1], n[2], n[3]));
     uint32_t half = n[1] / 2;
     resample_rows(resampler, 0, pixels, n[0] * 4, half);
     resample_rows(resampler, half, pixels + (size_t)half * n[0] * 4, n[0] * 4, n[1] - half);
@@ -268,11 +269,11 @@ static void compare_window(struct jpeg_decoder *decoder, const struct kind *kind
 {
     struct jpeg_shape shape;
     size_t row_bytes, skip;
-    cr_assert_eq(jpeg_begin(decoder, bytes, size, &shape), STATUS_OK, "%s", status_text());
-    cr_assert_eq(jpeg_start(decoder, window, JPEG_RGBX, &row_bytes, &skip), STATUS_OK, "%s", status_text());
+    must(jpeg_begin(decoder, bytes, size, &shape));
+    must(jpeg_start(decoder, window, JPEG_RGBX, &row_bytes, &skip));
     uint8_t *pixels = malloc(row_bytes * window.height);
     uint32_t half = window.height / 2;
-    cr_assert_eq(jpeg_read(decoder, pixels, row_bytes, half), STATUS_OK, "%s", status_text());
+    must(jpeg_read(decoder, pixels, row_bytes, half));
     cr_assert_eq(jpeg_read(decoder, pixels + half * row_bytes, row_bytes, window.height - half), STATUS_OK,
                  "%s: %s", kind->name, status_text());
     for (uint32_t y = 0; y < window.height; y++)
@@ -329,8 +330,7 @@ Test(image, cmyk_becomes_rgb)
         state = 4;
         uint8_t *bytes = encode(&kinds[k], 40, 30, 0, &size);
         uint8_t *cmyk = decode_plainly(bytes, size, JCS_CMYK, 1, &width, &height);
-        cr_assert_eq(image_decode("jpg", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
-                     status_text());
+        must(image_decode("jpg", bytes, size, &scratch, &image, &is_image));
         cr_assert(image.channels == 3 && image.width == 40 && image.height == 30);
         for (uint32_t i = 0; i < 40 * 30; i++)
             for (uint32_t c = 0; c < 3;
@@ -384,7 +384,7 @@ Test(image, baseline_files_are_those_that_hardware_decodes)
         struct jpeg_shape shape;
         size_t size;
         uint8_t *bytes = encode(&kinds[k], 33, 17, 0, &size);
-        cr_assert_eq(jpeg_begin(decoder, bytes, size, &shape), STATUS_OK, "%s", status_text());
+        must(jpeg_begin(decoder, bytes, size, &shape));
         cr_expect_eq(shape.baseline, wanted[k], "%s", kinds[k].name);
         free(bytes);
     }
@@ -440,16 +440,15 @@ Test(image, the_content_of_a_file_decides_its_format)
     void *bytes;
     size_t size;
     bool is_image;
-    cr_assert_eq(
-        jpeg_encode(pixels, &(struct jpeg_shape){.width = 2, .height = 2, .channels = 3}, 90, &bytes, &size),
-        STATUS_OK);
+    must(
+        jpeg_encode(pixels, &(struct jpeg_shape){.width = 2, .height = 2, .channels = 3}, 90, &bytes, &size));
     cr_expect_eq(image_decode("PNG", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
                  status_text());
     cr_expect(is_image && image.width == 2 && image.channels == 3);
     cr_expect_eq(image_decode("json", bytes, size, &scratch, &image, &is_image), STATUS_OK);
     cr_expect_not(is_image);
     free(bytes);
-    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size), STATUS_OK);
+    must(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size));
     cr_expect_eq(image_decode("JpG", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
                  status_text());
     cr_expect_arr_eq(image.pixels, pixels, sizeof pixels);
@@ -469,8 +468,7 @@ static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t
     struct image_scratch scratch = {0};
     struct image image;
     bool is_image;
-    cr_assert_eq(image_decode("jpg", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
-                 status_text());
+    must(image_decode("jpg", bytes, size, &scratch, &image, &is_image));
     struct image_box box = image_fit_box(fit, image.width, image.height, 1, sample);
     uint8_t *part = malloc((size_t)box.width * box.height * 4 + RESAMPLE_SLACK_BYTES), *at = part;
     uint8_t *resized = malloc((size_t)fit->res * fit->res * 4);
@@ -497,8 +495,7 @@ static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_
     struct image image;
     bool is_image;
     uint8_t wanted[3 * 32 * 32];
-    cr_assert_eq(image_fit(fit, "jpg", bytes, size, 1, sample, &scratch, &image, &is_image), STATUS_OK, "%s",
-                 status_text());
+    must(image_fit(fit, "jpg", bytes, size, 1, sample, &scratch, &image, &is_image));
     cr_assert(is_image && image.width == fit->res && image.height == fit->res && image.channels == 3);
     fit_slowly(fit, bytes, size, sample, wanted);
     for (uint32_t i = 0; i < 3 * fit->res * fit->res; i++)
@@ -545,13 +542,13 @@ Test(image, gray_and_colour_are_converted)
     bool is_image;
     static const uint8_t pixels[12] = {255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30};
     struct image_fit fit = {.how = FIT_RESIZE, .res = 2, .channels = 1};
-    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size), STATUS_OK);
-    cr_assert_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_OK);
+    must(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size));
+    must(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image));
     cr_expect_arr_eq(image.pixels, ((uint8_t[]){76, 150, 29, 18}), 4); /* as Pillow's convert("L") */
     free(bytes);
     fit.channels = 3;
-    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 1}, &bytes, &size), STATUS_OK);
-    cr_assert_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_OK);
+    must(png_encode(pixels, &(struct png_shape){2, 2, 1}, &bytes, &size));
+    must(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image));
     cr_expect_arr_eq(image.pixels, ((uint8_t[]){255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0}), 12);
     fit = (struct image_fit){.how = FIT_CROP, .res = 3, .channels = 3};
     cr_expect_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_FAILED);

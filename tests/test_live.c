@@ -7,16 +7,15 @@
 
 #include "core/workload.h"
 #include "data/source.h"
+#include "must.h"
 #include "train/feed.h"
 #include "train/trainer.h"
 
-#define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
-
-#define CLASSES    7
-#define RES        24
-#define LARGE      160 /* large enough that no image is all black, as some are on a small canvas */
-#define TRAIN      61
-#define TEST       33
+#define CLASSES 7
+#define RES     24
+#define LARGE   160 /* large enough that no image is all black, as some are on a small canvas */
+#define TRAIN   61
+#define TEST    33
 
 TestSuite(live, .timeout = 120);
 

@@ -193,7 +193,7 @@ Test(load, a_png_decodes_to_its_pixels)
     struct image_scratch scratch = {0};
     struct image image;
     bool is_image;
-    cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
+    must(png_encode(pixels, &shape, &bytes, &size));
     cr_assert_eq(image_decode("PNG", bytes, size, &scratch, &image, &is_image), STATUS_OK);
     cr_assert(is_image && image.interleaved && image.type == DTYPE_U8);
     cr_assert(image.channels == 3 && image.height == 2 && image.width == 3);
@@ -217,8 +217,7 @@ Test(load, half_precision_samples_are_augmented_exactly)
     struct augmentation augment = {.scale = {1}};
     bool is_image;
     memcpy(file + header, halves, sizeof halves);
-    cr_assert_eq(image_decode("npy", (const uint8_t *)file, header + 8, &scratch, &image, &is_image),
-                 STATUS_OK, "%s", status_text());
+    must(image_decode("npy", (const uint8_t *)file, header + 8, &scratch, &image, &is_image));
     cr_assert(is_image && image.channels == 1 && image.height == 1 && image.width == 4);
     image_augment(&augment, &image, 0, 0, values);
     cr_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] == 65504);
@@ -236,8 +235,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (size_t l = 0; l < COUNT_OF(lines); l++)
             expect_exactly_once(shard_variants[v], lines[l]);
-    remove_folder();
-    make_folder();
+    renew_folder();
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         for (size_t l = 0; l < COUNT_OF(lines); l++)
@@ -272,19 +270,14 @@ static const struct consumer_type counting_type = {.take_host = count_batch};
 static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
 {
     struct job job;
-    void *state;
     counting->consumer.type = &counting_type;
-    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, name, &state);
-    if (variant) {
-        struct run_time unused;
-        job.workload->batches.set_consumer(job.input, &counting->consumer);
-        cr_assert_eq(variant_run(variant, state, 0, &unused), expected, "%s %s: %s", name, line,
-                     status_text());
-        variant->teardown(state);
-    }
+    must(open_job(&job, line));
+    job.workload->batches.set_consumer(job.input, &counting->consumer);
+    bool started = start(&job, name);
+    if (started)
+        cr_assert_eq(run(&job, 0), expected, "%s %s: %s", name, line, status_text());
     close_job(&job);
-    return variant;
+    return started;
 }
 
 Test(load, every_variant_passes_full_batches_to_consumer, .init = make_folder, .fini = remove_folder)
@@ -303,19 +296,14 @@ Test(load, every_variant_passes_full_batches_to_consumer, .init = make_folder, .
             consume_epoch(variants[v], "--cache any --batch 7", STATUS_FAILED, &broken);
             cr_expect(strstr(status_text(), "the device caught fire"), "%s: %s", variants[v], status_text());
         }
-        remove_folder();
-        make_folder();
+        renew_folder();
     }
 }
 
 Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remove_folder)
 {
-    char command[2 * PATH_MAX];
-    const char *program = getenv("FDSL_BENCH");
-    snprintf(command, sizeof command,
-             "%s --prepare '%s' --store files --samples 40 --sample-shape 3,4,4 --dtype u8 >/dev/null 2>&1",
-             program ? program : "./fdsl-bench", folder);
-    cr_assert_eq(system(command), 0);
+    cr_assert(command(
+        "$P --prepare $D --store files --samples 40 --sample-shape 3,4,4 --dtype u8 >/dev/null 2>&1"));
     struct counting decoded = {0}, augmented = {0}, same = {0};
     cr_assert(consume_epoch("files", "--cache any --batch 16 --decode", STATUS_OK, &decoded));
     cr_assert(consume_epoch("files", "--cache any --batch 16 --augment --shift 0", STATUS_OK, &augmented));
@@ -357,20 +345,15 @@ static void expect_pictures_in_batches(const char *name)
 {
     struct viewing viewing = {.consumer = {&viewing_type}};
     struct job job;
-    void *state;
-    struct run_time unused;
-    cr_assert_eq(open_job(&job, "--cache any --decode --on-error skip --batch 3"), STATUS_OK, "%s",
-                 status_text());
-    const struct variant *variant = start(&job, name, &state);
-    if (variant) {
-        job.workload->batches.set_consumer(job.input, &viewing.consumer);
-        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s: %s", name, status_text());
+    must(open_job(&job, "--cache any --decode --on-error skip --batch 3"));
+    job.workload->batches.set_consumer(job.input, &viewing.consumer);
+    if (start(&job, name)) {
+        run_well(&job, 0);
         cr_expect_eq(viewing.spoilt, 0, "%s", name);
         cr_expect_geq(viewing.steps, 7, "%s", name);
         for (int i = 0; i < 20; i++)
             cr_expect_eq(viewing.seen[i], i != 7, "%s: image %d was delivered %d times", name, i,
                          viewing.seen[i]);
-        variant->teardown(state);
     }
     close_job(&job);
 }
@@ -381,15 +364,13 @@ Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = r
     make_pictures(true);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         expect_pictures_in_batches(shard_variants[v]);
-    remove_folder();
-    make_folder();
+    renew_folder();
     make_pictures(false);
     /* The sample with the broken image also has a valid array. The array must not remain in the batch. */
     char array[NPY_HEADER_MAX + 45];
     size_t header = npy_header_make(array, "|u1", "5, 9");
     memset(array + header, 21, 45);
-    FILE *stream = fopen(in_folder("000007.npy"), "w");
-    cr_assert(stream && fwrite(array, 1, header + 45, stream) == header + 45 && fclose(stream) == 0);
+    put_file("000007.npy", array, header + 45);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         expect_pictures_in_batches(file_variants[v]);
 }
@@ -449,15 +430,12 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
             expect_between(file_variants[v], "--cache any", p999, 1e-8, 10);
         }
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
-        if (variant_available(variant_find(file_variants[v]), &(const struct resources){.threads = 1}) ==
-            STATUS_OK)
+        if (is_available(file_variants[v]))
             expect_between(file_variants[v], "--cache warm", "copy_share", 1e-5, 1.5);
-    remove_folder();
-    make_folder();
+    renew_folder();
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
-        if (variant_available(variant_find(shard_variants[v]), &(const struct resources){.threads = 1}) ==
-            STATUS_OK) {
+        if (is_available(shard_variants[v])) {
             expect_between(shard_variants[v], "--cache warm", "copy_share", 1e-4, 1.5);
             expect_between(shard_variants[v], "--cache warm", "copy_bytes_per_s", 1e6, 1e13);
             expect_between(shard_variants[v], "--cache warm", "resident_share_before", 0.99, 1);
@@ -475,10 +453,10 @@ static double huge(double bytes)
 static void expect_memory(const char *name, const char *line, double bytes, double samples, double images)
 {
     struct job job;
-    if (variant_available(variant_find(name), &(const struct resources){.threads = 3}) != STATUS_OK)
+    if (!is_available(name))
         return;
-    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-    const struct dataset *dataset = ((const struct load *)job.input)->dataset;
+    must(open_job(&job, line));
+    const struct dataset *dataset = dataset_of(&job);
     double useful = samples * (double)dataset->bytes / dataset->sample_count + images;
     close_job(&job);
     expect_between(name, line, "peak_memory_bytes", bytes, bytes);
@@ -496,8 +474,7 @@ Test(load, memory_is_that_of_all_buffers, .init = make_folder, .fini = remove_fo
     expect_memory("files-omp", line, 3 * slots, 48, 0);
     expect_memory("files-omp", "--cache any --batch 500", 3 * (huge(slot * 500) + 4 * 500), 1010, 0);
     expect_memory("files-uring", line, huge(slot * (40 / 16 + 2) * 16) + labels, 16, 0);
-    remove_folder();
-    make_folder();
+    renew_folder();
     make_shards(1010);
     const double shuffled = huge(slot * 720) + labels; /* 700 + 16 samples, in whole batches */
     expect_memory("shards", line, shuffled + huge(128 << 10), 16, 0);
@@ -533,15 +510,14 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
     struct cache_pages pages;
     make_folder_in("build");
     make_shards(101);
-    cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--cache cold"));
     enum status settled = load_settle_cache(job.input, &pages);
     close_job(&job);
     if (settled != STATUS_OK)
         cr_skip_test("this file system keeps files in the page cache");
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
-        const struct variant_entry *entry = variant_find(shard_variants[v]);
         char text[64], line[] = "--cache cold";
-        if (variant_available(entry, &(const struct resources){.threads = 1}) != STATUS_OK)
+        if (!is_available(shard_variants[v]))
             continue;
         expect_between(shard_variants[v], line, "resident_share_before", 0, 0.01);
         measured(shard_variants[v], line, "storage_read_bytes", text);
@@ -558,10 +534,9 @@ Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
         cr_skip_test("no /dev/shm");
     make_folder_in("/dev/shm");
     make_shards(101);
-    cr_assert_eq(open_job(&job, "--cache cold"), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--cache cold"));
     cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "--cache cold: 100.0 % of the data set stays"), "%s",
-                       status_text());
+    expect_words("--cache cold: 100.0 % of the data set stays");
     close_job(&job);
 }
 
@@ -572,27 +547,22 @@ Test(load, changed_byte_in_buffer_is_detected, .init = make_folder, .fini = remo
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
-        void *state;
-        struct run_time unused;
         uint64_t wrong = 0;
-        cr_assert_eq(open_job(&job, "--shuffle 9 --batch 4"), STATUS_OK, "%s", status_text());
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        if (variant) {
-            const struct reader *reader = state;
-            expect_none_wrong(&job, variant, state);
-            cr_assert_eq(variant_run(variant, state, 6, &unused), STATUS_OK);
+        if (start_job(&job, shard_variants[v], "--shuffle 9 --batch 4")) {
+            const struct reader *reader = job.state;
+            expect_none_wrong(&job);
+            run_well(&job, 6);
             for (uint32_t i = 0, torn = 0; i < reader->slots && torn < 2; i++)
                 if (reader->workers[0].held[i] != READER_LOST) {
                     uint64_t bytes = reader->load->dataset->samples[reader->workers[0].held[i]].bytes;
                     reader->workers[0].slots[i * reader->stride + bytes / 2] ^= 1;
                     torn++;
                 }
-            cr_assert_eq(job.workload->verify(job.input, variant, state, 6, &wrong), STATUS_OK);
+            must(job.workload->verify(job.input, job.variant, job.state, 6, &wrong));
             cr_expect_eq(wrong, 2, "%s: %d", shard_variants[v], (int)wrong);
-            cr_assert_eq(job.workload->verify(job.input, variant, state, 7, &wrong), STATUS_OK);
+            must(job.workload->verify(job.input, job.variant, job.state, 7, &wrong));
             cr_expect_eq(wrong, 101, "%s: the buffers have the samples of another run: %d wrong",
                          shard_variants[v], (int)wrong);
-            variant->teardown(state);
         }
         close_job(&job);
     }

@@ -53,40 +53,29 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
 {
     for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the shard is truncated between two runs */
         struct job job;
-        void *state;
-        struct run_time unused;
-        struct load_result result;
         make_shards(101);
-        cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --batch 8" : "--cache any --batch 8"),
-                     STATUS_OK);
-        const struct variant *variant = start(&job, name, &state);
-        if (!variant) {
-            close_job(&job);
-            return;
+        if (start_job(&job, name, skip ? "--cache any --on-error skip --batch 8" : "--cache any --batch 8")) {
+            if (skip != 1)
+                run_well(&job, 0);
+            cr_assert_eq(job.workload->work(job.input, job.variant).items, 101);
+            must(job.variant->ready(job.state, 1));
+            cr_assert_eq(truncate(in_folder(broken), 8192), 0);
+            enum status status = run_ready(&job, 1);
+            cr_assert_eq(status, skip == 1 ? STATUS_OK : STATUS_FAILED, "%s: %s", name, status_text());
+            if (skip == 1) {
+                const struct load_result result = result_of(&job);
+                const struct work work = job.workload->work(job.input, job.variant);
+                cr_assert_gt(result.skipped, 0, "%s", name);
+                cr_assert_eq(result.skipped + result.checksum.count, 101, "%s", name);
+                cr_assert_eq(work.items, (double)result.checksum.count, "%s", name);
+                cr_assert_eq(work.bytes, (double)result.checksum.bytes, "%s", name);
+            } else if (skip) {
+                expect_words("the data set changes");
+            } else {
+                expect_words(broken);
+                expect_words(words);
+            }
         }
-        if (skip != 1)
-            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-        cr_assert_eq(job.workload->work(job.input, variant).items, 101);
-        cr_assert_eq(variant->ready(state, 1), STATUS_OK);
-        cr_assert_eq(truncate(in_folder(broken), 8192), 0);
-        enum status status = variant->run(state, 1, &unused);
-        if (skip == 2) {
-            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
-            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
-        } else if (skip) {
-            cr_assert_eq(status, STATUS_OK, "%s: %s", name, status_text());
-            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-            cr_assert_gt(result.skipped, 0, "%s", name);
-            cr_assert_eq(result.skipped + result.checksum.count, 101, "%s", name);
-            const struct work work = job.workload->work(job.input, variant);
-            cr_assert_eq(work.items, (double)result.checksum.count, "%s", name);
-            cr_assert_eq(work.bytes, (double)result.checksum.bytes, "%s", name);
-        } else {
-            cr_assert_eq(status, STATUS_FAILED, "%s: %s", name, status_text());
-            cr_assert(strstr(status_text(), broken) && strstr(status_text(), words), "%s: %s", name,
-                      status_text());
-        }
-        variant->teardown(state);
         close_job(&job);
     }
 }
@@ -99,94 +88,6 @@ Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
     }
-}
-
-Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fini = remove_folder)
-{
-    make_files(101);
-    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
-        for (int skip = 0; skip <= 1; skip++) {
-            struct job job;
-            void *state;
-            struct run_time unused;
-            struct load_result result;
-            char moved[2 * PATH_MAX];
-            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK);
-            const struct variant *variant = start(&job, file_variants[v], &state);
-            if (variant) {
-                snprintf(moved, sizeof moved, "%s", in_folder("moved"));
-                cr_assert_eq(rename(in_folder("000/000050.bin"), moved), 0);
-                enum status status = variant_run(variant, state, 0, &unused);
-                cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s", file_variants[v]);
-                cr_assert(skip || strstr(status_text(), "000050.bin"), "%s", status_text());
-                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-                cr_assert(!skip || result.skipped == 1);
-                cr_assert_eq(rename(moved, in_folder("000/000050.bin")), 0);
-                variant->teardown(state);
-            }
-            close_job(&job);
-        }
-}
-
-Test(load_faults, a_run_that_reads_no_sample_is_an_error, .init = make_folder, .fini = remove_folder)
-{
-    struct job job;
-    void *state;
-    struct run_time unused;
-    char moved[2 * PATH_MAX];
-    make_files(100);
-    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK);
-    const struct variant *variant = start(&job, "files", &state);
-    snprintf(moved, sizeof moved, "%s", in_folder("moved"));
-    cr_assert_eq(rename(in_folder("000"), moved), 0);
-    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "none of its 100 samples"), "%s", status_text());
-    variant->teardown(state);
-    close_job(&job);
-}
-
-Test(load_faults, grown_file_is_an_error, .init = make_folder, .fini = remove_folder)
-{
-    make_files(101);
-    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
-        struct job job;
-        void *state;
-        struct run_time unused;
-        const char *name = in_folder("000/000050.bin");
-        cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
-        const struct variant *variant = start(&job, file_variants[v], &state);
-        struct stat before;
-        cr_assert_eq(stat(name, &before), 0);
-        cr_assert_eq(truncate(name, before.st_size + 5), 0);
-        if (variant) {
-            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", file_variants[v]);
-            cr_assert_not_null(strstr(status_text(), "size has changed"), "%s", status_text());
-            variant->teardown(state);
-        }
-        cr_assert_eq(truncate(in_folder("000/000050.bin"), before.st_size), 0);
-        close_job(&job);
-    }
-}
-
-Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini = remove_folder)
-{
-    prepare("files");
-    cr_assert_eq(unlink(in_folder("not-imagefolder/000/000020.npy")), 0);
-    cr_assert_eq(mkfifo(in_folder("not-imagefolder/000/000020.npy"), 0600), 0);
-    expect_refused("000020.npy: not a regular file");
-    remove_folder();
-    make_folder();
-    make_shards(101);
-    struct job job;
-    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
-    const struct load *load = job.input;
-    cr_assert_eq(unlink(in_folder("x-000001.tar")), 0);
-    cr_assert_eq(mkfifo(in_folder("x-000001.tar"), 0600), 0);
-    int fd;
-    cr_assert_eq(dataset_file_open(load->dataset, 1, 0, &fd), STATUS_FAILED);
-    cr_assert_lt(fd, 0);
-    cr_assert_not_null(strstr(status_text(), "not a regular file"), "%s", status_text());
-    close_job(&job);
 }
 
 /* Renames a shard or file. If `pipe_instead` is set, creates a pipe with the old name. */
@@ -205,6 +106,70 @@ static void bring_back(const char *name)
     cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
+Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++)
+        for (int skip = 0; skip <= 1; skip++) {
+            struct job job;
+            if (start_job(&job, file_variants[v], skip ? "--cache any --on-error skip" : "--cache any")) {
+                take_away("000/000050.bin", false);
+                enum status status = run(&job, 0);
+                cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s", file_variants[v]);
+                cr_assert(skip || strstr(status_text(), "000050.bin"), "%s", status_text());
+                const struct load_result result = result_of(&job);
+                cr_assert(!skip || result.skipped == 1);
+                bring_back("000/000050.bin");
+            }
+            close_job(&job);
+        }
+}
+
+Test(load_faults, a_run_that_reads_no_sample_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    make_files(100);
+    cr_assert(start_job(&job, "files", "--cache any --on-error skip"));
+    take_away("000", false);
+    expect_failure(&job, 0, "none of its 100 samples");
+    close_job(&job);
+}
+
+Test(load_faults, grown_file_is_an_error, .init = make_folder, .fini = remove_folder)
+{
+    make_files(101);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
+        struct job job;
+        struct stat before;
+        const char *name = in_folder("000/000050.bin");
+        bool started = start_job(&job, file_variants[v], "--cache any");
+        cr_assert_eq(stat(name, &before), 0);
+        cr_assert_eq(truncate(name, before.st_size + 5), 0);
+        if (started)
+            expect_failure(&job, 0, "size has changed");
+        cr_assert_eq(truncate(in_folder("000/000050.bin"), before.st_size), 0);
+        close_job(&job);
+    }
+}
+
+Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini = remove_folder)
+{
+    prepare("files");
+    cr_assert_eq(unlink(in_folder("not-imagefolder/000/000020.npy")), 0);
+    cr_assert_eq(mkfifo(in_folder("not-imagefolder/000/000020.npy"), 0600), 0);
+    expect_refused("000020.npy: not a regular file");
+    renew_folder();
+    make_shards(101);
+    struct job job;
+    int fd;
+    must(open_job(&job, "--cache any"));
+    take_away("x-000001.tar", true);
+    cr_assert_eq(dataset_file_open(dataset_of(&job), 1, 0, &fd), STATUS_FAILED);
+    cr_assert_lt(fd, 0);
+    expect_words("not a regular file");
+    close_job(&job);
+}
+
 /* A shard disappears before a run. Without --on-error skip, this must be an error. With --on-error skip,
  * every run without the shard must count its samples as skipped, and the columns must still be filled. When
  * the shard is back, the next run must fail, because the data set has changed between the runs. */
@@ -212,39 +177,29 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
 {
     for (int skip = 0; skip <= 1; skip++) {
         struct job job;
-        void *state;
-        struct run_time unused;
-        struct load_result result;
-        struct measures measures;
         char line[128];
         make_shards(101);
         snprintf(line, sizeof line, "--cache %s --block 4 --iodepth 3%s", cache,
                  skip ? " --on-error skip" : "");
-        cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
-        const struct variant *variant = start(&job, name, &state);
-        if (variant && skip) {
+        bool started = start_job(&job, name, line);
+        if (started && skip) {
             take_away("x-000001.tar", pipe_instead);
             for (uint64_t number = 0; number < 3; number++) {
-                cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
-                             status_text());
-                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+                run_well(&job, number);
+                const struct load_result result = result_of(&job);
                 cr_assert(result.skipped == 25 && result.checksum.count == 76, "%s", name);
             }
-            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s: %s", name,
-                         status_text());
+            columns_of(&job);
             bring_back("x-000001.tar");
-            cr_assert_eq(variant_run(variant, state, 3, &unused), STATUS_FAILED, "%s", name);
-            cr_assert_not_null(strstr(status_text(), "the data set changes"), "%s", status_text());
-        } else if (variant) {
-            cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+            expect_failure(&job, 3, "the data set changes");
+        } else if (started) {
+            must(job.variant->ready(job.state, 0));
             take_away("x-000001.tar", pipe_instead);
-            cr_assert_eq(variant->run(state, 0, &unused), STATUS_FAILED, "%s", name);
-            cr_assert_not_null(strstr(status_text(), "x-000001.tar"), "%s: %s", name, status_text());
+            cr_assert_eq(run_ready(&job, 0), STATUS_FAILED, "%s", name);
+            expect_words("x-000001.tar");
             bring_back("x-000001.tar");
-            cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s: %s", name, status_text());
+            run_well(&job, 1);
         }
-        if (variant)
-            variant->teardown(state);
         close_job(&job);
     }
 }
@@ -263,56 +218,46 @@ Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
-        void *state;
-        struct run_time unused;
-        struct measures measures;
         make_shards(101);
-        cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        if (variant) {
+        if (start_job(&job, shard_variants[v], "--cache any --on-error skip")) {
             cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
-            cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-            cr_assert_eq(fill_columns(&job, variant, state, &measures), STATUS_OK, "%s", status_text());
-            variant->teardown(state);
+            run_well(&job, 0);
+            columns_of(&job);
         }
         close_job(&job);
     }
 }
 
-/* A read from an empty pipe never ends while the pipe is open for writing. */
+/* Replaces a file by an empty pipe, which the test holds open if `held` is set. A read from an empty pipe
+ * never ends while the pipe is open for writing. */
+static void expect_no_hang(const char *name, bool skip, bool held, const char *file)
+{
+    struct job job;
+    if (start_job(&job, name, skip ? "--cache any --on-error skip --iodepth 2" : "--cache any --iodepth 2")) {
+        must(job.variant->ready(job.state, 0));
+        take_away(file, true);
+        int writer = held ? open(in_folder(file), O_RDWR) : -1;
+        enum status status = run_ready(&job, 0);
+        cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s: %s", name, status_text());
+        cr_assert(skip || strstr(status_text(), file), "%s", status_text());
+        const struct load_result result = result_of(&job);
+        cr_assert(!skip || (result.skipped == 1 && result.checksum.count == 100));
+        if (held)
+            close(writer);
+        bring_back(file);
+    }
+    close_job(&job);
+}
+
 Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini = remove_folder)
 {
-    static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second file is empty */
     make_files(101);
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         for (int skip = 0; skip <= 1; skip++)
-            for (int held = 0; held <= 1; held++)
-                for (size_t n = 0; n < COUNT_OF(names); n++) {
-                    struct job job;
-                    void *state;
-                    struct run_time unused;
-                    struct load_result result;
-                    cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --iodepth 2"
-                                                     : "--cache any --iodepth 2"),
-                                 STATUS_OK, "%s", status_text());
-                    const struct variant *variant = start(&job, file_variants[v], &state);
-                    if (variant) {
-                        cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
-                        take_away(names[n], true);
-                        int writer = held ? open(in_folder(names[n]), O_RDWR) : -1;
-                        enum status status = variant->run(state, 0, &unused);
-                        cr_assert_eq(status, skip ? STATUS_OK : STATUS_FAILED, "%s: %s", file_variants[v],
-                                     status_text());
-                        cr_assert(skip || strstr(status_text(), names[n]), "%s", status_text());
-                        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-                        cr_assert(!skip || (result.skipped == 1 && result.checksum.count == 100));
-                        if (held)
-                            close(writer);
-                        bring_back(names[n]);
-                        variant->teardown(state);
-                    }
-                    close_job(&job);
-                }
+            for (int held = 0; held <= 1; held++) {
+                expect_no_hang(file_variants[v], skip, held, "000/000050.bin");
+                expect_no_hang(file_variants[v], skip, held, "000/000051.cls"); /* this file is empty */
+            }
 }
 
 /* The last member of a shard is empty, so the last block has only its header. That block must be read too. */
@@ -336,16 +281,9 @@ Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini
     }
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
-        void *state;
-        struct run_time unused;
-        cr_assert_eq(open_job(&job, "--cache any --block 4 --iodepth 3 --shuffle 0"), STATUS_OK, "%s",
-                     status_text());
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        for (uint64_t number = 0; variant && number < 4; number++)
-            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", shard_variants[v],
-                         status_text());
-        if (variant)
-            variant->teardown(state);
+        bool started = start_job(&job, shard_variants[v], "--cache any --block 4 --iodepth 3 --shuffle 0");
+        for (uint64_t number = 0; started && number < 4; number++)
+            run_well(&job, number);
         close_job(&job);
     }
 }
@@ -356,52 +294,27 @@ Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini
 static void expect_a_picture_lost(const char *name, uint64_t ranks)
 {
     uint64_t skipped[4] = {0};
+    if (!is_available(name))
+        return;
     for (uint64_t rank = 0; rank < ranks; rank++) {
         struct job job;
-        void *state;
-        cr_assert_eq(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"), STATUS_OK,
-                     "%s", status_text());
-        cr_assert_eq(job.workload->repartition(job.input, job.parameters,
-                                               &(const struct partition){.rank = rank, .ranks = ranks}),
-                     STATUS_OK);
-        const struct variant *variant = start(&job, name, &state);
-        for (uint64_t number = 0; variant && number < 4; number++) {
-            struct run_time unused;
-            struct load_result result;
-            cr_assert_eq(variant_run(variant, state, number, &unused), STATUS_OK, "%s: %s", name,
-                         status_text());
-            cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        must(open_job(&job, "--cache any --augment --on-error skip --batch 3 --shuffle 5"));
+        must(job.workload->repartition(job.input, job.parameters,
+                                       &(const struct partition){.rank = rank, .ranks = ranks}));
+        cr_assert(start(&job, name));
+        for (uint64_t number = 0; number < 4; number++) {
+            run_well(&job, number);
+            const struct load_result result = result_of(&job);
             cr_assert_eq(result.skipped + result.checksum.count, 20 / ranks, "%s", name);
-            cr_assert_eq(job.workload->work(job.input, variant).items, (double)result.checksum.count, "%s",
-                         name);
+            cr_assert_eq(job.workload->work(job.input, job.variant).items, (double)result.checksum.count,
+                         "%s", name);
             skipped[number] += result.skipped;
         }
-        if (variant) {
-            expect_none_wrong(&job, variant, state);
-            variant->teardown(state);
-        }
+        expect_none_wrong(&job);
         close_job(&job);
-        if (!variant)
-            return;
     }
     for (int number = 0; number < 4; number++)
         cr_assert_eq(skipped[number], 1, "%s: run %d lost %d", name, number, (int)skipped[number]);
-}
-
-static void expect_no_picture(const char *name, const char *file)
-{
-    struct job job;
-    void *state;
-    struct run_time unused;
-    cr_assert_eq(open_job(&job, "--cache any --decode"), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, name, &state);
-    if (variant) {
-        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", name);
-        cr_assert(strstr(status_text(), file) && strstr(status_text(), "sample '000007'"), "%s",
-                  status_text());
-        variant->teardown(state);
-    }
-    close_job(&job);
 }
 
 Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder, .fini = remove_folder)
@@ -410,12 +323,16 @@ Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder,
         make_pictures(shard);
         for (size_t v = 0; v < (shard ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
             const char *name = shard ? shard_variants[v] : file_variants[v];
-            expect_no_picture(name, shard ? "p.tar: offset " : "000007.png: sample ");
+            struct job job;
+            if (start_job(&job, name, "--cache any --decode")) {
+                expect_failure(&job, 0, shard ? "p.tar: offset " : "000007.png: sample ");
+                expect_words("sample '000007'");
+            }
+            close_job(&job);
             expect_a_picture_lost(name, 1);
             expect_a_picture_lost(name, 2);
         }
-        remove_folder();
-        make_folder();
+        renew_folder();
     }
 }
 #endif
@@ -423,16 +340,11 @@ Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder,
 Test(load_faults, wrong_bytes_are_detected, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
-    void *state;
-    struct run_time unused;
     make_shards(101);
-    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK);
-    const struct variant *variant = start(&job, "shards-mmap", &state);
-    const struct load *load = job.input;
-    overwrite("x-000000.tar", (long)load->dataset->members[load->dataset->samples[1].member].offset,
-              "\xff\xee", 2);
-    cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_WRONG);
-    cr_assert_not_null(strstr(status_text(), "delivered"));
-    variant->teardown(state);
+    cr_assert(start_job(&job, "shards-mmap", "--cache any"));
+    const struct dataset *dataset = dataset_of(&job);
+    overwrite("x-000000.tar", (long)dataset->members[dataset->samples[1].member].offset, "\xff\xee", 2);
+    cr_assert_eq(run(&job, 0), STATUS_WRONG);
+    expect_words("delivered");
     close_job(&job);
 }

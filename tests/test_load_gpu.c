@@ -1,27 +1,15 @@
 /* Tests, on the CPU, the functions that the GPU variants of load use: hashes, conversions, labels, arrays,
  * and orders that are defined by sorting random keys. Also tests which combinations of options are refused
  * before a device is used. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <criterion/criterion.h>
+#include "load_support.h"
 
-#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "core/options.h"
-#include "core/workload.h"
 #include "data/dataset_open.h"
 #include "data/label.h"
 #include "data/npy.h"
-#include "data/png_image.h"
 #include "load/arrays.h"
 #include "load/convert.h"
-#include "load/input.h"
 #include "load/checksum.cuh"
 #include "data/checksum.h"
 #ifdef HAVE_XXHASH
@@ -161,38 +149,13 @@ Test(load_gpu, keyed_order_covers_every_sample_once_for_any_rank_count)
 
 /* ---- Arrays ---- */
 
-static char folder[PATH_MAX / 2];
-
-static void make_folder(void)
-{
-    snprintf(folder, sizeof folder, "/tmp/fdsl-load-gpu-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
-
-static void remove_folder(void)
-{
-    char command[PATH_MAX];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    cr_assert_eq(system(command), 0);
-}
-
-static void put(const char *name, const void *bytes, size_t size)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *stream = fopen(path, "w");
-    cr_assert_not_null(stream);
-    cr_assert_eq(fwrite(bytes, 1, size, stream), size);
-    fclose(stream);
-}
-
 /* Writes an array of `bytes` bytes of values. The file is `more` bytes longer than its header specifies. */
 static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
 {
     char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
     size_t length = npy_header_make(header, type, shape);
     memcpy(file, header, length);
-    put(name, file, length + bytes + more);
+    put_file(name, file, length + bytes + more);
 }
 
 #ifdef HAVE_XXHASH
@@ -201,10 +164,10 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     struct dataset dataset;
     struct arrays arrays;
     put_array("a.npy", "<f2", "3, 5", 30, 0);
-    put("a.cls", "12", 2);
+    put_file("a.cls", "12", 2);
     put_array("b.npy", "<f2", "3, 5", 30, 0);
-    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
-    cr_assert_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, false, NULL, NULL, &dataset));
+    must(arrays_open(&dataset, NULL, true, &arrays));
     cr_expect(arrays.type == DTYPE_F16 && arrays.value_count == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
     uint64_t npy = dataset.members[2].size, array = dataset.samples[0].image;
@@ -230,23 +193,22 @@ Test(load_gpu, pictures_to_decode_are_examined, .init = make_folder, .fini = rem
     struct arrays arrays;
     void *bytes;
     size_t size;
-    cr_assert_eq(png_encode(pixels, &(struct png_shape){20, 10, 3}, &bytes, &size), STATUS_OK);
-    put("c.png", bytes, size);
+    must(png_encode(pixels, &(struct png_shape){20, 10, 3}, &bytes, &size));
+    put_file("c.png", bytes, size);
     free(bytes);
-    put("d.jpg", "no image", 8);
+    put_file("d.jpg", "no image", 8);
     if (jpeg_encode(pixels, &(struct jpeg_shape){.width = 20, .height = 10, .channels = 3}, 90, &bytes,
                     &size) != STATUS_OK)
         cr_skip_test("%s", status_text());
-    put("a.jpg", bytes, size);
-    put("a.cls", "7", 1);
+    put_file("a.jpg", bytes, size);
+    put_file("a.cls", "7", 1);
     free(bytes);
-    cr_assert_eq(
-        jpeg_encode(pixels, &(struct jpeg_shape){.width = 7, .height = 10, .channels = 3}, 90, &bytes, &size),
-        STATUS_OK);
-    put("b.jpg", bytes, size);
+    must(jpeg_encode(pixels, &(struct jpeg_shape){.width = 7, .height = 10, .channels = 3}, 90, &bytes,
+                     &size));
+    put_file("b.jpg", bytes, size);
     free(bytes);
-    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
-    cr_assert_eq(arrays_open(&dataset, &fit, false, &arrays), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, false, NULL, NULL, &dataset));
+    must(arrays_open(&dataset, &fit, false, &arrays));
     cr_expect(arrays.type == DTYPE_U8 && arrays.value_count == 75);
     const struct array_picture *pictures = arrays.pictures;
     cr_expect(pictures[0].on_device && pictures[0].shape.width == 20 && pictures[0].shape.height == 10);
@@ -260,14 +222,13 @@ static void expect_unfit(const char *words)
 {
     struct dataset dataset;
     struct arrays arrays;
-    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, false, NULL, NULL, &dataset));
     cr_expect_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_USAGE, "%s", words);
-    cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
-    cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());
+    expect_words(words);
+    expect_words("sample 'b'");
     arrays_close(&arrays);
     dataset_close(&dataset);
-    remove_folder();
-    make_folder();
+    renew_folder();
     put_array("a.npy", "|u1", "3, 5", 15, 0);
 }
 
@@ -280,57 +241,35 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "|u1", "3, 5", 15, 1);
     expect_unfit("its .npy header requires");
-    put("b.npy", "no array", 8);
+    put_file("b.npy", "no array", 8);
     expect_unfit("not a supported .npy file");
-    put("b.png", "x", 1);
+    put_file("b.png", "x", 1);
     expect_unfit("shards-gpu or shards-omp with --decode --out-res PIXELS");
-    put("b.json", "{}", 2);
+    put_file("b.json", "{}", 2);
     expect_unfit("its members are: json;");
-    put("b.cls", "1", 1);
+    put_file("b.cls", "1", 1);
     expect_unfit("it has no member for --image jpg;jpeg;png;npy; its members are: cls;");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
-    put("b.cls", "cat", 3);
+    put_file("b.cls", "cat", 3);
     expect_unfit("a label is a decimal integer of 32 bits");
-    remove_folder();
-    make_folder();
+    renew_folder();
     put_array("b.npy", "<i8", "2", 16, 0);
     expect_unfit("values of type '<i8'");
 }
 
 /* ---- Options ---- */
 
-static enum status open_with(const char *line, struct options *options, void **parameters, void **input)
-{
-    const struct workload *workload = workload_find("load");
-    char text[256], *argv[16] = {(char *)"test", (char *)"--data", folder};
-    int argc = 3;
-    snprintf(text, sizeof text, "%s", line);
-    for (char *rest = text, *word; (word = strsep(&rest, " "));)
-        if (*word)
-            argv[argc++] = word;
-    *parameters = calloc(1, workload->parameters_bytes);
-    *options = (struct options){.tables = {{workload->options, workload->option_count, *parameters}},
-                                .table_count = 1};
-    *input = NULL;
-    cr_assert_eq(options_parse(options, argc, argv), STATUS_OK, "%s", status_text());
-    return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
-}
-
 /* Expects that a variant accepts or refuses the command line. `device` selects a variant on a device or on
  * the CPU. A refusal must contain `words`. */
 static void expect_accepts_with(const char *line, struct load_traits traits, bool accepted, const char *words)
 {
-    const struct workload *workload = workload_find("load");
     const struct variant variant = {.traits = &traits};
-    struct options options;
-    void *parameters, *input;
-    cr_assert_eq(open_with(line, &options, &parameters, &input), STATUS_OK, "%s", status_text());
-    enum status status = workload->accepts(input, &variant);
+    struct job job;
+    must(open_job(&job, line));
+    enum status status = job.workload->accepts(job.input, &variant);
     cr_expect_eq(status == STATUS_OK, accepted, "%s, on a %s", line, traits.device ? "device" : "CPU");
     cr_expect(accepted || strstr(status_text(), words), "%s: %s", line, status_text());
-    workload->close(input);
-    options_free(&options);
-    free(parameters);
+    close_job(&job);
 }
 
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
@@ -373,7 +312,6 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
         {"shift", false, false, false, false, false},  {"augment", true, false, false, true, false},
         {"fit", true, false, false, true, false},      {"layout", false, false, false, true, false},
         {"decoder", false, false, false, true, false}, {"resident-bytes", false, false, false, false, true}};
-    const struct workload *workload = workload_find("load");
     const struct load_traits cpu = {.files = true}, device = {.device = true},
                              ring = {.device = true, .ring = true},
                              decodes = {.device = true, .decodes = true},
@@ -383,20 +321,17 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
                                        {.traits = &ring},
                                        {.traits = &decodes},
                                        {.traits = &resident}};
-    struct options options;
-    void *parameters, *input;
+    struct job job;
     put_array("a.npy", "|u1", "3, 5", 15, 0);
-    cr_assert_eq(open_with("--out-res 8", &options, &parameters, &input), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--out-res 8"));
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const bool wanted[] = {cases[i].cpu, cases[i].device, cases[i].ring, cases[i].decodes,
                                cases[i].resident};
         for (size_t v = 0; v < COUNT_OF(variants); v++)
-            cr_expect_eq(workload->applies(parameters, &variants[v], cases[i].option), wanted[v], "%s, %zu",
-                         cases[i].option, v);
+            cr_expect_eq(job.workload->applies(job.parameters, &variants[v], cases[i].option), wanted[v],
+                         "%s, %zu", cases[i].option, v);
     }
-    workload->close(input);
-    options_free(&options);
-    free(parameters);
+    close_job(&job);
 }
 
 /* Returns the work of 3 epochs of 100 samples; 2 of the 300 samples could not be read. */
@@ -433,12 +368,10 @@ Test(load_gpu, contradictory_options_are_refused, .init = make_folder, .fini = r
                                            {"--shift 3", "--shift requires --augment"}};
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
-        struct options options;
-        void *parameters, *input;
-        cr_expect_eq(open_with(lines[i][0], &options, &parameters, &input), STATUS_USAGE, "%s", lines[i][0]);
-        cr_expect(strstr(status_text(), lines[i][1]), "%s", status_text());
-        options_free(&options);
-        free(parameters);
+        struct job job;
+        cr_expect_eq(open_job(&job, lines[i][0]), STATUS_USAGE, "%s", lines[i][0]);
+        expect_words(lines[i][1]);
+        close_job(&job);
     }
 }
 #endif

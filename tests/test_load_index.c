@@ -14,23 +14,15 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
         struct checksum checksum;
         prepare(shards ? "shards" : "files");
         for (size_t v = 0; v < (shards ? COUNT_OF(shard_variants) : COUNT_OF(file_variants)); v++) {
-            void *state;
-            cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
-            const struct load *load = job.input;
-            cr_assert(load->dataset->indexed);
-            const struct variant *variant =
-                start(&job, shards ? shard_variants[v] : file_variants[v], &state);
-            if (variant) {
-                expect_none_wrong(&job, variant, state);
-                variant->teardown(state);
-            }
-            const struct order_plan plan = load_plan(load, 1);
-            cr_assert_eq(load_expect(load, &plan, 0, &checksum), STATUS_OK);
+            if (start_job(&job, shards ? shard_variants[v] : file_variants[v], "--cache any"))
+                expect_none_wrong(&job);
+            cr_assert(dataset_of(&job)->indexed);
+            const struct order_plan plan = load_plan(job.input, 1);
+            must(load_expect(job.input, &plan, 0, &checksum));
             close_job(&job);
         }
         checksums[shards] = checksum.sum;
-        remove_folder();
-        make_folder();
+        renew_folder();
     }
     cr_assert_eq(checksums[0], checksums[1], "both layouts must have the same samples");
 }
@@ -40,7 +32,7 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     struct job job;
     struct dataset dataset;
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, false, NULL, NULL, &dataset));
     const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
     char shard[64];
     snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
@@ -48,19 +40,15 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     cr_assert_eq(dataset_hash(&dataset), STATUS_FAILED);
     cr_assert(strstr(status_text(), shard) && strstr(status_text(), "offset "), "%s", status_text());
     dataset_close(&dataset);
-    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
-    cr_assert_eq(((struct load *)job.input)->dataset->skipped, 1);
+    must(open_job(&job, "--cache any --on-error skip"));
+    cr_assert_eq(dataset_of(&job)->skipped, 1);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
-        void *state;
-        struct run_time unused;
-        struct load_result result;
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        if (!variant)
+        if (!start(&job, shard_variants[v]))
             continue;
-        cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+        run_well(&job, 0);
+        const struct load_result result = result_of(&job);
         cr_assert(result.skipped == 0 && result.checksum.count == 39, "%s", shard_variants[v]);
-        variant->teardown(state);
+        stop(&job);
     }
     close_job(&job);
 }
@@ -85,27 +73,20 @@ static void expect_headers_compared(const char *words)
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (int skip = 0; skip <= 1; skip++) {
             struct job job;
-            void *state;
-            struct run_time unused;
-            struct load_result result;
             uint64_t wrong = 1;
-            cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip" : "--cache any"), STATUS_OK,
-                         "%s", status_text());
-            cr_assert_eq(((const struct load *)job.input)->dataset->skipped, (uint64_t)skip);
-            const struct variant *variant = start(&job, shard_variants[v], &state);
-            if (variant) {
-                cr_assert_eq(run_closely(&job, variant, state, 0, &wrong), skip ? STATUS_OK : STATUS_FAILED,
-                             "%s", status_text());
-                cr_assert(skip || strstr(status_text(), words), "%s: %s", shard_variants[v], status_text());
-                cr_assert(!skip || wrong == 0);
-            }
-            if (variant && skip) {
-                cr_assert_eq(variant_run(variant, state, 0, &unused), STATUS_OK, "%s", status_text());
-                cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
+            bool started =
+                start_job(&job, shard_variants[v], skip ? "--cache any --on-error skip" : "--cache any");
+            cr_assert_eq(dataset_of(&job)->skipped, (uint64_t)skip);
+            if (started && skip) {
+                must(run_closely(&job, 0, &wrong));
+                cr_assert_eq(wrong, 0);
+                run_well(&job, 0);
+                const struct load_result result = result_of(&job);
                 cr_assert(result.checksum.count + result.skipped == 39, "%s", shard_variants[v]);
+            } else if (started) {
+                cr_assert_eq(run_closely(&job, 0, &wrong), STATUS_FAILED, "%s", shard_variants[v]);
+                expect_words(words);
             }
-            if (variant)
-                variant->teardown(state);
             close_job(&job);
         }
 }
@@ -115,10 +96,10 @@ Test(load_index, header_mismatch_with_index_is_detected, .init = make_folder, .f
     struct dataset dataset;
     char words[256], shard[64];
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, false, NULL, NULL, &dataset));
     const struct dataset_member member = dataset.members[dataset.samples[20].member];
     snprintf(shard, sizeof shard, "%s", dataset.files[member.file].name);
-    cr_assert_eq(dataset_hash(&dataset), STATUS_OK, "%s", status_text());
+    must(dataset_hash(&dataset));
     dataset_close(&dataset);
     rename_member(shard, member.offset, "000099.npy");
     snprintf(words, sizeof words, "%s: offset %llu: the header names '000099.npy'", shard,
@@ -142,7 +123,7 @@ Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_
     expect_refused("counter-000001.tar: the shard is missing");
     expect_skipped(27, "13");
     struct dataset dataset;
-    cr_assert_eq(dataset_open(folder, true, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
+    must(dataset_open(folder, true, NULL, NULL, &dataset));
     cr_assert(dataset.faults == 1 && dataset.skipped == 13, "%d faults", (int)dataset.faults);
     dataset_close(&dataset);
     cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
@@ -160,26 +141,22 @@ Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_
 Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct index index;
-    char command[3 * PATH_MAX], path[2 * PATH_MAX];
-    const char *program = getenv("FDSL_BENCH");
+    char path[2 * PATH_MAX];
     prepare("shards");
     snprintf(path, sizeof path, "%s", in_folder("counter.index"));
-    cr_assert_eq(index_read(path, &index), STATUS_OK, "%s", status_text());
+    must(index_read(path, &index));
     struct index_sample third = index.samples[3];
     index.samples[3] = index.samples[4];
     index.samples[4] = third;
-    cr_assert_eq(index_save(path, &index, 0, index.unit_count), STATUS_OK, "%s", status_text());
+    must(index_save(path, &index, 0, index.unit_count));
     index_free(&index);
     expect_refused("counter.index: line 7: counter-000000.tar: offset ");
-    for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
-        snprintf(command, sizeof command,
-                 "%s --variant %s --data '%s' --cache any --on-error skip --min-time 0 2>&1 | "
-                 "grep -q 'there is no room for a header'",
-                 program ? program : "./fdsl-bench", shard_variants[v], folder);
-        if (variant_available(variant_find(shard_variants[v]), &(const struct resources){.threads = 1}) ==
-            STATUS_OK)
-            cr_assert_eq(system(command), 0, "%s", command);
-    }
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        if (is_available(shard_variants[v]))
+            cr_assert(command("$P --variant %s --data $D --cache any --on-error skip --min-time 0 2>&1 | "
+                              "grep -q 'there is no room for a header'",
+                              shard_variants[v]),
+                      "%s", shard_variants[v]);
 }
 
 #ifdef HAVE_JANSSON
@@ -218,7 +195,6 @@ Test(load_index, wids_index_gives_number_of_lost_samples, .init = make_folder, .
 Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
-    void *state;
     uint64_t wrong;
     make_shards(101);
     write_wids("x-000000.tar", ", \"filesize\": 1000");
@@ -231,16 +207,13 @@ Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini
     write_wids("x-000002.tar", "");
     expect_refused("x-000002.tar: the shard holds 51 samples but its wids index says 25");
     write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
-    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, "shards", &state);
-    enum status status = run_closely(&job, variant, state, 0, &wrong);
+    cr_assert(start_job(&job, "shards", "--cache any"));
 #ifdef HAVE_CRYPTO
-    cr_assert_eq(status, STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "x-000000.tar: the shard's md5 is "), "%s", status_text());
+    cr_assert_eq(run_closely(&job, 0, &wrong), STATUS_FAILED);
+    expect_words("x-000000.tar: the shard's md5 is ");
 #else
-    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+    must(run_closely(&job, 0, &wrong));
 #endif
-    variant->teardown(state);
     close_job(&job);
 }
 #endif
@@ -248,8 +221,7 @@ Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini
 Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
-    FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
-    cr_assert(stream && putc('7', stream) == '7' && fclose(stream) == 0);
+    put_file("000/000004.CLS", "7", 1);
     expect_refused("000/000004.cls: sample '000/000004': it has 'cls' twice");
     expect_skipped(100, "1");
 }
@@ -262,8 +234,7 @@ Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remo
     cr_assert_eq(symlink("nowhere", in_folder("dead.bin")), 0);
     expect_refused("dead.bin: No such file");
     expect_skipped(101, "");
-    remove_folder();
-    make_folder();
+    renew_folder();
     make_shards(101);
     cr_assert_eq(mkfifo(in_folder("pipe.tar"), 0600), 0);
     expect_skipped(101, "0");
@@ -274,7 +245,7 @@ Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remo
     }
     struct job job;
     cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_FAILED);
-    cr_assert_not_null(strstr(status_text(), "all samples are broken"), "%s", status_text());
+    expect_words("all samples are broken");
     close_job(&job);
 }
 

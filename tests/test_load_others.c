@@ -27,31 +27,22 @@ static void forbid(unsigned call, unsigned failure)
 
 static void expect_no_uring(unsigned failure)
 {
-    const struct resources resources = {.threads = 1};
     forbid(425 /* io_uring_setup */, failure);
-    cr_assert_eq(variant_available(variant_find("shards-uring"), &resources), STATUS_UNAVAILABLE);
-    cr_assert_not_null(strstr(status_text(), "seccomp"), "%s", status_text());
-    cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
+    cr_assert(!is_available("shards-uring") && !is_available("files-uring"));
+    expect_words("seccomp");
 }
 
 /* The seccomp filter also applies to programs that this process starts. */
 Test(load_others, forbidden_io_uring_exits_4, .init = make_folder, .fini = remove_folder)
 {
-    static const char *const names[] = {"shards-uring", "files-uring"};
-    const char *program = getenv("FDSL_BENCH");
     forbid(425 /* io_uring_setup */, 1 /* EPERM */);
     for (int shards = 1; shards >= 0; shards--) {
-        char command[4 * PATH_MAX];
+        const char *name = shards ? "shards-uring" : "files-uring";
         shards ? make_shards(101) : make_files(101);
-        snprintf(command, sizeof command, "timeout 30 %s --variant %s --data '%s' >'%s' 2>&1",
-                 program ? program : "./fdsl-bench", names[!shards], folder, in_folder("out.txt"));
-        int status = system(command);
-        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 4, "%s: %x", command, (unsigned)status);
-        snprintf(command, sizeof command, "grep -q 'io_uring is not available.*seccomp' '%s'",
-                 in_folder("out.txt"));
-        cr_assert_eq(system(command), 0);
-        remove_folder();
-        make_folder();
+        cr_assert(command("timeout 30 $P --variant %s --data $D >$D/out.txt 2>&1; test $? = 4", name), "%s",
+                  name);
+        cr_assert(command("grep -q 'io_uring is not available.*seccomp' $D/out.txt"), "%s", name);
+        renew_folder();
     }
 }
 
@@ -74,22 +65,22 @@ Test(load_others, cold_and_warm_are_refused_if_pages_are_hidden, .init = make_fo
     make_shards(101);
     forbid(451 /* cachestat */, 1 /* EPERM */);
     int fd = open(in_folder("x-000000.tar"), O_RDONLY);
-    cr_assert_eq(cache_count(fd, 20000, &mine), STATUS_OK, "%s", status_text());
+    must(cache_count(fd, 20000, &mine));
     cr_assert(mine.all == 5 && !mine.hidden);
     close(fd);
     if (geteuid() != 0)
         return;
     cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
     fd = open(in_folder("x-000000.tar"), O_RDONLY);
-    cr_assert_eq(cache_count(fd, 20000, &theirs), STATUS_OK, "%s", status_text());
+    must(cache_count(fd, 20000, &theirs));
     cr_assert(theirs.all == 5 && theirs.hidden);
     close(fd);
     for (int cold = 0; cold <= 1; cold++) {
         struct cache_pages pages;
-        cr_assert_eq(open_job(&job, cold ? "--cache cold" : "--cache warm"), STATUS_OK, "%s", status_text());
+        must(open_job(&job, cold ? "--cache cold" : "--cache warm"));
         cr_assert_eq(load_settle_cache(job.input, &pages), STATUS_FAILED);
-        cr_assert_not_null(strstr(status_text(), "use --cache any"), "%s", status_text());
-        cr_assert_not_null(strstr(status_text(), "own the files"), "%s", status_text());
+        expect_words("use --cache any");
+        expect_words("own the files");
         close_job(&job);
     }
     cr_assert_eq(seteuid(0), 0);
@@ -98,29 +89,30 @@ Test(load_others, cold_and_warm_are_refused_if_pages_are_hidden, .init = make_fo
 
 /* ---- The comparison with other loaders ---- */
 
+static void need_python(void)
+{
+    if (!command("python3 -c pass 2>/dev/null"))
+        cr_skip_test("no python3");
+}
+
+/* The beginning of a command that imports scripts/compare/loading.py as c. */
+#define LOADING "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, loading as c\n"
+
 /* Runs scripts/compare/loading.py on the folder. Returns whether it refuses the folder with this message. */
 static bool comparison_refuses(const char *words)
 {
-    char command[2 * PATH_MAX];
-    snprintf(command, sizeof command,
-             "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, loading as c\n"
-             "d = sys.argv[1]\nc.check_count(d, c.expected(\"shards\", d)[0])' %s 2>&1 | grep -qF '%s'",
-             folder, words);
-    return system(command) == 0;
+    return command(LOADING "d = sys.argv[1]\n"
+                           "c.check_count(d, c.expected(\"shards\", d)[0])' $D 2>&1 | grep -qF '%s'",
+                   words);
 }
 
 Test(load_others, the_comparison_refuses_shards_that_tarfile_truncates, .init = make_folder,
      .fini = remove_folder)
 {
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
+    need_python();
     make_shards(101);
     cr_assert_not(comparison_refuses(""));
-    FILE *stream = fopen(in_folder("samples.csv"), "w");
-    fputs("key\n", stream);
-    for (int i = 0; i < 102; i++)
-        fprintf(stream, "%06d\n", i);
-    fclose(stream);
+    cr_assert(command("{ echo key; seq -f %%06g 0 101; } >$D/samples.csv"));
     cr_assert(comparison_refuses("contains 101 samples, but its samples.csv lists 102"));
     cr_assert_eq(unlink(in_folder("samples.csv")), 0);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
@@ -139,35 +131,26 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_truncates, .init = 
 /* The rows of loading.py must have the same columns as the program's rows, so that both fit in one table. */
 Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folder, .fini = remove_folder)
 {
-    char command[3 * PATH_MAX];
-    const char *program = getenv("FDSL_BENCH");
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
+    need_python();
     make_shards(101);
-    snprintf(
-        command, sizeof command,
-        "%s --variant shards-mmap --data '%s' --cache any --min-time 0 --format csv 2>/dev/null | "
-        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, csv, loading as c\n"
+    cr_assert(command(
+        "$P --variant shards-mmap --data $D --cache any --min-time 0 --format csv 2>/dev/null | " LOADING
+        "import csv\n"
         "rows = list(csv.reader(sys.stdin))\n"
         "assert rows[0] == c.COLUMNS, set(rows[0]) ^ set(c.COLUMNS)\n"
-        "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'",
-        program ? program : "./fdsl-bench", folder);
-    cr_assert_eq(system(command), 0);
+        "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'"));
 }
 
 /* For torch-files, the column `threads` is 1 both without workers and with one worker. So the name of the
  * loader must distinguish the two cases. */
 Test(load_others, comparison_distinguishes_worker_counts)
 {
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
-    cr_assert_eq(
-        system("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import loading as c\n"
-               "names = [c.name_of(n, w) for n in (\"torch-files\", \"dali\") for w in (0, 1)]\n"
-               "assert names == [\"torch-files-inline\", \"torch-files\", \"dali\", \"dali\"]\n"
-               "assert c.hash_samples([b\"a\", b\"bc\"]) == c.hash_samples([b\"bc\", b\"a\"])\n"
-               "assert c.hash_samples([b\"a\", b\"bc\"]) != c.hash_samples([b\"ab\", b\"c\"])'"),
-        0);
+    need_python();
+    cr_assert(command(LOADING
+                      "names = [c.name_of(n, w) for n in (\"torch-files\", \"dali\") for w in (0, 1)]\n"
+                      "assert names == [\"torch-files-inline\", \"torch-files\", \"dali\", \"dali\"]\n"
+                      "assert c.hash_samples([b\"a\", b\"bc\"]) == c.hash_samples([b\"bc\", b\"a\"])\n"
+                      "assert c.hash_samples([b\"a\", b\"bc\"]) != c.hash_samples([b\"ab\", b\"c\"])'"));
 }
 
 /* loading.py must refuse to append to a table with other columns. */
@@ -180,18 +163,12 @@ Test(load_others, the_comparison_refuses_tables_with_other_columns, .init = make
                   "has an older schema, load/4; convert it with: scripts/migrate_rows.py "},
                  {"schema,workload\nsynth/5,synth\n", "is not a table of workload load"},
                  {"a,b\n1,2\n", "is not a table of workload load"}};
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
+    need_python();
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char command[3 * PATH_MAX];
-        FILE *stream = fopen(in_folder("rows.csv"), "w");
-        fputs(cases[i].table, stream);
-        fclose(stream);
-        snprintf(command, sizeof command,
-                 "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, loading as c\n"
-                 "c.columns_of(sys.argv[1])' '%s/rows.csv' 2>&1 | grep -qF '%s'",
-                 folder, cases[i].words);
-        cr_expect_eq(system(command), 0, "%s", cases[i].words);
+        put_file("rows.csv", cases[i].table, strlen(cases[i].table));
+        cr_expect(
+            command(LOADING "c.columns_of(sys.argv[1])' $D/rows.csv 2>&1 | grep -qF '%s'", cases[i].words),
+            "%s", cases[i].words);
     }
 }
 
@@ -199,28 +176,19 @@ Test(load_others, the_comparison_refuses_tables_with_other_columns, .init = make
  * variant must have as many threads as the loader has workers. */
 Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini = remove_folder)
 {
-    char command[3 * PATH_MAX];
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
-    FILE *stream = fopen(in_folder("bench"), "w");
-    fputs("#!/bin/sh\necho said\necho \"$*\"\n", stream);
-    fclose(stream);
-    cr_assert_eq(chmod(in_folder("bench"), 0755), 0);
-    snprintf(
-        command, sizeof command,
-        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, argparse, loading as "
-        "c\n"
+    need_python();
+    cr_assert(command("printf '#!/bin/sh\\necho said\\necho \"$*\"\\n' >$D/bench && chmod +x $D/bench"));
+    cr_assert(command(
+        LOADING
+        "import argparse\n"
         "def said(gpu, decode=None): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, "
-        "decode=decode, files=\"F\", "
-        "shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"
+        "decode=decode, files=\"F\", shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"
         "cpu, gpu = said(False), said(True)\n"
         "assert all(\"--out-res 64 --fit random-resized-crop\" in line for line in said(False, 64))\n"
         "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
         "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
         "assert all(\"--threads 16\" in line and \"--dtype raw\" in line for line in gpu), gpu\n"
-        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s/bench'",
-        folder);
-    cr_assert_eq(system(command), 0);
+        "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' $D/bench"));
 }
 
 /* ---- Tars from other programs ---- */
@@ -257,19 +225,14 @@ Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder,
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (uint64_t rank = 0; rank < 2; rank++) {
             struct job job;
-            void *state;
-            cr_assert_eq(open_job(&job, "--cache any --shuffle 0 --batch 7"), STATUS_OK, "%s", status_text());
-            cr_assert_eq(((const struct load *)job.input)->dataset->sample_bytes_max, 700);
-            cr_assert_eq(job.workload->repartition(job.input, job.parameters,
-                                                   &(const struct partition){.rank = rank, .ranks = 2}),
-                         STATUS_OK);
-            const struct variant *variant = start(&job, shard_variants[v], &state);
-            if (variant) {
-                struct run_time unused;
-                cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s, rank %d: %s",
-                             shard_variants[v], (int)rank, status_text());
-                expect_none_wrong(&job, variant, state);
-                variant->teardown(state);
+            must(open_job(&job, "--cache any --shuffle 0 --batch 7"));
+            cr_assert_eq(dataset_of(&job)->sample_bytes_max, 700);
+            must(job.workload->repartition(job.input, job.parameters,
+                                           &(const struct partition){.rank = rank, .ranks = 2}));
+            if (start(&job, shard_variants[v])) {
+                cr_assert_eq(run(&job, 1), STATUS_OK, "%s, rank %d: %s", shard_variants[v], (int)rank,
+                             status_text());
+                expect_none_wrong(&job);
             }
             close_job(&job);
         }
@@ -278,12 +241,8 @@ Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder,
 /* Runs a Python script with the folder as its argument. The script must not contain double quotes. */
 static void make_with_python(const char *script)
 {
-    char command[4096];
-    if (system("python3 -c pass 2>/dev/null") != 0)
-        cr_skip_test("no python3");
-    int length = snprintf(command, sizeof command, "python3 -c \"%s\" %s", script, folder);
-    cr_assert(length > 0 && (size_t)length < sizeof command);
-    cr_assert_eq(system(command), 0);
+    need_python();
+    cr_assert(command("python3 -c \"%s\" $D", script));
 }
 
 /* Expects all variants to read every sample of the shards in the folder. */
@@ -291,14 +250,9 @@ static void expect_read(uint32_t samples)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         struct job job;
-        void *state;
-        cr_assert_eq(open_job(&job, "--cache any --shuffle 7 --batch 5"), STATUS_OK, "%s", status_text());
-        cr_assert_eq(((struct load *)job.input)->dataset->sample_count, samples);
-        const struct variant *variant = start(&job, shard_variants[v], &state);
-        if (variant) {
-            expect_none_wrong(&job, variant, state);
-            variant->teardown(state);
-        }
+        if (start_job(&job, shard_variants[v], "--cache any --shuffle 7 --batch 5"))
+            expect_none_wrong(&job);
+        cr_assert_eq(dataset_of(&job)->sample_count, samples);
         close_job(&job);
     }
 }
@@ -349,17 +303,15 @@ Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = 
         const char *name;
         int half; /* half the length of a name */
     } formats[] = {{"v7", 40}, {"ustar", 90}, {"oldgnu", 200}, {"gnu", 200}, {"pax", 200}};
-    char command[2 * PATH_MAX];
-    if (system("tar --version 2>/dev/null | grep -q GNU") != 0)
+    if (!command("tar --version 2>/dev/null | grep -q GNU"))
         cr_skip_test("no GNU tar");
-    for (size_t f = 0; f < COUNT_OF(formats); f++) {
-        snprintf(command, sizeof command,
-                 "cd '%s' && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
-                 "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
-                 "seq 99 >$f/$long/$long.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
-                 "cd .. && rm -r t",
-                 folder, formats[f].name, formats[f].half);
-        cr_assert_eq(system(command), 0, "%s", command);
-    }
+    for (size_t f = 0; f < COUNT_OF(formats); f++)
+        cr_assert(
+            command("cd $D && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
+                    "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
+                    "seq 99 >$f/$long/$long.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
+                    "cd .. && rm -r t",
+                    formats[f].name, formats[f].half),
+            "%s", formats[f].name);
     expect_read(50);
 }

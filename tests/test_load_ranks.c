@@ -11,7 +11,7 @@ TestSuite(load_ranks, .init = make_folder, .fini = remove_folder, .timeout = 60)
 static uint64_t identity(void)
 {
     struct job job;
-    cr_assert_eq(open_job(&job, "--cache any"), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--cache any"));
     uint64_t hash = job.workload->ranks.identity(job.input);
     close_job(&job);
     return hash;
@@ -42,24 +42,21 @@ static enum status judge(const struct job *job, const char *skipped, uint64_t ch
 Test(load_ranks, ranks_together_deliver_every_sample)
 {
     struct job job;
-    void *state;
-    struct run_time unused;
-    struct load_result result;
-    uint64_t sum = 0;
+    uint64_t last = 0, sum = 0;
     make_shards(21);
-    cr_assert_eq(open_job(&job, "--cache any --epochs 2"), STATUS_OK, "%s", status_text());
+    must(open_job(&job, "--cache any --epochs 2"));
     for (uint64_t rank = 0; rank < 3; rank++) {
         const struct partition partition = {.rank = rank, .ranks = 3, .strong = true};
-        cr_assert_eq(job.workload->repartition(job.input, job.parameters, &partition), STATUS_OK);
-        const struct variant *variant = start(&job, "shards", &state);
-        cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
-        cr_assert_eq(variant->fetch(state, &result), STATUS_OK);
-        variant->teardown(state);
-        sum += result.checksum.sum;
+        must(job.workload->repartition(job.input, job.parameters, &partition));
+        cr_assert(start(&job, "shards"));
+        run_well(&job, 1);
+        last = result_of(&job).checksum.sum;
+        stop(&job);
+        sum += last;
     }
     cr_expect_eq(judge(&job, "0", sum), STATUS_OK, "%s", status_text());
     cr_expect_eq(judge(&job, "0", sum + 1), STATUS_WRONG);
-    cr_expect_eq(judge(&job, "0", sum - result.checksum.sum), STATUS_WRONG,
+    cr_expect_eq(judge(&job, "0", sum - last), STATUS_WRONG,
                  "the missing samples of one rank must be detected");
     cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK,
                  "the checksum of a skipped sample is unknown, so any total must pass");

@@ -18,14 +18,6 @@ static int locked_rows(int operation)
     return fd;
 }
 
-static size_t rows_in(const char *path)
-{
-    char *text = get(path, NULL);
-    size_t rows = count_of(text, "\n") - 1;
-    free(text);
-    return rows;
-}
-
 /* Returns "process N" with the test's own process id, because the test holds the lock. */
 static const char *own_name(void)
 {
@@ -51,53 +43,39 @@ Test(lock, rows_that_cannot_be_written_are_printed)
     cr_expect(status == 1 && strstr(err, own_name()), "exit %d: %s", status, err);
     cr_expect(strstr(err, header) && count_of(strstr(err, header), ",synth,naive,") == 1, "%s", err);
     cr_expect(strstr(out, "naive"), "the table lacks the line of the variant: %s", out);
-    cr_expect(rows_in("rows.csv") == 1);
+    cr_expect(lines_of_file("rows.csv") == 2);
 }
 
 /* Starts the program while rows.csv is locked. Returns when the program reports that it is waiting. */
-static pid_t start_waiting(char *const argv[])
+static pid_t start_waiting(void)
 {
-    int fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    pid_t pid = fork();
-    cr_assert(pid >= 0);
-    if (pid == 0)
-        start_program(argv, open("/dev/null", O_WRONLY), fd);
-    close(fd);
-    for (bool waits = false; !waits; usleep(1000)) {
-        char *text = get("err.txt", NULL);
-        waits = strstr(text, "waiting for process");
-        free(text);
-    }
+    pid_t pid =
+        start_run("--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --warmups 0 --warmup-time 0 "
+                  "--loops 3 --out rows.csv",
+                  "err.txt");
+    wait_for_text("err.txt", "waiting for process");
     return pid;
 }
-
-static char *const waiting[] = {
-    program,      "--variant", "naive",    "--res", "32",        "--batch", "2",
-    "--vertices", "20",        "--orbits", "4",     "--warmups", "0",       "--warmup-time",
-    "0",          "--loops",   "3",        "--out", "rows.csv",  NULL};
 
 Test(lock, an_interrupted_wait_loses_no_row)
 {
     static const int signals[] = {SIGINT, SIGTERM};
     int fd = locked_rows(LOCK_SH);
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
-        int wait_status;
-        pid_t pid = start_waiting(waiting);
-        cr_assert(kill(pid, signals[i]) == 0 && waitpid(pid, &wait_status, 0) == pid);
-        cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == signals[i], "%x", wait_status);
+        expect_ended_by(start_waiting(), signals[i]);
         char *text = get("err.txt", NULL);
         cr_expect(strstr(text, header) && count_of(strstr(text, header), ",synth,naive,") == 1, "%s", text);
         free(text);
     }
     close(fd);
-    cr_expect(rows_in("rows.csv") == 1);
+    cr_expect(lines_of_file("rows.csv") == 2);
 }
 
 Test(lock, waits_until_the_lock_is_released)
 {
     int wait_status, fd = locked_rows(LOCK_SH);
-    pid_t pid = start_waiting(waiting);
+    pid_t pid = start_waiting();
     close(fd);
     cr_assert(waitpid(pid, &wait_status, 0) == pid && wait_status == 0);
-    cr_expect(rows_in("rows.csv") == 2);
+    cr_expect(lines_of_file("rows.csv") == 3);
 }

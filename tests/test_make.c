@@ -6,13 +6,11 @@
 static void set_up(void)
 {
     shell_set_up();
-    static const char compiler[] = "#!/bin/sh\necho call >>calls\n"
-                                   "header=$(sed -n 's/#include <\\(.*\\)>/\\1/p' | tail -n 1)\n"
-                                   "[ -e have/$header ]\n";
     EXPECT(0, "mkdir bin have include && touch have/png.h && ln -s %s/* . && rm -rf build dist results",
            root);
-    put("bin/compiler", compiler, sizeof compiler - 1);
-    EXPECT(0, "chmod +x bin/compiler");
+    put_script("bin/compiler", "#!/bin/sh\necho call >>calls\n"
+                               "header=$(sed -n 's/#include <\\(.*\\)>/\\1/p' | tail -n 1)\n"
+                               "[ -e have/$header ]\n");
 }
 
 /* Returns the number of compiler calls since the last call of this function. */
@@ -28,7 +26,7 @@ static void expect_shown(const char *what, const char *expression, const char *a
     char rule[256], line[256];
     snprintf(rule, sizeof rule, "show: ; @echo '[$(strip %s)]'\n", expression);
     snprintf(line, sizeof line, "[%s]\n", what);
-    put("show.mk", rule, strlen(rule));
+    put_text("show.mk", rule);
     EXPECT(0, MAKE "-f Makefile -f show.mk show %s", arguments);
     cr_expect_str_eq(out, line, "make %s", arguments);
 }
@@ -42,7 +40,7 @@ Test(make, probes_once)
     cr_expect(first > 5 && first < 20, "%d calls", first);
     EXPECT(0, MAKE "-n");
     EXPECT(0, MAKE "report-parts");
-    cr_expect(strstr(out, "✓ libpng") && strstr(out, "✗ jansson"), "%s", out);
+    EXPECT_OUT("✓ libpng", "✗ jansson");
     EXPECT(0, MAKE "clean");
     EXPECT(0, MAKE "help");
     cr_expect_eq(calls(), 0);
@@ -53,8 +51,7 @@ Test(make, probes_again_if_a_package_or_a_flag_changes)
     EXPECT(0, MAKE "report-parts");
     (void)calls();
     EXPECT(0, "touch have/jansson.h include");
-    EXPECT(0, MAKE "report-parts");
-    cr_expect(strstr(out, "✓ jansson"), "%s", out);
+    EXPECT_PRINTS(0, "✓ jansson", MAKE "report-parts");
     cr_expect(calls() > 0);
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect(calls() > 0);
@@ -62,18 +59,14 @@ Test(make, probes_again_if_a_package_or_a_flag_changes)
     cr_expect_eq(calls(), 0);
     /* make must not probe endlessly if a file has a timestamp in the future. */
     EXPECT(0, "touch -d tomorrow include");
-    EXPECT(0, MAKE "report-parts CFLAGS=-O1");
-    cr_expect(strstr(out, "✓ jansson"), "%s", out);
+    EXPECT_PRINTS(0, "✓ jansson", MAKE "report-parts CFLAGS=-O1");
 }
 
 Test(make, name_0_disables_a_part)
 {
-    EXPECT(0, MAKE "report-parts PNG=0");
-    cr_expect(strstr(out, "✗ libpng"), "%s", out);
-    EXPECT(0, "E=PNG=0; " MAKE "report-parts");
-    cr_expect(strstr(out, "✗ libpng"), "%s", out);
-    EXPECT(0, MAKE "report-parts");
-    cr_expect(strstr(out, "✓ libpng"), "%s", out);
+    EXPECT_PRINTS(0, "✗ libpng", MAKE "report-parts PNG=0");
+    EXPECT_PRINTS(0, "✗ libpng", "E=PNG=0; " MAKE "report-parts");
+    EXPECT_PRINTS(0, "✓ libpng", MAKE "report-parts");
 }
 
 Test(make, is_parallel_by_default)
@@ -90,17 +83,14 @@ Test(make, is_parallel_by_default)
 
 Test(make, compiles_for_the_gpus_of_the_machine)
 {
-    static const char nvcc[] = "#!/bin/sh\nprintf 'sm_75\\nsm_80\\nsm_90\\nsm_100\\nsm_103\\n'\n";
-    static const char smi[] = "#!/bin/sh\necho 9.0; echo 9.0; echo 10.3\n";
-    put("bin/nvcc", nvcc, sizeof nvcc - 1);
-    EXPECT(0, "chmod +x bin/nvcc");
+    put_script("bin/nvcc", "#!/bin/sh\nprintf 'sm_75\\nsm_80\\nsm_90\\nsm_100\\nsm_103\\n'\n");
     expect_shown("sm_80 compute_80", "$(codes)", "NVCC=nvcc");
     expect_shown("-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80", "$(GENCODE)",
                  "NVCC=nvcc");
     expect_shown("sm_80 sm_90 sm_100 compute_100", "$(codes)", "NVCC=nvcc CUDA_ARCHS=all");
     expect_shown("sm_75", "$(codes)", "NVCC=nvcc CUDA_ARCHS=75");
-    put("bin/nvidia-smi", smi, sizeof smi - 1);
-    EXPECT(0, "chmod +x bin/nvidia-smi && touch include");
+    put_script("bin/nvidia-smi", "#!/bin/sh\necho 9.0; echo 9.0; echo 10.3\n");
+    EXPECT(0, "touch include");
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
@@ -108,13 +98,11 @@ Test(make, compiles_for_the_gpus_of_the_machine)
  * when the revision changes. */
 Test(make, takes_a_revision)
 {
-    EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");
-    cr_expect_str_eq(out, "v1\n");
+    EXPECT_EXACTLY(0, "v1\n", MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");
     EXPECT(0, "touch -d 2001-01-01 build/revision");
-    EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && find build/revision -newermt 2002-01-01");
-    cr_expect_str_eq(out, "", "%s", out);
-    EXPECT(0, MAKE "build/revision >/dev/null && cat build/revision");
-    cr_expect_str_eq(out, "unknown\n", "%s", out);
+    EXPECT_EXACTLY(0, "",
+                   MAKE "REVISION=v1 build/revision >/dev/null && find build/revision -newermt 2002-01-01");
+    EXPECT_EXACTLY(0, "unknown\n", MAKE "build/revision >/dev/null && cat build/revision");
 }
 
 Test(make, help_names_the_goals)

@@ -1,6 +1,5 @@
 /* Tests how members are chosen: the options, the labels, and samples with odd members. */
 #include <criterion/criterion.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,11 +1,6 @@
 /* Tests scripts/migrate_rows.py: rows of older schemas become current rows, only values whose meaning has
  * changed become empty, and files that cannot be converted do not change. tests/data/rows has the first rows
  * of files with older headers. */
-#include <criterion/criterion.h>
-
-#include <stdlib.h>
-
-#include "command.h"
 #include "core/portable.h"
 #include "shell.h"
 
@@ -103,36 +98,32 @@ Test(migrate, older_schemas_become_current)
     }
 }
 
+/* Converts rows of an older schema. Expects these values in these columns of the first row. */
+static void expect_implied(const char *name, const char *columns, const char *values)
+{
+    char line[128];
+    snprintf(line, sizeof line, "\n%s\n", values);
+    EXPECT(0,
+           "cp %s.csv a.csv && " MIGRATE "a.csv && python3 -c 'import csv, sys\n"
+           "row = next(csv.DictReader(open(\"a.csv\")))\n"
+           "print(*(row[name] for name in sys.argv[1:]), sep=\",\")' %s",
+           name, columns);
+    cr_expect(says(line), "%s: %s: not %s in: %s", name, columns, values, out);
+}
+
 Test(migrate, implied_values)
 {
-    static const char show[] = "python3 -c 'import csv, sys\n"
-                               "row = next(csv.DictReader(open(\"a.csv\")))\n"
-                               "print(*(row[name] for name in sys.argv[1:]), sep=\",\")' ";
-    EXPECT(0,
-           "cp " OLD "synth_1.csv a.csv && " MIGRATE
-           "a.csv && %s dtype channels layout out_res fit scaling compute",
-           show);
-    cr_expect(strstr(out, "\nu8,1,nchw,224,,,\n"), "%s", out);
+    expect_implied(OLD "synth_1", "dtype channels layout out_res fit scaling compute", "u8,1,nchw,224,,,");
     EXPECT(0,
            "awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } NR == 2 { $at[\"tensor\"] = "
-           "\"f16\"; "
-           "$at[\"compute_ms\"] = 5 } 1' " OLD "load_4.csv > a.csv && " MIGRATE
-           "a.csv && %s dtype compute compute_ms store iodepth",
-           show);
-    cr_expect(strstr(out, "\nf16,5,5,files,32\n"), "%s", out);
-    EXPECT(0, "cp " OLD "load_3.csv a.csv && " MIGRATE "a.csv && %s dtype store iodepth compute", show);
-    cr_expect(strstr(out, "\n,files,32,\n"), "%s", out);
-    EXPECT(0, "cp " OLD "train_1.csv a.csv && " MIGRATE "a.csv && %s feed fresh init drop_last", show);
-    cr_expect(strstr(out, "\nstored,,,0\n"), "%s", out);
-    EXPECT(0, "cp " OLD "train_4.csv a.csv && " MIGRATE "a.csv && %s sync balance samples_per_step", show);
-    cr_expect(strstr(out, "\n,,\n"), "%s", out);
-    EXPECT(0, "cp " OLD "train_5.csv a.csv && " MIGRATE "a.csv && %s sync balance samples_per_step", show);
-    cr_expect(strstr(out, "\npeer,equal,512\n"), "%s", out);
-    EXPECT(0,
-           "cp " OLD "monitor_1.csv a.csv && " MIGRATE
-           "a.csv && %s gpu device rss_bytes read_bytes_per_s write_bytes_per_s",
-           show);
-    cr_expect(strstr(out, "\n,Made-up Accelerator X1,220000000,,\n"), "%s", out);
+           "\"f16\"; $at[\"compute_ms\"] = 5 } 1' " OLD "load_4.csv > changed.csv");
+    expect_implied("changed", "dtype compute compute_ms store iodepth", "f16,5,5,files,32");
+    expect_implied(OLD "load_3", "dtype store iodepth compute", ",files,32,");
+    expect_implied(OLD "train_1", "feed fresh init drop_last", "stored,,,0");
+    expect_implied(OLD "train_4", "sync balance samples_per_step", ",,");
+    expect_implied(OLD "train_5", "sync balance samples_per_step", "peer,equal,512");
+    expect_implied(OLD "monitor_1", "gpu device rss_bytes read_bytes_per_s write_bytes_per_s",
+                   ",Made-up Accelerator X1,220000000,,");
 }
 
 /* Quotes, line ends, line breaks in quotes, empty lines and bytes that are not UTF-8 must not change. */
@@ -149,14 +140,13 @@ Test(migrate, values_keep_their_bytes)
 Test(migrate, former_names_become_current_ones)
 {
     EXPECT(0, NAIVE "--out a.csv --samples-out s.csv >log 2>&1 || { cat log; exit 1; }");
-    EXPECT(
-        0,
+    EXPECT_PRINTS(
+        0, "old_s.csv: 2 rows of synth/6 converted to synth/7",
         "for f in a s; do sed '1s/,dtype,/,output,/; 1s/,timed_stages,/,timed,/; "
         "1s/,stall_share,first_batch_s,/,wait_share,first_wait_s,/; 1s/,busy_share,/,utilisation,/; "
         "1s/,peak_flops_per_s,/,peak_flops,/; 1s/,memory_clock_mhz,/,mem_clock_mhz,/; s,^synth/7,synth/6,' "
         "$f.csv > old_$f.csv; ! cmp -s $f.csv old_$f.csv || exit; done; " MIGRATE "old_?.csv && "
         "cmp a.csv old_a.csv && cmp s.csv old_s.csv");
-    cr_expect(strstr(out, "old_s.csv: 2 rows of synth/6 converted to synth/7"), "%s", out);
 }
 
 /* ---- The program ---- */
@@ -182,30 +172,28 @@ Test(migrate, columns_are_those_of_the_program)
               "--check rows_exchange.csv samples_exchange.csv || { cat log; exit 1; }");
 #endif
     EXPECT(0, MIGRATE "--check rows_*.csv");
-    cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
-                  strstr(out, "rows_train.csv: has the current schema, train/") &&
-                  strstr(out, "rows_infer.csv: has the current schema, infer/") &&
-                  strstr(out, "rows_steps.csv: has the current schema, steps/") &&
-                  strstr(out, "rows_monitor.csv: has the current schema, monitor/"),
-              "%s", out);
+    EXPECT_OUT(
+        "rows_synth.csv: has the current schema, synth/", "rows_train.csv: has the current schema, train/",
+        "rows_infer.csv: has the current schema, infer/", "rows_steps.csv: has the current schema, steps/",
+        "rows_monitor.csv: has the current schema, monitor/");
 }
 
 /* The program refuses to append to rows of an older schema and names the command that converts them. */
 Test(migrate, the_program_names_the_script)
 {
-    EXPECT(2, "cp " OLD "synth_5.csv a.csv; " NAIVE "--out a.csv");
-    cr_expect(strstr(out, "a.csv has rows of the older schema synth/5, not synth/7; convert it with: "
-                          "scripts/migrate_rows.py a.csv (or name another file)"),
-              "%s", out);
+    EXPECT_PRINTS(2,
+                  "a.csv has rows of the older schema synth/5, not synth/7; convert it with: "
+                  "scripts/migrate_rows.py a.csv (or name another file)",
+                  "cp " OLD "synth_5.csv a.csv; " NAIVE "--out a.csv");
     EXPECT(0, MIGRATE "a.csv && " NAIVE "--out a.csv >log 2>&1 || { cat log; exit 1; }");
     EXPECT(0, "grep -c ^synth/7 a.csv");
     cr_expect_eq(atoi(out), 3, "%s", out);
-    EXPECT(2, "cp " OLD
-              "train_3.csv t.csv; $P --variant train-naive --data digits --train-size 40 --test-size 10 "
-              "--model logreg --batch 10 --epochs 1 --checkpoint c --resume --out t.csv");
-    cr_expect(strstr(out, "scripts/migrate_rows.py t.csv"), "%s", out);
-    EXPECT(2, "cp " OLD "monitor_1.csv m.csv; " NAIVE "--monitor m.csv");
-    cr_expect(strstr(out, "convert it with: scripts/migrate_rows.py m.csv"), "%s", out);
+    EXPECT_PRINTS(2, "scripts/migrate_rows.py t.csv",
+                  "cp " OLD
+                  "train_3.csv t.csv; $P --variant train-naive --data digits --train-size 40 --test-size 10 "
+                  "--model logreg --batch 10 --epochs 1 --checkpoint c --resume --out t.csv");
+    EXPECT_PRINTS(2, "convert it with: scripts/migrate_rows.py m.csv",
+                  "cp " OLD "monitor_1.csv m.csv; " NAIVE "--monitor m.csv");
     EXPECT(0, MIGRATE "m.csv && " NAIVE "--monitor m.csv >log 2>&1 || { cat log; exit 1; }");
     /* Rows of a newer schema, and rows of another workload, cannot be converted. */
     EXPECT(2, "sed 's,^synth/5,synth/8,' " OLD "synth_5.csv > b.csv; " NAIVE "--out b.csv");
@@ -218,14 +206,12 @@ Test(migrate, the_program_names_the_script)
 
 Test(migrate, current_files_are_not_touched)
 {
-    EXPECT(0, "cp " OLD "load_5.csv a.csv && " MIGRATE
-              "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
-              "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
-    cr_expect(strstr(out, "a.csv: has the current schema, load/11\n"), "%s", out);
+    EXPECT_PRINTS(0, "a.csv: has the current schema, load/11\n",
+                  "cp " OLD "load_5.csv a.csv && " MIGRATE
+                  "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
+                  "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
     EXPECT(0, "printf 'a,b\\n1,2\\n' > other.csv && : > empty.csv && " MIGRATE "--check *.csv");
-    cr_expect(strstr(out, "other.csv: no rows of fdsl-bench; left as it is") &&
-                  strstr(out, "empty.csv: empty; left as it is"),
-              "%s", out);
+    EXPECT_OUT("other.csv: no rows of fdsl-bench; left as it is", "empty.csv: empty; left as it is");
 }
 
 /* The figures and the docs use the reference rows, so these rows must have the current schema. */
@@ -244,18 +230,16 @@ Test(migrate, check_and_output_do_not_change_the_file)
         strstr(out,
                "a.csv: has rows of synth/5; convert them to synth/7 with: scripts/migrate_rows.py a.csv"),
         "%s", out);
-    EXPECT(0, "mkdir d && " MIGRATE "--output d a.csv && cmp a.csv " OLD
-              "synth_5.csv && ls -A d . | grep -c '\\.csv\\.'; "
-              "test $(stat -c %%Y a.csv) = $(date -d 2001-01-01 +%%s) && grep -c ^synth/7 d/a.csv");
-    cr_expect(strstr(out, "\n0\n2\n"), "%s", out);
-    EXPECT(1, MIGRATE "--output d a.csv");
-    cr_expect(strstr(out, "d/a.csv exists; choose another folder"), "%s", out);
+    EXPECT_PRINTS(0, "\n0\n2\n",
+                  "mkdir d && " MIGRATE "--output d a.csv && cmp a.csv " OLD
+                  "synth_5.csv && ls -A d . | grep -c '\\.csv\\.'; "
+                  "test $(stat -c %%Y a.csv) = $(date -d 2001-01-01 +%%s) && grep -c ^synth/7 d/a.csv");
+    EXPECT_PRINTS(1, "d/a.csv exists; choose another folder", MIGRATE "--output d a.csv");
     EXPECT(0, "mkdir e && " MIGRATE "--output e d/a.csv && cmp d/a.csv e/a.csv");
     EXPECT(2, MIGRATE "--output nowhere a.csv");
     EXPECT(2, MIGRATE "--output d --check a.csv");
     EXPECT(2, MIGRATE);
-    EXPECT(0, MIGRATE "--help");
-    cr_expect(strstr(out, "Examples:"), "%s", out);
+    EXPECT_PRINTS(0, "Examples:", MIGRATE "--help");
 }
 
 static const struct {
@@ -319,8 +303,7 @@ Test(migrate, a_folder_without_permission_to_write)
               "load_4.csv d/a.csv && cp d/a.csv d/b.csv && chmod 666 d/a.csv && "
               "chmod 444 d/b.csv && chmod 555 d && cp $R/scripts/migrate_rows.py . && mkdir -m 777 free");
     EXPECT(1, AS_OTHER "d/a.csv", as);
-    cr_expect(strstr(out, "d/a.csv cannot be written: Permission denied; ") && strstr(out, "--output DIR"),
-              "%s", out);
+    EXPECT_OUT("d/a.csv cannot be written: Permission denied; ", "--output DIR");
     EXPECT(1, AS_OTHER "d/b.csv", as);
     cr_expect(
         strstr(out,
@@ -334,8 +317,8 @@ Test(migrate, a_folder_without_permission_to_write)
 
 Test(migrate, a_full_disk_changes_nothing)
 {
-    EXPECT(1, "cp " OLD "load_4.csv a.csv && (ulimit -f 1; trap '' XFSZ; python3 " MIGRATE "a.csv)");
-    cr_expect(strstr(out, "a.csv cannot be written: File too large"), "%s", out);
+    EXPECT_PRINTS(1, "a.csv cannot be written: File too large",
+                  "cp " OLD "load_4.csv a.csv && (ulimit -f 1; trap '' XFSZ; python3 " MIGRATE "a.csv)");
     EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 1");
 }
 
@@ -353,28 +336,25 @@ Test(migrate, an_interrupt_changes_no_file)
         int status;
     } signals[] = {{"SIGINT", 130}, {"SIGTERM", 143}, {"SIGHUP", 129}};
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
-        EXPECT(signals[i].status, "cp " OLD "load_4.csv a.csv; python3 interrupted.py %s a.csv",
-               signals[i].name);
-        cr_expect_str_eq(out,
-                         "migrate_rows: interrupted; each file is either converted or unchanged: run the "
-                         "command again for the rest\n");
+        EXPECT_EXACTLY(signals[i].status,
+                       "migrate_rows: interrupted; each file is either converted or unchanged: run the "
+                       "command again for the rest\n",
+                       "cp " OLD "load_4.csv a.csv; python3 interrupted.py %s a.csv", signals[i].name);
         EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 2");
     }
 }
 
 Test(migrate, waits_for_the_lock)
 {
-    EXPECT(1, "cp " OLD "load_4.csv a.csv && flock a.csv " MIGRATE "--lock-timeout 0.1 a.csv");
-    cr_expect(strstr(out, "a.csv: another process has had it locked for 0.1 s; wait until that process ends"),
-              "%s", out);
+    EXPECT_PRINTS(1, "a.csv: another process has had it locked for 0.1 s; wait until that process ends",
+                  "cp " OLD "load_4.csv a.csv && flock a.csv " MIGRATE "--lock-timeout 0.1 a.csv");
     EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/11 a.csv");
 }
 
 Test(migrate, a_kept_file_is_not_overwritten)
 {
-    EXPECT(1, "cp " OLD "synth_5.csv a.csv && echo other > a.csv.synth-5 && " MIGRATE "a.csv");
-    cr_expect(strstr(out, "the old file would be kept as a.csv.synth-5, which exists; move that file away"),
-              "%s", out);
+    EXPECT_PRINTS(1, "the old file would be kept as a.csv.synth-5, which exists; move that file away",
+                  "cp " OLD "synth_5.csv a.csv && echo other > a.csv.synth-5 && " MIGRATE "a.csv");
     EXPECT(0, "cmp a.csv " OLD "synth_5.csv && cp a.csv a.csv.synth-5 && " MIGRATE
               "a.csv && cmp a.csv.synth-5 " OLD "synth_5.csv");
 }

@@ -5,8 +5,6 @@
 #include <criterion/redirect.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -18,7 +16,9 @@
 #include "core/timer.h"
 #include "machine/gpu.h"
 #include "machine/nvml.h"
+#include "cells.h"
 #include "fake_nvml.h"
+#include "must.h"
 
 #define GPU "0000:17:00.0"
 
@@ -63,12 +63,19 @@ static void open_monitor(uint64_t period_ms, const char *pci_bus_id)
     static struct monitor_gpu gpu;
     gpu = (struct monitor_gpu){5, "a GPU, say", pci_bus_id};
     const struct monitor_subject subject = {&env, 3, &gpu, *pci_bus_id != '\0', NULL, NULL};
-    cr_assert(monitor_open(path, period_ms, &subject, &monitor) == STATUS_OK, "%s", status_text());
+    must(monitor_open(path, period_ms, &subject, &monitor));
+}
+
+/* Begins the variant `one` and its timed phase. */
+static void begin_timed(void)
+{
+    must(monitor_begin(monitor, "one"));
+    phase_enter(PHASE_TIMED);
 }
 
 static void end_monitor(void)
 {
-    cr_assert(monitor_stop(monitor) == STATUS_OK, "%s", status_text());
+    must(monitor_stop(monitor));
 }
 
 /* Waits until the current variant has this many samples of its timed phase. */
@@ -97,43 +104,12 @@ static void read_rows(void)
     rows--;
 }
 
-/* Returns the text of a cell by row (1: the first after the header) and column name. Only the columns
- * `device` and `throttled` may contain commas. Their cells are quoted. */
-static const char *value(size_t row, const char *column)
-{
-    static char cell[256];
-    size_t wanted = 0, line = 0, at = 0, length = 0;
-    bool quoted = false;
-    for (const char *c = strstr(header, column); c > header; c--)
-        wanted += c[-1] == ',';
-    for (const char *c = text; *c && line <= row; c++) {
-        quoted ^= *c == '"';
-        if (*c == '\n')
-            line++, at = 0;
-        else if (*c == ',' && !quoted)
-            at++;
-        else if (line == row && at == wanted && *c != '"' && length + 1 < sizeof cell)
-            cell[length++] = *c;
-    }
-    cell[length] = '\0';
-    return cell;
-}
-
-static double number(size_t row, const char *column)
-{
-    char *end;
-    const char *cell = value(row, column);
-    double result = strtod(cell, &end);
-    cr_assert(end != cell && !*end, "row %zu: %s is '%s'", row, column, cell);
-    return result;
-}
-
 static size_t count_phase(const char *variant, const char *phase)
 {
     size_t count = 0;
     for (size_t row = 1; row <= rows; row++) {
-        bool same = strcmp(value(row, "variant"), variant) == 0;
-        count += same && strcmp(value(row, "phase"), phase) == 0;
+        bool same = strcmp(value(text, row, "variant"), variant) == 0;
+        count += same && strcmp(value(text, row, "phase"), phase) == 0;
     }
     return count;
 }
@@ -147,16 +123,10 @@ Test(monitor, a_row_has_the_host_job_and_device)
     monitor_free(monitor);
     read_rows();
     cr_assert_geq(rows, 1, "there is no sample at the start");
-    cr_expect_str_eq(value(1, "schema"), "monitor/2");
-    cr_expect_str_eq(value(1, "time_utc"), env.time_utc);
-    cr_expect_str_eq(value(1, "host"), "node7");
-    cr_expect_str_eq(value(1, "job_id"), "123_4");
-    cr_expect_str_eq(value(1, "revision"), "abc");
-    cr_expect_str_eq(value(1, "rank"), "3");
-    cr_expect_str_eq(value(1, "device"), "a device, say");
-    cr_expect_str_eq(value(1, "variant"), "");
-    cr_expect_str_eq(value(1, "phase"), "idle");
-    cr_expect(number(1, "time_s") >= 0);
+    expect_cells(text, 1,
+                 "schema=monitor/2;time_utc=2026-01-31T12:34:56Z;host=node7;job_id=123_4;revision=abc");
+    expect_cells(text, 1, "rank=3;device=a device, say;variant=;phase=idle");
+    cr_expect(number(text, 1, "time_s") >= 0);
 }
 
 /* On a busy machine, a sample may be late. It is never early, and no period has two samples. */
@@ -170,9 +140,9 @@ Test(monitor, samples_at_multiples_of_the_period)
     cr_expect_gt(rows, 2);
     cr_expect_leq(rows, 30);
     for (size_t row = 2; row <= rows; row++) {
-        double before = floor(number(row - 1, "time_s") / 0.02 + 1e-6);
-        cr_expect(floor(number(row, "time_s") / 0.02 + 1e-6) > before, "row %zu: %s s", row,
-                  value(row, "time_s"));
+        double before = floor(number(text, row - 1, "time_s") / 0.02 + 1e-6);
+        cr_expect(floor(number(text, row, "time_s") / 0.02 + 1e-6) > before, "row %zu: %s s", row,
+                  value(text, row, "time_s"));
     }
 }
 
@@ -192,12 +162,12 @@ Test(monitor, rows_have_the_variant_and_the_phase)
     static const enum phase phases[] = {PHASE_SETUP, PHASE_VERIFY,  PHASE_WARM_UP,
                                         PHASE_TIMED, PHASE_MEASURE, PHASE_TEARDOWN};
     open_monitor(10, "");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    must(monitor_begin(monitor, "one"));
     for (size_t i = 0; i < COUNT_OF(phases); i++) {
         phase_enter(phases[i]);
         sleep_for(0.2);
     }
-    cr_assert(monitor_end(monitor) == STATUS_OK, "%s", status_text());
+    must(monitor_end(monitor));
     read_rows();
     for (size_t i = 0; i < COUNT_OF(phases); i++)
         cr_expect(count_phase("one", phase_name(phases[i])) > 0, "%s", phase_name(phases[i]));
@@ -215,15 +185,14 @@ Test(monitor, writes_at_the_end_of_each_variant)
 {
     open_monitor(10, "");
     cr_assert(access(path, F_OK) != 0, "rows are written before the variant ends");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     wait_for_samples(5);
     cr_assert(access(path, F_OK) != 0);
-    cr_assert(monitor_end(monitor) == STATUS_OK);
+    must(monitor_end(monitor));
     read_rows();
     cr_expect_geq(count_phase("one", "timed"), 5);
     size_t before = rows;
-    cr_assert(monitor_begin(monitor, "two") == STATUS_OK);
+    must(monitor_begin(monitor, "two"));
     wait_for_samples(5);
     end_monitor();
     monitor_free(monitor);
@@ -236,8 +205,7 @@ Test(monitor, measures_the_process)
 {
     static char block[32 << 20];
     open_monitor(20, "");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     memset(block, 1, sizeof block);
     for (double begin_s = timer_now_s(); timer_now_s() - begin_s < 0.3;)
         ;
@@ -251,14 +219,11 @@ Test(monitor, measures_the_process)
     cr_expect_eq(summary->of[MONITOR_POWER_W].count, 0);
     monitor_free(monitor);
     read_rows();
-    cr_expect_str_empty(value(1, "cpu_cores"),
+    cr_expect_str_empty(value(text, 1, "cpu_cores"),
                         "the first sample must have no rate, because no sample precedes it");
     for (size_t row = 1; row <= rows; row++) {
-        cr_expect_gt(number(row, "rss_bytes"), 1 << 20);
-        cr_expect_str_empty(value(row, "gpu_utilisation_percent"));
-        cr_expect_str_empty(value(row, "gpu_memory_bytes"));
-        cr_expect_str_empty(value(row, "pcie_rx_bytes_per_s"));
-        cr_expect_str_empty(value(row, "throttled"));
+        cr_expect_gt(number(text, row, "rss_bytes"), 1 << 20);
+        expect_cells(text, row, "gpu_utilisation_percent=;gpu_memory_bytes=;pcie_rx_bytes_per_s=;throttled=");
     }
 }
 
@@ -268,8 +233,7 @@ static void watch_gpu(uint64_t period_ms, const char *flags, size_t samples)
 {
     load_fake_nvml(folder, flags);
     open_monitor(period_ms, GPU);
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     wait_for_samples(samples);
     end_monitor();
 }
@@ -286,15 +250,10 @@ Test(monitor, measures_the_gpu)
     cr_expect_float_eq(summary->of[MONITOR_POWER_W].max, 312.5, 1e-9);
     monitor_free(monitor);
     read_rows();
-    cr_expect(number(rows, "gpu_utilisation_percent") == 97);
-    cr_expect_str_eq(value(rows, "gpu_memory_bytes"), "50754820095", "the value must be exact");
-    cr_expect(number(rows, "temperature_c") == 61);
-    cr_expect(number(rows, "power_w") == 312.5);
-    cr_expect(number(rows, "sm_clock_mhz") == 1410);
-    cr_expect(number(rows, "memory_clock_mhz") == 3201);
-    cr_expect_str_eq(value(rows, "pcie_rx_bytes_per_s"), "2500000000");
-    cr_expect_str_eq(value(rows, "pcie_tx_bytes_per_s"), "1250000");
-    cr_expect_str_eq(value(rows, "throttled"), "power cap, thermal");
+    expect_cells(text, rows,
+                 "gpu_utilisation_percent=97;gpu_memory_bytes=50754820095;temperature_c=61;power_w=312.5");
+    expect_cells(text, rows, "sm_clock_mhz=1410;memory_clock_mhz=3201;throttled=power cap, thermal");
+    expect_cells(text, rows, "pcie_rx_bytes_per_s=2500000000;pcie_tx_bytes_per_s=1250000");
 }
 
 Test(monitor, a_short_period_omits_the_bus)
@@ -302,8 +261,8 @@ Test(monitor, a_short_period_omits_the_bus)
     watch_gpu(20, "", 3);
     monitor_free(monitor);
     read_rows();
-    cr_expect_str_empty(value(rows, "pcie_rx_bytes_per_s"));
-    cr_expect(number(rows, "power_w") == 312.5);
+    cr_expect_str_empty(value(text, rows, "pcie_rx_bytes_per_s"));
+    cr_expect(number(text, rows, "power_w") == 312.5);
 }
 
 Test(monitor, a_gpu_without_readings_has_empty_columns)
@@ -311,11 +270,10 @@ Test(monitor, a_gpu_without_readings_has_empty_columns)
     watch_gpu(50, "-DMUTE", 2);
     monitor_free(monitor);
     read_rows();
-    for (const char *c = "gpu_utilisation_percent\0gpu_memory_bytes\0temperature_c\0power_w\0sm_clock_mhz\0"
-                         "memory_clock_mhz\0pcie_rx_bytes_per_s\0pcie_tx_bytes_per_s\0throttled\0";
-         *c; c += strlen(c) + 1)
-        cr_expect_str_empty(value(rows, c), "%s", c);
-    cr_expect_gt(number(rows, "rss_bytes"), 0);
+    expect_cells(text, rows,
+                 "gpu_utilisation_percent=;gpu_memory_bytes=;temperature_c=;power_w=;sm_clock_mhz=");
+    expect_cells(text, rows, "memory_clock_mhz=;pcie_rx_bytes_per_s=;pcie_tx_bytes_per_s=;throttled=");
+    cr_expect_gt(number(text, rows, "rss_bytes"), 0);
 }
 
 static void expect_warning(const char *words)
@@ -332,9 +290,8 @@ Test(monitor, measures_several_gpus)
     load_fake_nvml(folder, "");
     const struct monitor_gpu gpus[] = {{2, "one", GPU}, {3, "other", "0000:99:00.0"}};
     const struct monitor_subject subject = {&env, 0, gpus, 2, NULL, NULL};
-    cr_assert(monitor_open(path, 120, &subject, &monitor) == STATUS_OK, "%s", status_text());
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    must(monitor_open(path, 120, &subject, &monitor));
+    begin_timed();
     wait_for_samples(2);
     end_monitor();
     const struct monitor_summary *summary;
@@ -343,14 +300,11 @@ Test(monitor, measures_several_gpus)
     monitor_free(monitor);
     read_rows();
     cr_expect_geq(rows, 2 * samples, "not one row per GPU");
-    cr_expect_str_eq(value(rows - 1, "gpu"), "2");
-    cr_expect_str_eq(value(rows - 1, "device"), "one");
-    cr_expect(number(rows - 1, "power_w") == 312.5);
-    cr_expect_gt(number(rows - 1, "rss_bytes"), 0);
-    cr_expect_str_eq(value(rows, "gpu"), "3");
-    cr_expect_str_eq(value(rows, "device"), "other");
-    cr_expect_str_empty(value(rows, "power_w"), "a row has the values of another GPU");
-    cr_expect_str_empty(value(rows, "rss_bytes"),
+    expect_cells(text, rows - 1, "gpu=2;device=one;power_w=312.5");
+    cr_expect_gt(number(text, rows - 1, "rss_bytes"), 0);
+    expect_cells(text, rows, "gpu=3;device=other");
+    cr_expect_str_empty(value(text, rows, "power_w"), "a row has the values of another GPU");
+    cr_expect_str_empty(value(text, rows, "rss_bytes"),
                         "values of processes must be only in the row of the first GPU");
 }
 
@@ -369,7 +323,7 @@ Test(monitor, without_nvml_it_warns_and_continues)
     monitor_free(monitor);
     expect_warning("warning: --monitor: the GPU columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
     read_rows();
-    cr_expect_str_empty(value(rows, "power_w"));
+    cr_expect_str_empty(value(text, rows, "power_w"));
 }
 
 /* ---- The monitor's own cost ---- */
@@ -404,8 +358,7 @@ Test(monitor, a_file_that_cannot_be_written_is_a_failure)
 {
     stop(); /* removes the folder */
     open_monitor(10, "");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     wait_for_samples(1);
     cr_expect_eq(monitor_end(monitor), STATUS_FAILED);
     cr_expect(strstr(status_text(), "monitor.csv cannot be opened"), "%s", status_text());
@@ -427,8 +380,7 @@ static void expect_all_timed_samples(void)
 Test(monitor, keeps_samples_until_they_can_be_written)
 {
     open_monitor(10, "");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     wait_for_samples(3);
     cr_assert(mkdir(path, 0777) == 0);
     cr_expect_eq(monitor_flush(monitor), STATUS_FAILED);
@@ -440,10 +392,9 @@ Test(monitor, keeps_samples_until_they_can_be_written)
 Test(monitor, try_flush_waits_briefly_for_a_lock)
 {
     open_monitor(10, "");
-    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
-    phase_enter(PHASE_TIMED);
+    begin_timed();
     wait_for_samples(3);
-    cr_assert(monitor_try_flush(monitor) == STATUS_OK, "%s", status_text());
+    must(monitor_try_flush(monitor));
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
     wait_for_samples(6);

@@ -160,12 +160,7 @@ __attribute__((constructor)) static void be_mixed_rank(void)
 
 Test(mpi_sums, different_engines_exchange_the_same_parts)
 {
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 2; ranks <= 4; ranks++) {
-        shell("timeout 100 mpirun --bind-to none -x " MIXED_RANKS "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-    }
+    run_as_ranks(MIXED_RANKS, 2, 4);
 }
 #endif
 
@@ -194,11 +189,5 @@ __attribute__((constructor)) static void be_rank(void)
  * true for arrays with fewer values than there are ranks. */
 Test(mpi_sums, arrays_are_added_up_in_rank_order)
 {
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 1; ranks <= 5; ranks++) {
-        shell("timeout 50 mpirun --bind-to none -x " COUNTED "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-        cr_expect_str_empty(err); /* no warning about shared memory */
-    }
+    run_as_ranks(COUNTED, 1, 5);
 }

@@ -122,12 +122,7 @@ __attribute__((constructor)) static void be_rank(void)
 
 Test(mpi_updates, moments_are_gathered_from_all_ranks)
 {
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 1; ranks <= 5; ranks++) {
-        shell("timeout 50 mpirun --bind-to none -x " RANKS_OF_TEST "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-    }
+    run_as_ranks(RANKS_OF_TEST, 1, 5);
 }
 
 /* ---- Refusals ---- */

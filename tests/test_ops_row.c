@@ -2,7 +2,6 @@
  * bf16 and fp8, scripts/check/conversions.sh checks all floats. */
 #include <criterion/criterion.h>
 
-#include <math.h>
 #include <string.h>
 
 #include "conversions.h"

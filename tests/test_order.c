@@ -2,9 +2,6 @@
  * seed and the epoch, so the counts in these tests never change. */
 #include <criterion/criterion.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "load/order.h"
 
 enum { ITEMS = 4, PERMUTATIONS = 24, EXPECTED = 200, EPOCHS = PERMUTATIONS * EXPECTED };

@@ -2,8 +2,6 @@
 #include <criterion/criterion.h>
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "train/pipe_schedule.h"
 

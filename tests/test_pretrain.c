@@ -68,8 +68,7 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         shell("PYTHONPATH=$D " PRETRAIN "%s", refused[i].options);
         expect_line(2, refused[i].words);
     }
-    shell(PRETRAIN "--batch 0");
-    expect(2, "argument --batch: '0' is not a whole number of at least 1");
+    SHELL_PRINTS(2, "argument --batch: '0' is not a whole number of at least 1", PRETRAIN "--batch 0");
     shell(PRETRAIN "--seed 4294967296");
     expect(2, "argument --seed: '4294967296' is not a whole number from 0 to 4294967295");
     shell(PRETRAIN "--label-smoothing nan");
@@ -96,10 +95,9 @@ Test(pretrain, images_are_written_into_class_folders)
           "\"$2/000\" "
           "&& touch ../synth.index' 'echo 1 > 000000.cls; "
           "echo 0 > 000001.cls; touch 000000.png 000001.png' > $D/bench && chmod +x $D/bench");
-    shell("cd $D && $OLDPWD/" PRETRAIN
-          "--source folder --make-data data --images 2 --classes 2 --bench ./bench "
-          "&& find data -type f | sort | tr '\\n' ' '");
-    cr_expect_eq(status, 0);
+    SHELL(0, "cd $D && $OLDPWD/" PRETRAIN
+             "--source folder --make-data data --images 2 --classes 2 --bench ./bench "
+             "&& find data -type f | sort | tr '\\n' ' '");
     cr_expect_str_eq(out, "writing data\ndata: 2 images of 2 classes\n"
                           "data/class-000000/00000001.png data/class-000001/00000000.png ");
     shell(PRETRAIN "--source folder --make-data $D/data --images 2 --classes 2 --bench $D/bench");
@@ -150,7 +148,7 @@ Test(pretrain, rows_are_appended_under_a_lock)
           "\"a,b\"}] * 2, r.COLUMNS)' & "
           "done; wait; sort $D/rows.csv | uniq -c | sed 's/^ *//' | cut -c 1-25");
     expect(0, "16 pretrain/1,,,,,,\"a,b\",");
-    cr_expect(says("1 schema,time_utc,host,jo"), "%s", out);
+    EXPECT_OUT("1 schema,time_utc,host,jo");
     shell("echo a,b > $D/other.csv; " PYTHON
           "'import pretrain_rows as r; r.append(\"'$D'/other.csv\", [], r.COLUMNS)' 2>/dev/null; "
           "cat $D/other.csv");
@@ -159,14 +157,11 @@ Test(pretrain, rows_are_appended_under_a_lock)
 
 Test(pretrain, throughput_is_drawn_with_published_points)
 {
-    shell("cp -r " ROWS " $D/results && " SELECT "pretraining_tiny pretraining_base >/dev/null && cat "
-          "$D/work/pretraining_tiny.vars $D/work/pretraining_tiny.dat $D/work/pretraining_base.dat");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 6") && says("generated: fused") && says("loaded from PNG files") &&
-                  says("loaded (LOAD)"),
-              "%s", out);
+    SHELL(0, "cp -r " ROWS " $D/results && " SELECT "pretraining_tiny pretraining_base >/dev/null && cat "
+             "$D/work/pretraining_tiny.vars $D/work/pretraining_tiny.dat $D/work/pretraining_base.dat");
+    EXPECT_OUT("series = 6", "generated: fused", "loaded from PNG files", "loaded (LOAD)");
     cr_expect(says("4\t7496.89") && says("4\t3802.06"), "published points: %s", out);
-    cr_expect(says("MixUp") && says("Published points were measured on other GPUs"), "%s", out);
+    EXPECT_OUT("MixUp", "Published points were measured on other GPUs");
     /* A row of another batch is on no line; a newer row of the same settings replaces the older one. */
     shell("cd $D/results/pretrain && { head -n 1 rows.csv; grep ',deit_tiny.*,live,.*X1,1,' rows.csv | sed "
           "'s/,256,/,128,/; "
@@ -185,15 +180,14 @@ Test(pretrain, throughput_is_drawn_with_published_points)
 Test(pretrain, the_longest_run_is_drawn_by_source)
 {
     /* case 1 */
-    shell("cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
-          "cat $D/work/pretraining_accuracy.* $D/work/pretraining_loss.dat");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 2") && says("100\t17.69") && says("100\t4.792") && says("8,000 images/s"), "%s",
-              out);
+    SHELL(0, "cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
+             "cat $D/work/pretraining_accuracy.* $D/work/pretraining_loss.dat");
+    EXPECT_OUT("series = 2", "100\t17.69", "100\t4.792", "8,000 images/s");
     /* case 2 */
-    shell("cd $D/results/pretrain && sed -n '1p; 2s/,1000,0,100000,/,999,0,99000000,/p' curve.csv >long.csv "
+    SHELL(0,
+          "cd $D/results/pretrain && sed -n '1p; 2s/,1000,0,100000,/,999,0,99000000,/p' curve.csv >long.csv "
           "&& cd - && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
-    cr_expect(status == 0 && says("series = 1") && says("99000\t17.69"), "%s", out);
+    EXPECT_OUT("series = 1", "99000\t17.69");
     /* case 3 */
     shell("cd $D/results/pretrain && rm long.csv && sed -i '/,folder,/s/,yes,,/,yes,--lr 0.1,/' curve.csv && "
           "cd "
@@ -204,17 +198,14 @@ Test(pretrain, the_longest_run_is_drawn_by_source)
 /* The figure leaves out rows of another model and rows of a CPU. */
 Test(pretrain, rows_that_a_figure_leaves_out_are_reported)
 {
-    shell("mkdir $D/results/pretrain && cd " ROWS
-          " && { head -n 1 rows.csv; sed -n '2,3s/deit_tiny/vit_small/p; "
-          "4s/Made-up Accelerator X1/cpu/p' rows.csv; } > $D/results/pretrain/rows.csv && cd - && " FIGURES
-          "--reference $D/reference pretraining_tiny");
-    cr_expect(
-        status == 0 &&
-            says("skipped pretraining_tiny: 3 of your 3 rows of pretrain left out: they are of cpu, "
-                 "vit_small_patch16_224, but this figure shows deit_tiny_patch16_224 on GPUs; to measure"),
-        "%s", out);
-    shell("sed -n '5p' " ROWS "/rows.csv >> $D/results/pretrain/rows.csv && " FIGURES "pretraining_tiny");
-    cr_expect(status == 0 && says("drawn   ") && says("(3 of your 4 rows of pretrain left out: "), "%s", out);
+    SHELL(0, "mkdir $D/results/pretrain && cd " ROWS
+             " && { head -n 1 rows.csv; sed -n '2,3s/deit_tiny/vit_small/p; "
+             "4s/Made-up Accelerator X1/cpu/p' rows.csv; } > $D/results/pretrain/rows.csv && cd - && " FIGURES
+             "--reference $D/reference pretraining_tiny");
+    EXPECT_OUT("skipped pretraining_tiny: 3 of your 3 rows of pretrain left out: they are of cpu, "
+               "vit_small_patch16_224, but this figure shows deit_tiny_patch16_224 on GPUs; to measure");
+    SHELL(0, "sed -n '5p' " ROWS "/rows.csv >> $D/results/pretrain/rows.csv && " FIGURES "pretraining_tiny");
+    EXPECT_OUT("drawn   ", "(3 of your 4 rows of pretrain left out: ");
 }
 
 Test(pretrain, rows_in_the_wrong_folder_are_refused_with_the_right_one)
@@ -223,21 +214,18 @@ Test(pretrain, rows_in_the_wrong_folder_are_refused_with_the_right_one)
     expect_line(
         2, "curve.csv: rows of scripts/compare/pretrain.py must be in a subfolder pretrain of --results; "
            "move this file to ");
-    cr_expect(says("/results/pretrain\n"), "%s", out);
-    shell("mkdir $D/results/pretrain && mv $D/results/curve.csv $D/results/pretrain && " FIGURES
-          "--results $D/results/pretrain batch");
-    cr_expect(status == 2 && says("; give --results ") && says("/results\n"), "%s", out);
+    EXPECT_OUT("/results/pretrain\n");
+    SHELL(2, "mkdir $D/results/pretrain && mv $D/results/curve.csv $D/results/pretrain && " FIGURES
+             "--results $D/results/pretrain batch");
+    EXPECT_OUT("; give --results ", "/results\n");
 }
 
 Test(pretrain, without_rows_the_command_is_printed)
 {
-    shell(SELECT "--reference $D/reference pretraining_tiny pretraining_base pretraining_accuracy");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("skipped pretraining_tiny: no data; to measure it: scripts/compare/pretrain.py --model "
-                   "deit_tiny"),
-              "%s", out);
-    cr_expect(says("skipped pretraining_accuracy: no data; to measure it: ") && says("--evaluate"), "%s",
-              out);
+    SHELL(0, SELECT "--reference $D/reference pretraining_tiny pretraining_base pretraining_accuracy");
+    EXPECT_OUT("skipped pretraining_tiny: no data; to measure it: scripts/compare/pretrain.py --model "
+               "deit_tiny");
+    EXPECT_OUT("skipped pretraining_accuracy: no data; to measure it: ", "--evaluate");
 }
 
 /* The Python code must give the same order of samples as the workload train. Tests small and odd numbers of
@@ -292,13 +280,11 @@ Test(pretrain, samples_are_mixed_as_by_train)
  * tenth of 100 steps is one row. */
 Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
 {
-    shell(COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"
-                  "sys.exit(not c.compare(longer, rows(0.99), 2, None))'");
-    cr_expect(status == 0 && says("steps: 110 in fdsl-bench, 100 in PyTorch, 100 in both\n"), "%s", out);
-    cr_expect(
-        says("last tenth, 1 rows from step 100 on: mean loss 2.00000 in fdsl-bench, 1.98000 in PyTorch, "
-             "ratio 1.01010\nwithin the bounds: 2 %\n"),
-        "%s", out);
+    SHELL(0, COMPARE "longer = {**rows(1.0), 110: (99.0, 1, 8)}\n"
+                     "sys.exit(not c.compare(longer, rows(0.99), 2, None))'");
+    EXPECT_OUT("steps: 110 in fdsl-bench, 100 in PyTorch, 100 in both\n");
+    EXPECT_OUT("last tenth, 1 rows from step 100 on: mean loss 2.00000 in fdsl-bench, 1.98000 in PyTorch, "
+               "ratio 1.01010\nwithin the bounds: 2 %\n");
     static const char *const outside[] = {"rows(1.0), rows(0.98), 2, None", "rows(1.0), rows(0.99), 2, 1",
                                           "rows(float(\"nan\")), rows(1.0), 2, None",
                                           "rows(1.0), {**rows(1.0), 10: (float(\"nan\"), 1, 8)}, 2, 2"};
@@ -306,8 +292,8 @@ Test(pretrain, losses_are_compared_over_the_last_tenth_of_the_common_steps)
         shell(COMPARE "sys.exit(not c.compare(%s))'", outside[i]);
         cr_expect(status == 1 && says("OUTSIDE THE BOUNDS"), "%s: %s", outside[i], out);
     }
-    shell(COMPARE "c.compare(rows(1), rows(1, 1.1), 2, None)'");
-    cr_expect(status == 1 && says("the learning rates differ in step 10"), "%s", out);
+    SHELL(1, COMPARE "c.compare(rows(1), rows(1, 1.1), 2, None)'");
+    EXPECT_OUT("the learning rates differ in step 10");
     shell("scripts/compare/curves.py $D --cpu");
     expect_line(2, "File exists; name a new folder");
     shell("FDSL_LIBRARY=$D/none.so scripts/compare/curves.py $D/new --cpu --bench /bin/true");

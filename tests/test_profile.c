@@ -1,11 +1,6 @@
 /* Tests profiling: the NVTX ranges that variants open, and scripts/sweep/profile.sh with fake nsys and ncu.
  *
  * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
-#include <criterion/criterion.h>
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "shell.h"
 
 TestSuite(profile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);
@@ -178,9 +173,8 @@ Test(profile, ncu_gives_two_tables)
     expect_row("painting", "2", "9 us", "4.5 us", "90.0 %");
     expect_row("vertices", "1", "1 us", "1 us", "10.0 %");
     expect_row("timed", "3", "10 us", "4 us", "100.0 %");
-    EXPECT(0, "cat arguments");
-    cr_expect(says("--clock-control none --nvtx --launch-count 7 "), "%s", out);
-    cr_expect(says("--variant naive --loops 3 --warmups 1 --warmup-time 0 --res 16"), "%s", out);
+    EXPECT_PRINTS(0, "--clock-control none --nvtx --launch-count 7 ", "cat arguments");
+    EXPECT_OUT("--variant naive --loops 3 --warmups 1 --warmup-time 0 --res 16");
     EXPECT(0, PROFILE "--tool ncu " SYNTH " --loops 2 >said; cat arguments", root);
     cr_expect(says("--loops 2") && !says("--loops 3"), "an option of the user must replace the default: %s",
               out);
@@ -203,17 +197,15 @@ Test(profile, ncu_is_used_if_nsys_writes_no_report)
     put_nsys("true"); /* succeeds but writes no report */
     EXPECT(0, PROFILE SYNTH " >said 2>note", root);
     expect_row("painting", "2", "9 us", "4.5 us", "90.0 %");
-    EXPECT(0, "cat note");
-    cr_expect(says("nsys did not produce a report here; using ncu"), "%s", out);
-    EXPECT(1, PROFILE "--tool nsys " SYNTH, root);
-    cr_expect(says("nsys ended with status 1"), "%s", out);
+    EXPECT_PRINTS(0, "nsys did not produce a report here; using ncu", "cat note");
+    EXPECT_PRINTS(1, "nsys ended with status 1", PROFILE "--tool nsys " SYNTH, root);
 }
 
 Test(profile, a_failing_program_is_reported)
 {
     put_ncu();
     EXPECT(1, PROFILE "--tool ncu naive --no-such-option", root);
-    cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
+    EXPECT_OUT("unknown option", "ncu ended with status 2");
 }
 
 /* Neither nsys nor ncu exists. Skipped if one of them is on the PATH or at another usual location. */
@@ -223,13 +215,9 @@ Test(profile, missing_tools_are_named)
             "2>/dev/null | grep -q . || "
             "command -v ncu nsys") == 0)
         cr_skip_test("nsys or ncu is installed on this machine");
-    EXPECT(4, PROFILE SYNTH, root);
-    cr_expect(says("neither nsys nor ncu is installed: get Nsight"), "%s", out);
-    EXPECT(4, PROFILE "--tool ncu " SYNTH, root);
-    cr_expect(says("ncu is not installed"), "%s", out);
-    EXPECT(0, PROFILE "--help", root);
-    cr_expect(says("Examples:\n"), "%s", out);
+    EXPECT_PRINTS(4, "neither nsys nor ncu is installed: get Nsight", PROFILE SYNTH, root);
+    EXPECT_PRINTS(4, "ncu is not installed", PROFILE "--tool ncu " SYNTH, root);
+    EXPECT_PRINTS(0, "Examples:\n", PROFILE "--help", root);
     EXPECT(2, PROFILE "--launches 0 " SYNTH, root);
-    EXPECT(2, PROFILE, root);
-    cr_expect(says("give a variant"), "%s", out);
+    EXPECT_PRINTS(2, "give a variant", PROFILE, root);
 }

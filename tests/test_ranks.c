@@ -257,50 +257,36 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
                                               {"share", COMBINE_MIN},     {"moved", COMBINE_MEAN},
                                               {"alone", COMBINE_NONE},    {"half", COMBINE_MIN},
                                               {"rate", COMBINE_SUM_REAL}, {NULL, COMBINE_FIRST}};
-    struct row rows[2] = {{0}}, total = {0};
-    for (int i = 0; i < 3; i++) {
-        struct row *row = i < 2 ? &rows[i] : &total;
-        row_count(row, "rank", (unsigned long long)i);
-        row_count(row, "threads", 3);
-        row_text(row, "ranks_per_device", "");
-        row_count(row, "batch", i ? 5 : 6);
-        row_count(row, "wrong", 0);
-        row_text(row, "sm_clock_mhz", i < 2 ? (i ? "1500" : "1980") : "");
-        row_text(row, "memory_clock_mhz", i ? "" : "3201");
-        row_text(row, "instruction_set", i == 1 ? "avx2" : "avx512");
-        row_text(row, "how", i < 2 ? "fast" : "");
-        row_real(row, "stage_s", i ? 0.25 : 0.5);
-        row_text(row, "hash", i ? "8000000000000001" : "8000000000000002");
-        row_text(row, "none", "");
-        row_text(row, "share", i < 2 ? (i ? "0.5000" : "1.0000") : "");
-        row_text(row, "moved", i < 2 ? (i ? "0.25" : "0.75") : "");
-        row_text(row, "alone", i < 2 ? "7" : "");
-        row_text(row, "half", i ? "" : "7");
-        row_text(row, "rate", i < 2 ? (i ? "2.5e+06" : "999.75") : "");
-    }
-    ranks_combine(rows, 2, measures, &total);
-    cr_assert_eq(row_check(&total), STATUS_OK);
-    cr_expect_str_eq(row_get(&total, "rank"), "all");
-    cr_expect_str_eq(row_get(&total, "threads"), "6");
-    cr_expect_str_eq(row_get(&total, "ranks_per_device"), "");
-    cr_expect_str_eq(row_get(&total, "batch"), "11");
-    cr_expect_str_eq(row_get(&total, "wrong"), "0");
-    cr_expect_str_eq(row_get(&total, "sm_clock_mhz"), "1500", "not the clock of the slowest GPU");
-    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "",
-                     "must be empty, because one rank does not know it");
-    cr_expect_str_eq(row_get(&total, "instruction_set"), "", "must be empty, because ranks differ");
-    cr_expect_str_eq(row_get(&total, "how"), "fast");
-    cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");
-    cr_expect_str_eq(row_get(&total, "hash"), "0000000000000003", "modulo 2^64");
-    cr_expect_str_eq(row_get(&total, "none"), "");
-    cr_expect_str_eq(row_get(&total, "share"), "0.5");
-    cr_expect_str_eq(row_get(&total, "moved"), "0.5");
-    cr_expect_str_eq(row_get(&total, "alone"), "");
-    cr_expect_str_eq(row_get(&total, "half"), "", "must be empty, because one rank does not know it");
-    cr_expect_str_eq(row_get(&total, "rate"), "2500999.75");
-    row_free(&rows[0]);
-    row_free(&rows[1]);
-    row_free(&total);
+    static const struct {
+        const char *column, *before[3], *combined; /* before: the cells of two ranks and of the row of all */
+    } cells[] = {{"rank", {"0", "1", "2"}, "all"},
+                 {"threads", {"3", "3", "3"}, "6"},
+                 {"ranks_per_device", {"", "", ""}, ""},
+                 {"batch", {"6", "5", "5"}, "11"},
+                 {"wrong", {"0", "0", "0"}, "0"},
+                 {"sm_clock_mhz", {"1980", "1500", ""}, "1500"}, /* the clock of the slowest GPU */
+                 {"memory_clock_mhz", {"3201", "", ""}, ""}, /* empty, because one rank does not know it */
+                 {"instruction_set", {"avx512", "avx2", "avx512"}, ""}, /* empty, because ranks differ */
+                 {"how", {"fast", "fast", ""}, "fast"},
+                 {"stage_s", {"0.5", "0.25", "0.25"}, "0.5"},
+                 {"hash", {"8000000000000002", "8000000000000001", "8000000000000001"}, "0000000000000003"},
+                 {"none", {"", "", ""}, ""},
+                 {"share", {"1.0000", "0.5000", ""}, "0.5"},
+                 {"moved", {"0.75", "0.25", ""}, "0.5"},
+                 {"alone", {"7", "7", ""}, ""},
+                 {"half", {"7", "", ""}, ""},
+                 {"rate", {"999.75", "2.5e+06", ""}, "2500999.75"}};
+    struct row rows[3] = {{0}}, *total = &rows[2];
+    for (size_t c = 0; c < COUNT_OF(cells); c++)
+        for (int i = 0; i < 3; i++)
+            row_text(&rows[i], cells[c].column, cells[c].before[i]);
+    ranks_combine(rows, 2, measures, total);
+    cr_assert_eq(row_check(total), STATUS_OK);
+    for (size_t c = 0; c < COUNT_OF(cells); c++)
+        cr_expect_str_eq(row_get(total, cells[c].column), cells[c].combined, "%s is '%s', not '%s'",
+                         cells[c].column, row_get(total, cells[c].column), cells[c].combined);
+    for (int i = 0; i < 3; i++)
+        row_free(&rows[i]);
 }
 
 Test(ranks, efficiency_depends_on_the_scaling)

@@ -25,12 +25,11 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
 
 Test(reference, published_code_is_timed_at_the_sizes_of_the_figures)
 {
-    shell(PUBLISHED "&& " SHOW);
-    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, PUBLISHED "&& " SHOW);
     cr_expect(says("\npublished-python 512 200 1 205 Made-up(R) Processor 9000 no\n"),
               "not the median of four images of 1.01 to 1.04 times 200 us: %s", out);
-    cr_expect(says("\npublished-numpy 1024 1000 1 512.5 "), "%s", out);
-    cr_expect(says("\npublished-gbase 256 1000 1 100.3 Made-up Accelerator X1 no\n"), "%s", out);
+    EXPECT_OUT("\npublished-numpy 1024 1000 1 512.5 ");
+    EXPECT_OUT("\npublished-gbase 256 1000 1 100.3 Made-up Accelerator X1 no\n");
     cr_expect(says("\npublished-bat 512 1000 512 54067.2 ") && says("\npublished-bat 512 400 256 11033.6 "),
               "not the times of batches, with changed constants: %s", out);
     shell("cut -d, -f7 $D/results/published.csv | sort | uniq -c | tr -s ' ' | tr '\\n' ';'");
@@ -39,32 +38,29 @@ Test(reference, published_code_is_timed_at_the_sizes_of_the_figures)
         out);
     shell(SELECT "vertices resolution batch > /dev/null; grep -h '^array legend_text' $D/work/*.vars; " REPORT
                  "> /dev/null; grep -c '<pre>scripts/compare/published.sh CLONE' $D/report.html");
-    cr_expect(says("'published-python, batch 1', 'published-numpy, batch 1'") &&
-                  says("'published-gbase, batch 1', 'published-bat, batch 256'") && says("'published-bat'"),
-              "%s", out);
+    EXPECT_OUT("'published-python, batch 1', 'published-numpy, batch 1'",
+               "'published-gbase, batch 1', 'published-bat, batch 256'", "'published-bat'");
     cr_expect(!says("\n0\n"), "%s", out);
 }
 
 Test(reference, missing_parts_of_the_published_code_are_skipped)
 {
-    shell("cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
+    SHELL(0,
+          "cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
           "$D/clone/cpu/datagen.py; "
           "scripts/compare/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
           "$D/p.csv | sort -u");
-    cr_expect(status == 0 && says("the published Python code is skipped: ") &&
-                  says("install noise (the published code needs pillow, noise, numpy)"),
-              "%s", out);
+    EXPECT_OUT("the published Python code is skipped: ",
+               "install noise (the published code needs pillow, noise, numpy)");
     cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
-    shell("scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");
-    cr_expect(status == 4 && says("nowhere not found") && says("none of the published code can run here"),
-              "%s", out);
-    shell("STUB_FAILS=gbase " PUBLISHED "| tail -1");
-    cr_expect(status == 0 && says("the published CUDA code is skipped: gbase cannot run here"), "%s", out);
-    shell("scripts/compare/published.py $D $D/q.csv");
-    cr_expect(status == 2 && says("has no cpu/datagen.py; give a clone of"), "%s", out);
-    shell("sed -i 's/int res =/int side =/' $D/clone/cuda/baseline/profile.cu; "
-          "scripts/compare/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
-    cr_expect(status == 2 && says("cuda/baseline/profile.cu has 0 constants res, not one"), "%s", out);
+    SHELL(4, "scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");
+    EXPECT_OUT("nowhere not found", "none of the published code can run here");
+    SHELL(0, "STUB_FAILS=gbase " PUBLISHED "| tail -1");
+    EXPECT_OUT("the published CUDA code is skipped: gbase cannot run here");
+    SHELL_PRINTS(2, "has no cpu/datagen.py; give a clone of", "scripts/compare/published.py $D $D/q.csv");
+    SHELL(2, "sed -i 's/int res =/int side =/' $D/clone/cuda/baseline/profile.cu; "
+             "scripts/compare/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
+    EXPECT_OUT("cuda/baseline/profile.cu has 0 constants res, not one");
     shell("STUB_FAILS=gbase scripts/compare/published.sh tests/data/published $D/results/r.csv && head -2 "
           "$D/results/r.csv");
     cr_expect(status == 0 && says("published-python"),
@@ -81,13 +77,12 @@ Test(reference, default_sections_fit_ten_minutes)
     shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run");
     cr_expect(status == 0 && says("ladder: takes about ") && says("train-graph") && !says("compare/pytorch"),
               "%s", out);
-    shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run --section "
-          "$(scripts/sweep/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
-    cr_expect(status == 0 && says("compare/pytorch.py"), "%s", out);
+    SHELL(0, "scripts/sweep/reference.sh $D/out --mnist $D --dry-run --section "
+             "$(scripts/sweep/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
+    EXPECT_OUT("compare/pytorch.py");
     /* results/reference must have every file that reference.sh writes. */
-    shell("ls $(scripts/sweep/reference.sh $D/out --list | awk '{ for (i = 4; i <= NF; i++) print "
-          "\"results/reference/h200_\" $i \".csv\" }')");
-    cr_expect_eq(status, 0, "%s", out);
+    SHELL(0, "ls $(scripts/sweep/reference.sh $D/out --list | awk '{ for (i = 4; i <= NF; i++) print "
+             "\"results/reference/h200_\" $i \".csv\" }')");
 }
 
 Test(reference, errors_are_reported_first)
@@ -108,16 +103,15 @@ Test(reference, errors_are_reported_first)
         cr_expect(status == faults[i].status && says(faults[i].says), "%s: %d, %s", faults[i].arguments,
                   status, out);
     }
-    shell("STUB_REVISION=unknown scripts/sweep/reference.sh $D/out --section ladder");
-    cr_expect(status == 4 && says("build it with make REVISION=NAME"), "%s", out);
+    SHELL(4, "STUB_REVISION=unknown scripts/sweep/reference.sh $D/out --section ladder");
+    EXPECT_OUT("build it with make REVISION=NAME");
 }
 
 Test(reference, a_section_replaces_its_files)
 {
-    shell("mkdir $D/out; echo old > $D/out/h200_synth.csv; scripts/sweep/reference.sh $D/out --section "
-          "ladder && "
-          "tar -tzf $D/out/reference.tar.gz && cut -d, -f7 $D/out/h200_synth.csv | sort | uniq -c");
-    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, "mkdir $D/out; echo old > $D/out/h200_synth.csv; scripts/sweep/reference.sh $D/out --section "
+             "ladder && "
+             "tar -tzf $D/out/reference.tar.gz && cut -d, -f7 $D/out/h200_synth.csv | sort | uniq -c");
     cr_expect(says("h200_synth.csv\n") && says("5 omp\n") && says("1 naive\n") && !says("old"), "%s", out);
     shell("STUB_FAILS=naive scripts/sweep/reference.sh $D/out --section ladder,monitor; cut -d, -f7 "
           "$D/out/h200_synth.csv | uniq");

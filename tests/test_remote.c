@@ -167,12 +167,11 @@ static void start_server(void)
     cr_assert_not_null(realpath("tests/remote_server.py", script));
     enter_folder(home);
     setenv("P", program, 1);
-    cr_assert_eq(shell("$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
-                       "3,40,40 --dtype u8 && "
-                       "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
-                       "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
-                       "$P --prepare files/one --store files --samples 3"),
-                 0, "%s", out);
+    SHELL(0, "$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
+             "3,40,40 --dtype u8 && "
+             "mkdir -p files/plain 'files/a=1%% b' && cp files/set/*.tar files/plain && "
+             "cp files/set/*.tar 'files/a=1%% b' && : > files/empty.tar && "
+             "$P --prepare files/one --store files --samples 3");
     has_certificate =
         shell("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
               "key.pem -out certificate.pem -days 2 -subj /CN=test -addext "
@@ -223,7 +222,7 @@ static void set_credentials(void)
 static void expect_same(const char *urls[], size_t count)
 {
     char local[64];
-    cr_assert_eq(shell("$P $N --data files/plain | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'"), 0);
+    SHELL(0, "$P $N --data files/plain | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'");
     snprintf(local, sizeof local, "%.16s", out);
     cr_assert_eq(strlen(local), 16, "%s", out);
     for (size_t i = 0; i < count; i++) {
@@ -252,7 +251,7 @@ Test(servers, a_set_is_read_from_every_service)
                           "file://$PWD/files/plain"};
     set_credentials();
     expect_same(urls, sizeof urls / sizeof *urls - 1);
-    cr_expect_eq(shell("$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]), 0, "%s", out);
+    SHELL(0, "$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]);
     cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
 }
 
@@ -282,9 +281,8 @@ Test(servers, certificates_are_checked)
 
 Test(servers, all_variants_for_shards_and_several_connections)
 {
-    cr_expect_eq(shell("$P $M --variant shards,shards-mmap,shards-omp --iodepth 3 --epochs 2 --data "
-                       "$U/web/plain/counter-{000000..000004}.tar"),
-                 0, "%s", out);
+    SHELL(0, "$P $M --variant shards,shards-mmap,shards-omp --iodepth 3 --epochs 2 --data "
+             "$U/web/plain/counter-{000000..000004}.tar");
 }
 
 Test(servers, one_broken_request_in_ten_loses_nothing)
@@ -339,15 +337,12 @@ Test(servers, faults_have_one_clear_line)
 Test(servers, short_bodies_are_an_error_after_some_attempts)
 {
     /* The server sends half of the requested bytes each time. */
-    cr_expect_eq(shell("$P $N --data $U/short/plain/counter-000000.tar"), 1, "%s", out);
-    cr_expect(says("tried 6 times"), "%s", out);
+    SHELL_PRINTS(1, "tried 6 times", "$P $N --data $U/short/plain/counter-000000.tar");
 }
 
 Test(servers, signatures_of_azure_are_in_no_row)
 {
-    cr_assert_eq(
-        shell("$P $N --data \"$U/account/box/plain/?sig=se%%2Bcret%%2F\" --out rows.csv; cat rows.csv"), 0,
-        "%s", out);
+    SHELL(0, "$P $N --data \"$U/account/box/plain/?sig=se%%2Bcret%%2F\" --out rows.csv; cat rows.csv");
     cr_expect(says("account/box/plain/?...") && !says("cret"), "%s", out);
 }
 
@@ -367,51 +362,44 @@ static int count_files(const char *end)
 
 Test(servers, a_cache_keeps_verified_shards)
 {
-    cr_assert_eq(shell(CACHED), 0, "%s", out);
+    SHELL(0, CACHED);
     cr_expect_eq(count_files(".data"), 5);
     cr_expect_eq(count_files(".part"), 0);
     /* A flipped byte is found, and the shard is read again. */
-    cr_assert_eq(
-        shell("f=$(ls cache/*.data | head -1); printf X | dd of=$f bs=1 seek=5000 conv=notrunc status=none"),
-        0);
-    cr_assert_eq(shell(CACHED), 0, "%s", out);
-    cr_expect(says("is damaged; it is removed and read again"), "%s", out);
+    SHELL(0, "f=$(ls cache/*.data | head -1); printf X | dd of=$f bs=1 seek=5000 conv=notrunc status=none");
+    SHELL_PRINTS(0, "is damaged; it is removed and read again", CACHED);
     cr_expect_eq(count_files(".data"), 5);
     /* For shards in the cache, the program requests only their version from the server. */
-    cr_assert_eq(shell("$P $M --variant shards-mmap --cache warm --data "
-                       "$U/web/plain/counter-{000000..000004}.tar --cache-dir cache"),
-                 0, "%s", out);
-    cr_expect(says(",warm,"), "%s", out);
+    SHELL(0, "$P $M --variant shards-mmap --cache warm --data "
+             "$U/web/plain/counter-{000000..000004}.tar --cache-dir cache");
+    EXPECT_OUT(",warm,");
 }
 
 Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
 {
-    cr_assert_eq(shell(CACHED "--cache-bytes 800K"), 0, "%s", out); /* three of five shards fit */
+    SHELL(0, CACHED "--cache-bytes 800K"); /* three of five shards fit */
     cr_expect_eq(count_files(".data"), 3);
-    cr_expect(says("--cache-bytes is too small for this set of 1131520 bytes"), "%s", out);
-    cr_assert_eq(shell("$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K"),
-                 0, "%s", out);
+    EXPECT_OUT("--cache-bytes is too small for this set of 1131520 bytes");
+    SHELL(0, "$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K");
     cr_expect_eq(count_files(".data"), 1); /* a smaller limit removes files of earlier runs */
-    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 2, "%s", out);
-    cr_expect(says("a file of 226304 bytes does not fit; raise the limit"), "%s", out);
+    SHELL_PRINTS(2, "a file of 226304 bytes does not fit; raise the limit", CACHED "--cache-bytes 100K");
 }
 
 /* Shards that the cache has no room for are not damaged, so --on-error skip does not apply to them. */
 Test(servers, a_cache_without_room_ends_the_run)
 {
-    cr_expect_eq(shell(CACHED "--cache-bytes 100K --on-error skip"), 2, "%s", out);
+    SHELL(2, CACHED "--cache-bytes 100K --on-error skip");
     cr_expect(!says("skipped"), "%s", out);
-    cr_expect_eq(shell("trap '' XFSZ; ulimit -f 100; " CACHED "--on-error skip"), 2, "%s", out);
+    SHELL(2, "trap '' XFSZ; ulimit -f 100; " CACHED "--on-error skip");
     cr_expect(says(".part: File too large") && !says("skipped"), "%s", out);
 }
 
 Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)
 {
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(shell("timeout -s KILL 0.%d " CACHED "; true", 1 + i), 0);
-    cr_assert_eq(shell("for i in 1 2 3; do " CACHED
-                       ">out$i 2>&1 & p$i=$!; done; for i in 1 2 3; do eval wait \\$p$i || exit 1; done"),
-                 0, "%s", out);
+        SHELL(0, "timeout -s KILL 0.%d " CACHED "; true", 1 + i);
+    SHELL(0, "for i in 1 2 3; do " CACHED
+             ">out$i 2>&1 & p$i=$!; done; for i in 1 2 3; do eval wait \\$p$i || exit 1; done");
     cr_expect_eq(count_files(".data"), 5);
     cr_expect_eq(count_files(".part"), 0);
 }
@@ -427,9 +415,9 @@ Test(servers, options_of_the_cache_are_checked)
         {"--data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache --cache-bytes 300K --cache warm",
          "--cache warm: --cache-bytes is too small for this set of 1131520 bytes"},
     };
-    cr_assert_eq(shell("touch plain_file"), 0);
+    SHELL(0, "touch plain_file");
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        cr_expect_eq(shell("$P $N %s", refused[i][0]), 2, "%s", out);
+        SHELL(2, "$P $N %s", refused[i][0]);
         cr_expect(says(refused[i][1]), "'%s' is not in: %s", refused[i][1], out);
     }
 }
@@ -438,21 +426,16 @@ Test(servers, options_of_the_cache_are_checked)
 
 Test(servers, train_reads_a_remote_set)
 {
-    cr_assert_eq(
-        shell("$P --prepare digits --from digits --encode npy --samples 60 --store shards --shards 2 && "
-              "mv digits files/digits"),
-        0, "%s", out);
-    cr_expect_eq(shell("$P --workload train --variant train-omp --model logreg --batch 10 --epochs 1 "
-                       "--data \"$U/web/digits/digits-{000000..000001}.tar\""),
-                 0, "%s", out);
+    SHELL(0, "$P --prepare digits --from digits --encode npy --samples 60 --store shards --shards 2 && "
+             "mv digits files/digits");
+    SHELL(0, "$P --workload train --variant train-omp --model logreg --batch 10 --epochs 1 "
+             "--data \"$U/web/digits/digits-{000000..000001}.tar\"");
 }
 
 Test(servers, prepare_copies_a_remote_set)
 {
-    cr_assert_eq(
-        shell(
-            "$P --prepare copy --from dataset --source $U/web/set/counter.index --store shards --shards 2 && "
-            "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify"),
-        0, "%s", out);
+    SHELL(0,
+          "$P --prepare copy --from dataset --source $U/web/set/counter.index --store shards --shards 2 && "
+          "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify");
 }
 #endif

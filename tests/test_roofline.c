@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/roofline.h"
+#include "must.h"
 #include "run/runner_parts.h"
 #include "train/model.h"
 #include "train/trainer.h"
@@ -183,23 +184,26 @@ Test(roofline, the_roofline_of_all_ranks_is_that_of_the_slowest)
 
 /* ---- The minimum work of a workload ---- */
 
-/* Returns the work of a workload with these options for a variant. */
-static struct work work_of(const char *workload, const char *const *given, const struct variant *variant)
+/* Reads the settings of a command line, whose words single blanks separate. */
+static void read_settings(struct settings *settings, const char *line)
 {
-    char words[32][64] = {"fdsl-bench", "--variant"}, *argv[33] = {0};
-    int argc = 3;
-    snprintf(words[2], sizeof words[2], "%s", strcmp(workload, "synth") == 0 ? "naive" : "train-naive");
-    for (; given[argc - 3]; argc++)
-        snprintf(words[argc], sizeof words[argc], "%s", given[argc - 3]);
-    for (int i = 0; i < argc; i++)
-        argv[i] = words[i];
+    static char text[512];
+    char *argv[64] = {(char *)"fdsl-bench"}, *rest = text, *word;
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", line);
+    while ((word = strsep(&rest, " ")))
+        argv[argc++] = word;
+    must(settings_read(settings, &(struct config){.argc = argc, .argv = argv}));
+}
+
+/* Returns the work of a command line for a variant. */
+static struct work work_of(const char *line, const struct variant *variant)
+{
     struct settings settings;
     const struct partition alone = {0, 1, false, NULL};
     void *input;
-    cr_assert_eq(settings_read(&settings, &(struct config){.argc = argc, .argv = argv}), STATUS_OK, "%s",
-                 status_text());
-    cr_assert_eq(settings.workload->open(&settings.options, settings.parameters, &alone, &input), STATUS_OK,
-                 "%s", status_text());
+    read_settings(&settings, line);
+    must(settings.workload->open(&settings.options, settings.parameters, &alone, &input));
     const struct work work = settings.workload->work(input, variant);
     settings.workload->close(input);
     settings_free(&settings);
@@ -218,20 +222,11 @@ Test(roofline, no_image_needs_more_than_its_pixels)
     const struct variant *const naive = variant_find("naive")->variant;
     for (int i = 0; i < 32; i++) {
         const char *res = sizes[i & 1];
-        const char *const given[] = {"--formula",
-                                     formulas[i >> 1 & 1],
-                                     "--orbits",
-                                     orbits[i >> 2 & 1],
-                                     "--noise",
-                                     noises[i >> 3 & 1],
-                                     "--line-width",
-                                     widths[i >> 4 & 1],
-                                     "--batch",
-                                     "4096",
-                                     "--res",
-                                     res,
-                                     NULL};
-        const struct work work = work_of("synth", given, naive);
+        char line[256];
+        snprintf(line, sizeof line,
+                 "--variant naive --formula %s --orbits %s --noise %s --line-width %s --batch 4096 --res %s",
+                 formulas[i >> 1 & 1], orbits[i >> 2 & 1], noises[i >> 3 & 1], widths[i >> 4 & 1], res);
+        const struct work work = work_of(line, naive);
         double side = strtod(res, NULL),
                bytes = 4096 * (side * side + 8); /* each image has a label of 8 bytes */
         cr_expect_eq(work.least.flops, 0);
@@ -293,25 +288,16 @@ Test(roofline, train_graph_is_near_15_percent)
     cr_expect_eq(roofline.bound, BOUND_COMPUTE);
 }
 
-/* Returns the work of an epoch of 500 samples in batches of 64, with this engine, optimizer and feed.
- * `momentum` and `ema` may be NULL. */
-static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
-                            const char *feed, const char *ema)
+/* Returns the work of an epoch of 500 samples in batches of 64, with this engine and these options. */
+static struct work training(const struct engine *engine, const char *options)
 {
-    const char *given[20] = {"--model", "logreg",  "--train-size", "500",         "--test-size",
-                             "10",      "--batch", "64",           "--optimizer", optimizer,
-                             "--feed",  feed,      "--data",       "digits"};
-    size_t count = 14;
-    if (momentum) {
-        given[count++] = "--momentum";
-        given[count++] = momentum;
-    }
-    if (ema) {
-        given[count++] = "--ema";
-        given[count++] = ema;
-    }
     const struct variant variant = {.platform = "cuda", .traits = engine};
-    return work_of("train", given, &variant);
+    char line[256];
+    snprintf(
+        line, sizeof line,
+        "--variant train-naive --model logreg --train-size 500 --test-size 10 --batch 64 --data digits %s",
+        options);
+    return work_of(line, &variant);
 }
 
 /* Engines declare which multiplications by zero they skip. The minimum work omits these multiplications. */
@@ -335,22 +321,24 @@ Test(roofline, variants_that_skip_zeros_declare_it)
 Test(roofline, work_of_an_epoch)
 {
     static const struct {
-        const char *optimizer, *momentum;
+        const char *options;
         double tensors; /* parameters and optimizer state */
-    } cases[] = {{"sgd", "0", 1}, {"sgd", "0.9", 2}, {"adam", NULL, 3}, {"adamw", NULL, 3}};
+    } cases[] = {{"--feed stored --optimizer sgd --momentum 0", 1},
+                 {"--feed stored --optimizer sgd --momentum 0.9", 2},
+                 {"--feed stored --optimizer adam", 3},
+                 {"--feed stored --optimizer adamw", 3},
+                 {"--feed stored --optimizer adam --ema 0.9", 4}}; /* and the moving average */
     const struct engine half = {.unit = UNIT_HALF}, plain = {.unit = UNIT_FP32};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const struct work work = training(&half, cases[i].optimizer, cases[i].momentum, "stored", NULL);
+        const struct work work = training(&half, cases[i].options);
         cr_expect_eq(work.items, 500);
         cr_expect_eq(work.least.flops, 500 * 2 * 2 * 7840.0); /* forward, and the gradient of the weights */
         cr_expect_eq(work.least.unit, UNIT_HALF);
         cr_expect_eq(work.least.once_bytes, 500 * 784.0);
-        cr_expect_eq(work.least.round_bytes, cases[i].tensors * 4 * 7850, "%s", cases[i].optimizer);
+        cr_expect_eq(work.least.round_bytes, cases[i].tensors * 4 * 7850, "%s", cases[i].options);
         cr_expect_eq(work.least.rounds, 2 * 8.0); /* each of 8 steps reads and writes the tensors once */
     }
-    const struct work averaged = training(&half, "adam", NULL, "stored", "0.9");
-    cr_expect_eq(averaged.least.round_bytes, 4 * 4 * 7850); /* and the moving average */
-    const struct work constant = training(&plain, "adam", NULL, "constant", NULL);
+    const struct work constant = training(&plain, "--feed constant --optimizer adam");
     cr_expect_eq(constant.least.unit, UNIT_FP32);
     cr_expect_eq(constant.least.once_bytes, 0, "constant samples stay in the cache and must not count");
 }
@@ -410,15 +398,13 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
 {
     static const char *const columns[] = {"flops", "bytes",         "peak_flops_per_s", "peak_bytes_per_s",
                                           "bound", "roofline_share"};
-    char *argv[] = {"fdsl-bench", "--variant", "naive", NULL};
     struct settings settings;
-    cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK, "%s",
-                 status_text());
+    read_settings(&settings, "--variant naive");
     const struct runner runner = {
         .settings = &settings, .entry = settings.variants[0], .partition = {0, 1, false}};
     const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
     struct row row = {0};
-    cr_assert_eq(runner_row(&runner, &result, NULL, &row), STATUS_OK, "%s", status_text());
+    must(runner_row(&runner, &result, NULL, &row));
     for (size_t i = 0; i < COUNT_OF(columns); i++)
         cr_expect_str_eq(row_get(&row, columns[i]), wanted[i], "%s", columns[i]);
     row_free(&row);
@@ -435,12 +421,11 @@ Test(roofline, a_row_has_the_roofline)
 /* Expects the printed table of a result with this roofline to contain this text. */
 static void expect_cell(const struct roofline *roofline, const char *wanted)
 {
-    char *argv[] = {"fdsl-bench", "--variant", "naive", NULL}, text[4096] = "", path[] = "/tmp/fdsl-XXXXXX";
+    char text[4096] = "", path[] = "/tmp/fdsl-XXXXXX";
     struct settings settings;
     struct report *report;
     struct row row = {0};
-    cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK, "%s",
-                 status_text());
+    read_settings(&settings, "--variant naive");
     const struct result result = {.variant = "fast",
                                   .work.items = 1,
                                   .bench.time.median = 4,
@@ -450,9 +435,9 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
                                   .rows = &row,
                                   .row_count = 1};
     cr_assert(close(mkstemp(path)) == 0 && freopen(path, "w", stdout));
-    cr_assert_eq(report_begin(&settings, NULL, &report), STATUS_OK);
-    cr_assert_eq(report_add(report, &result), STATUS_OK);
-    cr_assert_eq(report_end(report), STATUS_OK);
+    must(report_begin(&settings, NULL, &report));
+    must(report_add(report, &result));
+    must(report_end(report));
     fflush(stdout);
     FILE *file = fopen(path, "r");
     cr_assert(file && fread(text, 1, sizeof text - 1, file) > 0);

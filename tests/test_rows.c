@@ -30,8 +30,7 @@ Test(rows, say_whether_the_median_settled)
 Test(rows, one_sample_has_no_spread)
 {
     run_well("--variant naive " LOOPS(1) "--format csv");
-    cr_expect_str_eq(value(out, 1, "time_sd_s"), "");
-    cr_expect_str_eq(value(out, 1, "time_cv"), "");
+    expect_cells(out, 1, "time_sd_s=;time_cv=");
     cr_expect(number(out, 1, "time_median_s") > 0);
     run_well("--variant naive " LOOPS(2) "--format csv");
     cr_expect(number(out, 1, "time_sd_s") >= 0 && number(out, 1, "time_cv") >= 0);
@@ -39,15 +38,12 @@ Test(rows, one_sample_has_no_spread)
 
 Test(rows, epochs_leave_settled_empty)
 {
-    run_well("--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 "
-             "--epochs "
-             "1 --format csv");
-    cr_expect_str_eq(value(out, 1, "settled"), "");
-    cr_expect_str_eq(value(out, 1, "median_error"), "");
-    cr_expect_str_eq(value(out, 1, "time_sd_s"), "");
-    run_well("--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 "
-             "--epochs "
-             "1");
+#define EPOCH                                                                                                \
+    "--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 --epochs " \
+    "1 "
+    run_well(EPOCH "--format csv");
+    expect_cells(out, 1, "settled=;median_error=;time_sd_s=");
+    run_well(EPOCH);
     cr_expect(!strstr(out, "*"), "%s", out);
 }
 
@@ -57,8 +53,7 @@ Test(rows, the_table_marks_medians_that_did_not_settle)
     /* Slow drift leaves too few independent samples for an interval: the error is then "-". */
     cr_expect(strstr(out, "%* ") || strstr(out, " -* "), "%s", out);
     cr_expect(strstr(out, "\n* not settled: "), "%s", out);
-    run_well("--variant naive " LOOPS(3));
-    cr_expect(strstr(out, " -* "), "%s", out);
+    expect_prints(" -* ", "--variant naive " LOOPS(3));
     run_well("--variant naive " SMALL "--max-error 100 --min-samples 100 --min-time 0 --max-time 20");
     cr_expect(!strstr(out, "*"), "%s", out);
 }
@@ -81,9 +76,7 @@ Test(rows, have_the_instruction_set_that_was_used)
     for (size_t row = 1; row <= VARIANT_COUNT; row++) {
         const char *(*used)(void) = variant_find(value(out, row, "variant"))->variant->instruction_set;
         cr_expect_str_eq(value(out, row, "instruction_set"), used ? used() : "");
-        cr_expect_str_eq(value(out, row, "sm_clock_mhz"), "");
-        cr_expect_str_eq(value(out, row, "memory_clock_mhz"), "");
-        cr_expect_str_eq(value(out, row, "energy_j_per_item"), "");
+        expect_cells(out, row, "sm_clock_mhz=;memory_clock_mhz=;energy_j_per_item=");
     }
 }
 
@@ -116,37 +109,34 @@ Test(rows, naive_is_the_default_baseline_in_any_order)
 Test(rows, without_the_baseline_there_is_no_speed_up)
 {
     run_well("--variant omp " LOOPS(9) "--format csv");
-    cr_expect_str_eq(value(out, 1, "speedup"), "");
-    cr_expect_str_eq(value(out, 1, "baseline"), "");
-    run("--variant omp --baseline naive " LOOPS(9));
-    expect_error(2, "--baseline naive: it is not among the variants that run; add it to --variant",
-                 "baseline");
-    run("--variant omp --baseline nonsense " LOOPS(9));
-    expect_error(2, "--baseline: unknown variant 'nonsense'; --list shows them all", "baseline");
-    run("--variant omp --baseline naivee " LOOPS(9));
-    expect_error(2, "--baseline: unknown variant 'naivee'; did you mean 'naive'?", "baseline");
+    expect_cells(out, 1, "speedup=;baseline=");
+    expect_failure(2, "--baseline naive: it is not among the variants that run; add it to --variant",
+                   "--variant omp --baseline naive " LOOPS(9));
+    expect_failure(2, "--baseline: unknown variant 'nonsense'; --list shows them all",
+                   "--variant omp --baseline nonsense " LOOPS(9));
+    expect_failure(2, "--baseline: unknown variant 'naivee'; did you mean 'naive'?",
+                   "--variant omp --baseline naivee " LOOPS(9));
 }
 
 Test(rows, the_header_of_the_table_names_the_baseline)
 {
-    run_well("--variant omp,naive " LOOPS(9));
-    cr_expect(strstr(out, "; speed-up over naive\n"), "%s", out);
+    expect_prints("; speed-up over naive\n", "--variant omp,naive " LOOPS(9));
     cr_expect(count_of(out, " 1.00x ") >= 1, "the speed-up of naive over itself is missing: %s", out);
-    run_well("--variant omp " LOOPS(9));
-    cr_expect(strstr(out, "; speed-up is unknown without naive\n"), "%s", out);
+    expect_prints("; speed-up is unknown without naive\n", "--variant omp " LOOPS(9));
     cr_expect(!strstr(out, "x "), "%s", out);
 }
 
 /* The speed-up of an epoch is relative to the median time of the baseline's epochs. */
 Test(rows, epochs_have_speed_ups)
 {
-    run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
-             "--model "
-             "logreg --batch 20 --epochs 3 --format csv");
+#define EPOCHS                                                                                        \
+    "--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 " \
+    "--model "                                                                                        \
+    "logreg --batch 20 --epochs "
+    run_well(EPOCHS "3 --format csv");
     double times[3], median;
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "variant"), "train-naive");
-        cr_expect_str_eq(value(out, row, "speedup"), "1");
+        expect_cells(out, row, "variant=train-naive;speedup=1");
         times[row - 1] = number(out, row, "time_median_s");
     }
     median = fmax(fmin(times[0], times[1]), fmin(fmax(times[0], times[1]), times[2]));
@@ -154,9 +144,7 @@ Test(rows, epochs_have_speed_ups)
         cr_expect_str_eq(value(out, row, "baseline"), "train-naive");
         cr_expect(fabs(number(out, row, "speedup") * number(out, row, "time_median_s") / median - 1) < 1e-6);
     }
-    run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
-             "--model "
-             "logreg --batch 20 --epochs 1");
+    run_well(EPOCHS "1");
     cr_expect(strstr(out, "; speed-up over train-naive\n") && strstr(out, " 1.00x "), "%s", out);
 }
 #endif

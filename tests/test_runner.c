@@ -11,8 +11,6 @@
 #include "run/settings.h"
 #include "synth/input.h"
 
-TestSuite(runner, .timeout = 60);
-
 static const struct variant *naive(void)
 {
     return variant_find("naive")->variant;
@@ -38,49 +36,42 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
     return naive()->run(state, number, time);
 }
 
-static const char *batch = "3"; /* the value of --batch */
+static const char *batch = "3";                /* the value of --batch */
+static char out[] = "/tmp/fdsl-runner-XXXXXX"; /* the value of --out */
+
+static void set_up(void)
+{
+    close(mkstemp(out));
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+}
+
+static void tear_down(void)
+{
+    unlink(out);
+}
+
+TestSuite(runner, .init = set_up, .fini = tear_down, .timeout = 60);
 
 /* Runs the program with --verify on a tiny batch. `variant` runs under the name "fake". `names` is the value
- * of --variant, `type` of --dtype, and `out` of --out. `baseline` is the value of --baseline, or NULL to omit
- * this option. The baseline runs first. */
+ * of --variant, and `type` of --dtype. `baseline` is the value of --baseline, or NULL to omit this option.
+ * The baseline runs first. */
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
-                            const char *type, const char *out)
+                            const char *type)
 {
-    char file[64], dtype[8], images[16];
-    snprintf(images, sizeof images, "%s", batch);
-    snprintf(file, sizeof file, "%s", out);
-    snprintf(dtype, sizeof dtype, "%s", type);
-    char *argv[] = {"fdsl-bench",
-                    "--variant",
-                    "naive",
-                    "--verify",
-                    "--batch",
-                    images,
-                    "--res",
-                    "32",
-                    "--vertices",
-                    "7",
-                    "--orbits",
-                    "5",
-                    "--min-time",
-                    "0",
-                    "--max-time",
-                    "0",
-                    "--warmups",
-                    "1",
-                    "--warmup-time",
-                    "0",
-                    "--min-samples",
-                    "2",
-                    "--dtype",
-                    dtype,
-                    "--out",
-                    file,
-                    NULL};
+    char line[512], *argv[64], *rest = line, *word;
+    int argc = 0;
+    snprintf(line, sizeof line,
+             "fdsl-bench --variant naive --verify --batch %s --res 32 --vertices 7 --orbits 5 --min-time 0 "
+             "--max-time 0 "
+             "--warmups 1 --warmup-time 0 --min-samples 2 --dtype %s --out %s",
+             batch, type, out);
+    while ((word = strsep(&rest, " ")))
+        argv[argc++] = word;
     const struct variant_entry fake = {"fake", "synth", "NOTHING", "made up", variant};
     struct settings settings;
-    enum status status =
-        settings_read(&settings, &(struct config){.argc = (int)COUNT_OF(argv) - 1, .argv = argv});
+    argv[argc] = NULL;
+    enum status status = settings_read(&settings, &(struct config){.argc = argc, .argv = argv});
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
     const struct variant_entry *both[] = {&fake, settings.variants[0]};
     const struct variant_entry **own = settings.variants;
@@ -94,14 +85,14 @@ static enum status run_with(const struct variant *variant, const char *names, co
     return status;
 }
 
-static char *read_file(const char *path)
+/* Returns the rows that the latest run wrote. The next call overwrites them. */
+static const char *rows(void)
 {
-    char *text = calloc(1, 65536);
-    FILE *stream = fopen(path, "r");
-    if (stream) {
-        cr_assert_lt(fread(text, 1, 65535, stream), 65535);
-        fclose(stream);
-    }
+    static char text[65536];
+    FILE *stream = fopen(out, "r");
+    cr_assert_not_null(stream);
+    text[fread(text, 1, sizeof text - 1, stream)] = '\0';
+    fclose(stream);
     return text;
 }
 
@@ -115,32 +106,21 @@ static int count_lines(const char *text)
 
 Test(runner, variants_with_wrong_results_have_no_row)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant wrong = *naive();
     wrong.fetch = spoiled_fetch;
-    cr_redirect_stdout();
-    cr_redirect_stderr();
-    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8", out), STATUS_WRONG);
+    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8"), STATUS_WRONG);
     cr_expect(strstr(status_text(), "1 of 2 variants gave wrong results"), "%s", status_text());
-    char *rows = read_file(out);
-    cr_expect(!strstr(rows, ",fake,"), "a variant with wrong results has a row");
-    cr_expect(strstr(rows, ",naive,"), "variants after the wrong one did not run");
-    free(rows);
-    unlink(out);
+    cr_expect(!strstr(rows(), ",fake,"), "a variant with wrong results has a row");
+    cr_expect(strstr(rows(), ",naive,"), "variants after the wrong one did not run");
 }
 
 /* The corrupted image is the second one, so a batch of one image is correct. */
 Test(runner, a_wrong_combination_does_not_stop_the_others)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant wrong = *naive();
     wrong.fetch = spoiled_fetch;
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     batch = "3,1";
-    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8", out), STATUS_WRONG);
+    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8"), STATUS_WRONG);
     cr_expect_str_eq(status_text(), "1 of 2 combinations failed");
     fflush(stderr);
     char text[4096] = "";
@@ -148,43 +128,26 @@ Test(runner, a_wrong_combination_does_not_stop_the_others)
     text[fread(text, 1, sizeof text - 1, messages)] = '\0';
     cr_expect(strstr(text, "fdsl-bench: --batch 3: fake: 1 of 3 images are wrong; the time"), "%s", text);
     cr_expect(strstr(text, "fdsl-bench: --batch 3: 1 of 2 variants gave wrong results\n"), "%s", text);
-    char *rows = read_file(out);
-    cr_expect(strstr(rows, ",fake,") && count_lines(rows) == 4, "%s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect(strstr(rows(), ",fake,") && count_lines(rows()) == 4, "%s", rows());
 }
 
 Test(runner, a_failure_ends_all_combinations)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant failing = *naive();
     failing.run = failing_run;
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     batch = "3,1";
-    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8", out), STATUS_FAILED);
+    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8"), STATUS_FAILED);
     cr_expect_str_eq(status_text(), "--batch 3: combination 1 of 2: the device caught fire");
-    char *rows = read_file(out);
-    cr_expect_str_empty(rows, "rows were written: %s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect_str_empty(rows(), "rows were written: %s", rows());
 }
 
 Test(runner, a_failure_ends_the_runs)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant failing = *naive();
     failing.run = failing_run;
-    cr_redirect_stdout();
-    cr_redirect_stderr();
-    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8", out), STATUS_FAILED);
+    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8"), STATUS_FAILED);
     cr_expect_str_eq(status_text(), "the device caught fire");
-    char *rows = read_file(out);
-    cr_expect_str_empty(rows, "rows were written: %s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect_str_empty(rows(), "rows were written: %s", rows());
 }
 
 /* Returns naive, declared as a variant that does not convert its images to the output. */
@@ -202,53 +165,30 @@ static struct variant canvas_only(void)
  * all. */
 Test(runner, variants_without_the_output_are_refused_or_skipped)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant plain = canvas_only();
-    cr_redirect_stdout();
-    cr_redirect_stderr();
-    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "f16", out), STATUS_USAGE);
+    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "f16"), STATUS_USAGE);
     cr_expect(strstr(status_text(), "variant 'fake' cannot run with these options: supports only u8"), "%s",
               status_text());
     cr_expect(strstr(status_text(), "use naive"), "%s", status_text());
-    char *rows = read_file(out);
-    cr_expect_str_empty(rows, "a variant ran: %s", rows);
-    free(rows);
+    cr_expect_str_empty(rows(), "a variant ran: %s", rows());
 
-    cr_expect_eq(run_with(&plain, "all", NULL, "f16", out), STATUS_OK, "%s", status_text());
+    cr_expect_eq(run_with(&plain, "all", NULL, "f16"), STATUS_OK, "%s", status_text());
     fflush(stderr);
     cr_expect_stderr_neq_str("", "no note about the skipped variant");
-    rows = read_file(out);
-    cr_expect(!strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect(!strstr(rows(), ",fake,") && strstr(rows(), ",naive,"), "%s", rows());
 }
 
 /* A variant that --variant all skips in one combination of options must run in the next one. */
 Test(runner, each_combination_has_all_variants)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant plain = canvas_only();
-    cr_redirect_stdout();
-    cr_redirect_stderr();
-    cr_expect_eq(run_with(&plain, "all", NULL, "f16,u8", out), STATUS_OK, "%s", status_text());
-    char *rows = read_file(out);
-    cr_expect(strstr(rows, ",fake,") && count_lines(rows) == 4, "%s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect_eq(run_with(&plain, "all", NULL, "f16,u8"), STATUS_OK, "%s", status_text());
+    cr_expect(strstr(rows(), ",fake,") && count_lines(rows()) == 4, "%s", rows());
 }
 
 Test(runner, a_variant_of_canvases_runs_for_canvases)
 {
-    char out[] = "/tmp/fdsl-runner-XXXXXX";
-    close(mkstemp(out));
     struct variant plain = canvas_only();
-    cr_redirect_stdout();
-    cr_redirect_stderr();
-    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "u8", out), STATUS_OK, "%s", status_text());
-    char *rows = read_file(out);
-    cr_expect(strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
-    free(rows);
-    unlink(out);
+    cr_expect_eq(run_with(&plain, "fake,naive", NULL, "u8"), STATUS_OK, "%s", status_text());
+    cr_expect(strstr(rows(), ",fake,") && strstr(rows(), ",naive,"), "%s", rows());
 }

@@ -8,14 +8,12 @@
 static void set_up(void)
 {
     shell_set_up();
-    static const char apt[] = "#!/bin/sh\necho \"$@\" >>calls\n";
     EXPECT(0,
            "mkdir bin && cp -r %s/scripts . && for name in bash sh env cc grep head mktemp mkdir rm tail "
-           "cat; do "
-           "ln -s $(command -v $name) bin; done",
+           "cat; do ln -s $(command -v $name) bin; done",
            root);
-    put("bin/apt-get", apt, sizeof apt - 1);
-    EXPECT(0, "chmod +x bin/apt-get && cp bin/apt-get bin/make");
+    put_script("bin/apt-get", "#!/bin/sh\necho \"$@\" >>calls\n");
+    EXPECT(0, "cp bin/apt-get bin/make");
 }
 
 TestSuite(setup, .init = set_up, .fini = shell_tear_down, .timeout = 60);
@@ -25,34 +23,28 @@ Test(setup, prints_packages_and_command_before_it_installs)
 {
     if (geteuid() != 0)
         cr_skip_test("only root installs");
-    run(SETUP);
-    expect(0, "setup: missing to build: ");
-    expect(0, "git (revision in results)");
-    expect(0,
-           "setup: installing as root, with apt-get: env DEBIAN_FRONTEND=noninteractive apt-get install -y ");
-    expect(0, "setup: to install nothing, interrupt this and run: make bench SETUP=0\n");
+    EXPECT_PRINTS(0, "setup: missing to build: ", SETUP);
+    EXPECT_OUT("git (revision in results)");
+    EXPECT_OUT(
+        "setup: installing as root, with apt-get: env DEBIAN_FRONTEND=noninteractive apt-get install -y ");
+    EXPECT_OUT("setup: to install nothing, interrupt this and run: make bench SETUP=0\n");
     cr_expect(strstr(out, "missing to build") < strstr(out, "installing as root"), "%s", out);
-    run("cat calls");
-    expect(0, "install -y --no-install-recommends git ");
+    EXPECT_PRINTS(0, "install -y --no-install-recommends git ", "cat calls");
 }
 
 Test(setup, probes_a_compiler_that_a_wrapper_runs)
 {
-    static const char ccache[] = "#!/bin/sh\nexec \"$@\"\n";
-    put("bin/ccache", ccache, sizeof ccache - 1);
-    EXPECT(0, "chmod +x bin/ccache");
-    run("E='SETUP=0 CC=ccache'; " SETUP);
-    expect(4, "cannot build without libc6-dev");
-    run("env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup/packages.sh build");
-    expect(0, "missing: git (revision in results)");
+    put_script("bin/ccache", "#!/bin/sh\nexec \"$@\"\n");
+    EXPECT_PRINTS(4, "cannot build without libc6-dev", "E='SETUP=0 CC=ccache'; " SETUP);
+    EXPECT_PRINTS(0, "missing: git (revision in results)",
+                  "env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup/packages.sh build");
     cr_expect_not(says("libc6-dev"), "%s", out);
 }
 
 Test(setup, setup_0_installs_nothing)
 {
-    run("E=SETUP=0; " SETUP);
-    expect(0, "missing: git (revision in results)");
-    expect(0,
-           "to install them, run as root: apt-get update && apt-get install -y --no-install-recommends git ");
+    EXPECT_PRINTS(0, "missing: git (revision in results)", "E=SETUP=0; " SETUP);
+    EXPECT_OUT(
+        "to install them, run as root: apt-get update && apt-get install -y --no-install-recommends git ");
     cr_expect_eq(run("test -e calls"), 1, "apt-get was called");
 }

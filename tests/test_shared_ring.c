@@ -1,7 +1,6 @@
 /* Tests rings of messages in memory that two processes share. */
 #include <criterion/criterion.h>
 
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -3,15 +3,9 @@
 #define _GNU_SOURCE
 #endif
 
-#include <criterion/criterion.h>
-
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "cells.h"
-#include "command.h"
 #include "sweep_support.h"
 
 TestSuite(sweep_slurm, .init = start, .fini = stop, .timeout = 120);
@@ -46,12 +40,9 @@ Test(sweep_slurm, a_table_with_an_error_is_not_submitted)
 {
     pretend_sbatch();
     put("t.tsv", "variant\nnaiv\n");
-    shell("slurm/submit.sh t.tsv");
-    expect(2, "t.tsv:2: unknown variant 'naiv'");
-    shell("slurm/submit.sh");
-    expect(2, "name a table");
-    shell("slurm/submit.sh --help");
-    expect(0, "Submits a sweep");
+    SHELL_PRINTS(2, "t.tsv:2: unknown variant 'naiv'", "slurm/submit.sh t.tsv");
+    SHELL_PRINTS(2, "name a table", "slurm/submit.sh");
+    SHELL_PRINTS(0, "Submits a sweep", "slurm/submit.sh --help");
     cr_expect(!exists("calls"));
 }
 

@@ -3,10 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/phase.h"
 #include "run/runner.h"
@@ -19,6 +16,8 @@ static void start(void)
 {
     find_program(program);
     enter_folder(folder);
+    cr_redirect_stdout();
+    cr_redirect_stderr();
 }
 
 static void stop(void)
@@ -135,8 +134,6 @@ static const char one_wrong[] = "1 of 1 variants gave wrong results";
 Test(timed, images)
 {
     static faulty_run *const faults[] = {first_two, unless_timed, late_by_one, every_fifth};
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         bool chance = faults[i] == every_fifth; /* missed if --verify draws run 5 or 10 */
         for (int tries = 0; tries < (chance ? 20 : 1); tries++) {
@@ -168,8 +165,6 @@ Test(timed, samples)
     if (!available("files"))
         cr_skip_test("this build cannot prepare data sets");
     cr_assert_eq(system(command), 0, "%s", command);
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     for (size_t v = 0; v < COUNT_OF(file_variants); v++)
         expect_caught(file_variants[v], FILES, first_two, one_wrong);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -183,8 +178,6 @@ Test(timed, samples)
 
 Test(timed, epochs)
 {
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "train-omp" : "train-naive";
         if (!available(name))
@@ -201,8 +194,6 @@ Test(timed, epochs)
  * have the same logits. */
 Test(timed, inference)
 {
-    cr_redirect_stdout();
-    cr_redirect_stderr();
     if (!available("files")) /* checkpoints need xxHash, like the variant `files` */
         cr_skip_test("this build has no checkpoints");
     cr_assert_eq(run_words(TRAINING "--epochs 1 --checkpoint net", "train-naive", NULL), STATUS_OK, "%s",

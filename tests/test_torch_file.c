@@ -6,10 +6,12 @@ TestSuite(torch_file, .init = set_up, .fini = tear_down, .timeout = 60);
 
 /* ---- Bad archives ---- */
 
-static void put_archive(void)
+/* Writes the archive. Expects that it is refused with a message that contains `words`. */
+static void expect_bad_archive(const char *words)
 {
     archive_end(&archive);
     put("bad.pt", archive.file.bytes, archive.file.count);
+    expect_bad("bad.pt", words);
 }
 
 /* Begins the archive of a good tensor, to which a test adds a bad member. */
@@ -30,37 +32,29 @@ Test(torch_file, archives_with_bad_members)
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         begin_tensor();
         archive_add(&archive, names[i], "", 0);
-        put_archive();
-        expect_bad("bad.pt", "not a plain path");
+        expect_bad_archive("not a plain path");
     }
     begin_tensor();
     archive_add(&archive, "x/data/0", values, 60);
-    put_archive();
-    expect_bad("bad.pt", "two members named 'x/data/0'");
+    expect_bad_archive("two members named 'x/data/0'");
     begin_tensor();
     archive.method = 8;
     archive_add(&archive, "x/bomb", values, 60);
-    put_archive();
-    expect_bad("bad.pt", "'x/bomb' is compressed (method 8");
+    expect_bad_archive("'x/bomb' is compressed (method 8");
     begin_tensor();
     archive_list(&archive, "x/data/1", 0, 60); /* the local header at offset 0 has the name of data.pkl */
-    put_archive();
-    expect_bad("bad.pt", "differs from its local header");
+    expect_bad_archive("differs from its local header");
     begin_tensor();
     archive_list(&archive, "x/data/1", archive.file.count + 1000, 60);
-    put_archive();
-    expect_bad("bad.pt", "outside the archive");
+    expect_bad_archive("outside the archive");
     begin_tensor();
     archive_add(&archive, "y/data.pkl", blob.bytes, blob.count);
-    put_archive();
-    expect_bad("bad.pt", "more than one data.pkl");
+    expect_bad_archive("more than one data.pkl");
     begin_tensor();
     archive_add(&archive, "x/byteorder", "big", 3);
-    put_archive();
-    expect_bad("bad.pt", "big-endian");
+    expect_bad_archive("big-endian");
     archive_begin(&archive);
-    put_archive();
-    expect_bad("bad.pt", "no FOLDER/data.pkl");
+    expect_bad_archive("no FOLDER/data.pkl");
 }
 
 /* The data of member x/out contain the member x/in with its local header. */
@@ -73,54 +67,41 @@ Test(torch_file, archives_with_overlapping_members)
     size_t begin = archive.file.count + 30 + strlen("x/out");
     archive_add(&archive, "x/out", inner.file.bytes, inner.file.count);
     archive_list(&archive, "x/in", begin, 4);
-    put_archive();
-    expect_bad("bad.pt", "'x/out' and 'x/in' overlap");
+    expect_bad_archive("'x/out' and 'x/in' overlap");
 }
 
-/* Overwrites `count` bytes of a good archive with `number`. A negative offset is relative to the end. */
-static void patch(long offset, uint64_t number, size_t count)
+/* Overwrites `count` bytes of a good archive with `number`. A negative offset is relative to the end. Expects
+ * that the archive is refused with a message that contains `words`. */
+static void expect_bad_patch(long offset, uint64_t number, size_t count, const char *words)
 {
     begin_tensor();
     archive_end(&archive);
     uint8_t *at = offset < 0 ? archive.file.bytes + archive.file.count + offset : archive.file.bytes + offset;
     memcpy(at, &number, count);
     put("bad.pt", archive.file.bytes, archive.file.count);
+    expect_bad("bad.pt", words);
 }
 
 Test(torch_file, archives_with_bad_records)
 {
     begin_tensor();
     long first = (long)archive.file.count; /* offset of the central directory */
-    patch(-22, 0, 1);
-    expect_bad("bad.pt", "not a zip archive, or truncated");
-    patch(-18, 1, 2);
-    expect_bad("bad.pt", "record at its end is not valid");
-    patch(-2, 1, 2);
-    expect_bad("bad.pt", "record at its end is not valid");
-    patch(-10, 0xFFFFFFF0, 4);
-    expect_bad("bad.pt", "central directory of");
-    patch(-6, 0, 4);
-    expect_bad("bad.pt", "central directory of");
-    patch(-14, 0x00010001, 4); /* the record gives one member; there are two */
-    expect_bad("bad.pt", "lists more members");
-    patch(-14, 0x00030003, 4);
-    expect_bad("bad.pt", "cannot list 3 members");
-    patch(first, 0, 1);
-    expect_bad("bad.pt", "central directory is not valid");
-    patch(first + 8, 1, 2);
-    expect_bad("bad.pt", "encrypted");
-    patch(first + 24, 0x7FFFFFFF, 4); /* the uncompressed size of a member */
-    expect_bad("bad.pt", "compressed");
-    patch(first + 20, 0x7FFFFFF07FFFFFF0, 8);
-    expect_bad("bad.pt", "differs from its local header");
-    patch(first + 28, 0xFFFF, 2);
-    expect_bad("bad.pt", "central directory is not valid");
-    patch(first + 42, 7, 4);
-    expect_bad("bad.pt", "differs from its local header");
-    patch(0, 0, 1);
-    expect_bad("bad.pt", "differs from its local header");
-    patch(28, 0xFFFF, 2); /* length of the extra field */
-    expect_bad("bad.pt", "reaches beyond the end of the members");
+    expect_bad_patch(-22, 0, 1, "not a zip archive, or truncated");
+    expect_bad_patch(-18, 1, 2, "record at its end is not valid");
+    expect_bad_patch(-2, 1, 2, "record at its end is not valid");
+    expect_bad_patch(-10, 0xFFFFFFF0, 4, "central directory of");
+    expect_bad_patch(-6, 0, 4, "central directory of");
+    expect_bad_patch(-14, 0x00010001, 4,
+                     "lists more members"); /* the record gives one member; there are two */
+    expect_bad_patch(-14, 0x00030003, 4, "cannot list 3 members");
+    expect_bad_patch(first, 0, 1, "central directory is not valid");
+    expect_bad_patch(first + 8, 1, 2, "encrypted");
+    expect_bad_patch(first + 24, 0x7FFFFFFF, 4, "compressed"); /* the uncompressed size of a member */
+    expect_bad_patch(first + 20, 0x7FFFFFF07FFFFFF0, 8, "differs from its local header");
+    expect_bad_patch(first + 28, 0xFFFF, 2, "central directory is not valid");
+    expect_bad_patch(first + 42, 7, 4, "differs from its local header");
+    expect_bad_patch(0, 0, 1, "differs from its local header");
+    expect_bad_patch(28, 0xFFFF, 2, "reaches beyond the end of the members"); /* length of the extra field */
 }
 
 /* ---- Bad pickles ---- */

@@ -1,12 +1,7 @@
 /* Tests the parts of training: random draws, optimizers, schedules and checkpoints. */
-#include <criterion/criterion.h>
-
 #include <float.h>
 #include <limits.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

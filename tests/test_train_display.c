@@ -1,11 +1,7 @@
 /* Tests that the progress display does not change what is computed. Trains twice on an engine that
  * records its calls, with stderr as a file and as a terminal, and compares the calls. */
-#include <criterion/criterion.h>
-
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "../cpu/train/omp_engine.h"

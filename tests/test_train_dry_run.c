@@ -8,14 +8,13 @@ TestSuite(train_dry_run, .init = shell_set_up, .fini = shell_tear_down, .timeout
 Test(train_dry_run, a_dry_run_checks_the_checkpoints)
 {
 #define DRY_RUN "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --dry-run "
-    EXPECT(0, "$P " SMALL "--checkpoint k --resume --dry-run");
-    cr_expect_not_null(strstr(out, "--checkpoint k has no checkpoint: a run begins with the first epoch"),
-                       "%s", out);
+    EXPECT_PRINTS(0, "--checkpoint k has no checkpoint: a run begins with the first epoch",
+                  "$P " SMALL "--checkpoint k --resume --dry-run");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k && cp -r k before");
-    EXPECT(0, "$P --variant train-naive " DRY_RUN "--epochs 3 --resume");
-    cr_expect_str_eq(out, "fdsl-bench: --checkpoint k: 2 of 3 epochs are done: a run continues\n");
-    EXPECT(0, "$P --variant train-naive " DRY_RUN "--epochs 2 --resume");
-    cr_expect_str_eq(out, "fdsl-bench: --checkpoint k: 2 of 2 epochs are done: nothing to do\n");
+    EXPECT_EXACTLY(0, "fdsl-bench: --checkpoint k: 2 of 3 epochs are done: a run continues\n",
+                   "$P --variant train-naive " DRY_RUN "--epochs 3 --resume");
+    EXPECT_EXACTLY(0, "fdsl-bench: --checkpoint k: 2 of 2 epochs are done: nothing to do\n",
+                   "$P --variant train-naive " DRY_RUN "--epochs 2 --resume");
     expect_refusal(2, DRY_RUN, "--checkpoint k holds checkpoints already: add --resume to continue");
     expect_refusal(2, DRY_RUN "--resume --lr 0.5", "other options: lr=0.001 in the checkpoint, 0.5 now");
     expect_refusal(2, DRY_RUN "--resume --export-step x",
@@ -35,10 +34,10 @@ Test(train_dry_run, a_dry_run_checks_the_checkpoints)
     EXPECT(0, "diff -r k before");
     EXPECT(0, "truncate -s 50 k/epoch-000002.ckpt");
     EXPECT(0, "$P --variant train-naive " DRY_RUN "--epochs 3 --resume");
-    cr_expect(strstr(out, "truncated") && strstr(out, "1 of 3 epochs are done"), "%s", out);
+    EXPECT_OUT("truncated", "1 of 3 epochs are done");
     EXPECT(0, "truncate -s 50 k/*.ckpt");
-    EXPECT(1, "$P --variant train-naive " DRY_RUN "--resume");
-    cr_expect_not_null(strstr(out, "k/epoch-000001.ckpt: this checkpoint is truncated"), "%s", out);
+    EXPECT_PRINTS(1, "k/epoch-000001.ckpt: this checkpoint is truncated",
+                  "$P --variant train-naive " DRY_RUN "--resume");
     expect_refusal(1, "--variant infer-naive --checkpoint k --dry-run", "truncated");
     expect_refusal(1, "--model logreg --train-size 200 --init k/epoch-000001.ckpt --dry-run", "truncated");
 }
@@ -47,11 +46,11 @@ Test(train_dry_run, a_dry_run_checks_the_checkpoints)
 /* With --dry-run, the program writes the files that need no training, names them, and ends. */
 Test(train_dry_run, a_dry_run_writes_the_first_step_and_the_data)
 {
-    EXPECT(0, "$P " SMALL "--export-step first");
-    cr_expect_not_null(strstr(out, "fdsl-bench: the first step was written to first\n"), "%s", out);
-    EXPECT(0, "$P " SMALL "--export-step dry --export-data data --dry-run");
-    cr_expect_str_eq(out, "fdsl-bench: the samples and the initial parameters were written to data\n"
-                          "fdsl-bench: the first step was written to dry\n");
+    EXPECT_PRINTS(0, "fdsl-bench: the first step was written to first\n", "$P " SMALL "--export-step first");
+    EXPECT_EXACTLY(0,
+                   "fdsl-bench: the samples and the initial parameters were written to data\n"
+                   "fdsl-bench: the first step was written to dry\n",
+                   "$P " SMALL "--export-step dry --export-data data --dry-run");
     EXPECT(0, "cmp first dry && test -s data");
     expect_refusal(2, "--model logreg --train-size 20 --batch max --export-step x --dry-run",
                    "--export-step with --dry-run needs a known batch; give --batch a number");

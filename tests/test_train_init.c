@@ -1,6 +1,4 @@
 /* Tests --init on the command line: training that starts with the parameters of another training run. */
-#include "shell.h"
-
 #include <stdint.h>
 
 #include "cells.h"
@@ -30,11 +28,10 @@ Test(train_init, fine_tuning_starts_from_the_checkpoint)
                        "%s", out);
     EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
            KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
-    EXPECT(0, "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
-    cr_expect_eq(atoi(out), 0, "%s", out);
-    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
-                     "--init pre/epoch-000002.ckpt");
-    cr_expect_not_null(strstr(out, "20 of 20 tensors"), "%s", out);
+    EXPECT_EXACTLY(0, "0\n", "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
+    EXPECT_PRINTS(0, "20 of 20 tensors",
+                  TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
+                         "--init pre/epoch-000002.ckpt");
     EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
 }
 
@@ -52,11 +49,10 @@ Test(train_init, fine_tuning_can_be_resumed)
     EXPECT(0, FINE "--epochs 1 --init pre --checkpoint k --resume");
     EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
     EXPECT(0, "cmp whole again");
-    EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
-    cr_expect_not_null(strstr(out, "in the checkpoint, none now; give --init with the parameters"), "%s",
-                       out);
-    EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
-    cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
+    EXPECT_PRINTS(2, "in the checkpoint, none now; give --init with the parameters",
+                  FINE "--epochs 3 --checkpoint k --resume");
+    EXPECT_PRINTS(
+        2, "other options: init=", FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
     EXPECT(0, FINE "--epochs 1 --format csv");
     cr_expect_str_eq(value(out, 1, "init"), "");
 }
@@ -70,8 +66,8 @@ Test(train_init, starts_from_a_file_of_tensors)
 #define VIT  "$P --variant train-omp --model vit-micro --train-size 20 --test-size 4 --batch 10 --epochs 1 "
 #define KEEP "--optimizer sgd --lr 0 --format csv "
     EXPECT(0, VIT "--data digits --checkpoint k --export a.safetensors");
-    EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --export b");
-    cr_expect_not_null(strstr(out, "--init: 32 of 32 tensors taken from a.safetensors\n"), "%s", out);
+    EXPECT_PRINTS(0, "--init: 32 of 32 tensors taken from a.safetensors\n",
+                  VIT "--data digits " KEEP "--init a.safetensors --export b");
     /* the same values, and the hash of the checkpoint with the same parameters */
     EXPECT(0, "tail -c 111912 a.safetensors > v && tail -c 111912 b | cmp v -");
     EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --out r.csv >/dev/null 2>&1; " VIT
@@ -80,10 +76,9 @@ Test(train_init, starts_from_a_file_of_tensors)
     EXPECT(0, "cut -d, -f$(head -1 r.csv | tr , '\\n' | grep -nx init | cut -d: -f1) r.csv | tail -2 | uniq "
               "| wc -l");
     cr_expect_eq(atoi(out), 1, "%s", out);
-    EXPECT(0, VIT "--data synth --res 28 --classes 3 " KEEP "--init a.safetensors --export c");
-    cr_expect_not_null(strstr(out, "30 of 32 tensors"), "%s", out);
-    EXPECT(0, "tail -c 396 c | tr -d '\\0' | wc -c");
-    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT_PRINTS(0, "30 of 32 tensors",
+                  VIT "--data synth --res 28 --classes 3 " KEEP "--init a.safetensors --export c");
+    EXPECT_EXACTLY(0, "0\n", "tail -c 396 c | tr -d '\\0' | wc -c");
 }
 
 /* Training scripts save the tensors of the model under a key or a prefix, along with other tensors. An
@@ -143,11 +138,9 @@ Test(train_init, starts_from_a_file_without_the_last_layer)
 {
     EXPECT(0, VIT "--data digits --export a.safetensors");
     drop_tensors("head.");
-    EXPECT(0, VIT "--data digits " KEEP "--init x.safetensors --export c");
-    cr_expect_not_null(strstr(out, "30 of 32 tensors taken from x.safetensors; the last layer starts with "),
-                       "%s", out);
-    EXPECT(0, "tail -c 1320 c | tr -d '\\0' | wc -c");
-    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT_PRINTS(0, "30 of 32 tensors taken from x.safetensors; the last layer starts with ",
+                  VIT "--data digits " KEEP "--init x.safetensors --export c");
+    EXPECT_EXACTLY(0, "0\n", "tail -c 1320 c | tr -d '\\0' | wc -c");
     EXPECT(
         0,
         "tail -c 111912 a.safetensors | head -c 110592 > v && tail -c 111912 c | head -c 110592 | cmp v -");

@@ -1,9 +1,4 @@
 /* Tests MixUp, CutMix, soft targets, binary cross-entropy, and mixed steps in parts. */
-#include <criterion/criterion.h>
-
-#include <math.h>
-#include <stdlib.h>
-
 #include "cpu_engines.h"
 #include "train_support.h"
 

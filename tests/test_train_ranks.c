@@ -1,11 +1,6 @@
 /* Tests training on several ranks without MPI. The ranks are threads of this process, each with its own
  * engine, and an exchange of this file adds up their gradients. */
-#include <criterion/criterion.h>
-
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/portable.h"
 #include "cpu_engines.h"

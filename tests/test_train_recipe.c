@@ -1,6 +1,4 @@
 /* Tests --recipe on the command line, and the checks and messages for options of recipes. */
-#include "shell.h"
-
 #include "cells.h"
 #include "train_cli.h"
 
@@ -12,12 +10,10 @@ TestSuite(train_recipe, .init = shell_set_up, .fini = shell_tear_down, .timeout 
 /* A recipe replaces defaults. Options that are given win, and options without effect are not refused. */
 Test(train_recipe, replaces_defaults)
 {
-    EXPECT(0, LOGREG "--flip=no --lr 0.5");
-    cr_expect_not_null(
-        strstr(out, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last"));
+    EXPECT_PRINTS(0, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last",
+                  LOGREG "--flip=no --lr 0.5");
     cr_expect(!strstr(out, "--flip") && !strstr(out, "--lr 0") && !strstr(out, "--data"), "%s", out);
-    EXPECT(0, "$P --variant train-naive --model logreg --recipe none --dry-run");
-    cr_expect_str_eq(out, "");
+    EXPECT_EXACTLY(0, "", "$P --variant train-naive --model logreg --recipe none --dry-run");
     expect_refusal(2, "--recipe papers", "did you mean 'paper'?");
     expect_refusal(2, "--preset uji", "--preset needs --data synth; add that");
 }
@@ -26,14 +22,13 @@ Test(train_recipe, replaces_defaults)
 Test(train_recipe, dry_run_prints_options_that_are_accepted)
 {
     EXPECT(0, LOGREG "--raw >line");
-    EXPECT(0, "cat line");
-    cr_expect_not_null(strstr(out, "--out-res 224 --channels 3 --batch 256"), "%s", out);
+    EXPECT_PRINTS(0, "--out-res 224 --channels 3 --batch 256", "cat line");
     cr_expect(!strstr(out, "--mean") && !strstr(out, "--std") && !strstr(out, "--drop-path"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 300 --test-size 9 --raw "
               "--dry-run "
               "$(cat line)");
-    EXPECT(0, PAPER "--data digits --train-size 300 --model vit-micro --out-res 28 --channels 1");
-    cr_expect_not_null(strstr(out, "--drop-path 0.1"), "%s", out);
+    EXPECT_PRINTS(0, "--drop-path 0.1",
+                  PAPER "--data digits --train-size 300 --model vit-micro --out-res 28 --channels 1");
 #ifdef HAVE_INIH
     EXPECT(0,
            PAPER "--model logreg --feed stored --train-size 256 --test-size 4 --res 32 --out-res 32 >line");
@@ -49,37 +44,34 @@ Test(train_recipe, parts_are_switched_off)
 {
     EXPECT(0, LOGREG "--mixup none --cutmix none --erasing none --weight-decay none --label-smoothing none");
     cr_expect_null(strstr(out, "--mixup"), "%s", out);
-    EXPECT(0, LOGREG "--rand-augment none --out-res none --std none --drop-path none");
-    cr_expect_str_eq(out, "--batch 256 --drop-last --optimizer adamw --lr 0.001 --lr-schedule cosine "
-                          "--lr-warmup 1.28 --weight-decay 0.05 --label-smoothing 0.1 --flip --erasing 0.25 "
-                          "--mixup 0.8 --cutmix 1\n");
+    EXPECT_EXACTLY(0,
+                   "--batch 256 --drop-last --optimizer adamw --lr 0.001 --lr-schedule cosine "
+                   "--lr-warmup 1.28 --weight-decay 0.05 --label-smoothing 0.1 --flip --erasing 0.25 "
+                   "--mixup 0.8 --cutmix 1\n",
+                   LOGREG "--rand-augment none --out-res none --std none --drop-path none");
 #define ROWS                                                                                              \
     "$P --variant train-naive --model logreg --recipe paper --data digits --train-size 40 --test-size 9 " \
     "--batch 8 --epochs 1 --lr-warmup 0 --out-res none --format csv "
     EXPECT(0, ROWS "--rand-augment none,3 --raw 2>&1");
-    cr_expect_str_eq(value(out, 1, "rand_augment"), "");
-    cr_expect_str_eq(value(out, 2, "rand_augment"), "3");
-    cr_expect_str_eq(value(out, 1, "out_res"), "");
-    cr_expect_str_eq(value(out, 1, "mean"), "");
-    cr_expect_str_eq(value(out, 1, "std"), "");
+    expect_cells(out, 1, "rand_augment=;out_res=;mean=;std=");
+    expect_cells(out, 2, "rand_augment=3");
     EXPECT(0, ROWS "2>&1");
-    cr_expect_str_eq(value(out, 1, "mean"), "0.5");
-    cr_expect_str_eq(value(out, 1, "std"), "0.5");
-    EXPECT(0, ROWS "--flip=no | cat; $P --variant train-naive --model logreg --recipe paper --data digits "
-                   "--train-size 40 --test-size 9 --batch 8 --epochs 1 --lr-warmup 0 --out-res none");
-    cr_expect_not_null(strstr(out, "recipe paper"), "%s", out);
+    expect_cells(out, 1, "mean=0.5;std=0.5");
+    EXPECT_PRINTS(0, "recipe paper",
+                  ROWS
+                  "--flip=no | cat; $P --variant train-naive --model logreg --recipe paper --data digits "
+                  "--train-size 40 --test-size 9 --batch 8 --epochs 1 --lr-warmup 0 --out-res none");
     expect_refusal(2, "--recipe paper --flip no", "unexpected argument 'no'; write --flip=no");
 }
 
 /* The help of a recipe has one default for each option. */
 Test(train_recipe, help_has_one_default)
 {
-    EXPECT(0, "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
-    cr_expect_not_null(strstr(out, "--drop-path RATE rate of stochastic depth"), "%s", out);
-    cr_expect_not_null(strstr(out, "in the first block (default 0.1) --"), "%s", out);
-    cr_expect_not_null(strstr(out, "to this width and height; none: do not (default 224)"), "%s", out);
-    EXPECT(0, "$P --workload train --help | tr -s '\\n ' ' '");
-    cr_expect_not_null(strstr(out, "in the first block (default: the network's own rate) --"), "%s", out);
+    EXPECT_PRINTS(0, "--drop-path RATE rate of stochastic depth",
+                  "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
+    EXPECT_OUT("in the first block (default 0.1) --", "to this width and height; none: do not (default 224)");
+    EXPECT_PRINTS(0, "in the first block (default: the network's own rate) --",
+                  "$P --workload train --help | tr -s '\\n ' ' '");
 }
 
 Test(train_recipe, mean_and_std_belong_together)
@@ -94,18 +86,14 @@ Test(train_recipe, reports_schedules_without_effect)
 #define FEW "$P --variant train-naive --model logreg --train-size 64 --test-size 9 --batch 8 --dry-run "
     expect_refusal(2, "--train-size 64 --batch 8 --lr-schedule cosine --epochs 2 --lr-cycles 17",
                    "--lr-cycles 17: there are only 16 steps after the warm-up; lower --lr-cycles");
-    EXPECT(0, FEW "--lr-schedule cosine --epochs 2 --lr-cycles 16");
-    cr_expect_str_eq(out, "");
-    EXPECT(0, FEW "--lr-schedule step --lr-step 2 --epochs 2");
-    cr_expect_not_null(strstr(out, "--lr-step 2: the learning rate does not decay within 2 epochs"), "%s",
-                       out);
-    EXPECT(0, FEW "--lr-schedule multistep --lr-milestones 1:2 --epochs 2");
-    cr_expect_not_null(strstr(out, "--lr-milestones 1:2: the last one is not reached within 2"), "%s", out);
-    EXPECT(0, FEW "--lr-warmup 1 --epochs 1");
-    cr_expect_not_null(strstr(out, "--lr-warmup 1: the learning rate does not reach --lr within 1 epoch;"),
-                       "%s", out);
-    EXPECT(0, FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
-    cr_expect_str_eq(out, "");
+    EXPECT_EXACTLY(0, "", FEW "--lr-schedule cosine --epochs 2 --lr-cycles 16");
+    EXPECT_PRINTS(0, "--lr-step 2: the learning rate does not decay within 2 epochs",
+                  FEW "--lr-schedule step --lr-step 2 --epochs 2");
+    EXPECT_PRINTS(0, "--lr-milestones 1:2: the last one is not reached within 2",
+                  FEW "--lr-schedule multistep --lr-milestones 1:2 --epochs 2");
+    EXPECT_PRINTS(0, "--lr-warmup 1: the learning rate does not reach --lr within 1 epoch;",
+                  FEW "--lr-warmup 1 --epochs 1");
+    EXPECT_EXACTLY(0, "", FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
 }
 
 Test(train_recipe, refuses_outputs_that_mislead)
@@ -113,8 +101,9 @@ Test(train_recipe, refuses_outputs_that_mislead)
     expect_refusal(2, "--export a.pt",
                    "--export a.pt: the file has the format safetensors; name it a.safetensors");
     expect_refusal(2, "--export-step b.c/a.npz", "name it b.c/a.safetensors");
-    EXPECT(0, FEW "--export a.b/c 2>&1 | grep 'does not exist' | wc -l");
-    cr_expect_str_eq(out, "1\n"); /* the dot is that of a folder, which does not exist */
+    EXPECT_EXACTLY(0, "1\n",
+                   FEW "--export a.b/c 2>&1 | grep 'does not exist' | wc -l"); /* the dot is that of a folder,
+                                                                                  which does not exist */
     EXPECT(0, "mkdir used && touch used/x");
     expect_refusal(2, "--save-batch 4:used", "the folder used contains files; name a new or an empty folder");
     expect_refusal(2, "--save-batch 4:used/x", "used/x cannot be used: Not a directory; name another folder");
@@ -153,8 +142,7 @@ Test(train_recipe, names_of_other_programs)
     expect_refusal(2, "--warmup-lr 0", "'--warmup-lr': this option of timm has no equivalent here");
     expect_refusal(2, "--sched cosine", "did you mean '--lr-schedule cosine'?");
     expect_refusal(2, "--variant all --train-size 5", "workloads train and infer; add --workload train");
-    EXPECT(2, "$P train --help");
-    cr_expect_not_null(strstr(out, "its options: --workload train --help"), "%s", out);
+    EXPECT_PRINTS(2, "its options: --workload train --help", "$P train --help");
     expect_refusal(2, "--mixup", "--mixup needs a value, e.g. --mixup 0.8");
 }
 

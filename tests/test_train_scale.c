@@ -4,7 +4,6 @@
 
 #include <limits.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "train/trainer.h"
 

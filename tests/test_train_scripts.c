@@ -29,8 +29,8 @@ Test(train_scripts, rejects_impossible_comparisons)
         "    is_available = staticmethod(lambda: False)\n"
         "END\n");
 #define COMPARE "PYTHONPATH=s %s/scripts/compare/pytorch.py --bench $P "
-    EXPECT(4, COMPARE "--device cuda", root);
-    cr_expect_not_null(strstr(out, "compare/pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    EXPECT_PRINTS(4, "compare/pytorch.py: --device cuda: PyTorch 0 sees no GPU", COMPARE "--device cuda",
+                  root);
     static const struct {
         const char *options, *words;
     } refused[] = {
@@ -66,26 +66,26 @@ Test(train_scripts, rejects_impossible_comparisons)
     expect_line(1, "compare/pytorch.py: output cannot be written: No space left on device");
     static const char *const numbers[] = {"0", "1,0", "-1", "two", "1,"};
     for (size_t i = 0; i < COUNT_OF(numbers); i++) {
-        EXPECT(2, COMPARE "--ranks=%s", root, numbers[i]);
-        cr_expect_not_null(strstr(out, "': give numbers of at least 1, such as 1,2,4\n"), "%s", out);
+        EXPECT_PRINTS(2, "': give numbers of at least 1, such as 1,2,4\n", COMPARE "--ranks=%s", root,
+                      numbers[i]);
     }
-    EXPECT(4, COMPARE "--ranks 1", root);
-    cr_expect_str_eq(out,
-                     "compare/pytorch.py: --ranks 1: PyTorch 0 has no gloo here; install another build, or "
-                     "remove --ranks\n");
-    EXPECT(4,
-           "mkdir -p bin && ln -sf \"$(python3 -c 'import sys; print(sys.executable)')\" bin/python3 && "
-           "PATH=$PWD/bin " COMPARE "--ranks 1,2",
-           root);
-    cr_expect_str_eq(
-        out, "compare/pytorch.py: --ranks 2: mpirun is not installed; install Open MPI (openmpi-bin), or "
-             "use --ranks 1\n");
-    EXPECT(2, COMPARE "--model lenett", root);
-    cr_expect_str_eq(out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
-                          "cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; did you mean "
-                          "'lenet'?\n");
-    EXPECT(2, COMPARE "--bench none", root);
-    cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
+    EXPECT_EXACTLY(4,
+                   "compare/pytorch.py: --ranks 1: PyTorch 0 has no gloo here; install another build, or "
+                   "remove --ranks\n",
+                   COMPARE "--ranks 1", root);
+    EXPECT_EXACTLY(
+        4,
+        "compare/pytorch.py: --ranks 2: mpirun is not installed; install Open MPI (openmpi-bin), or "
+        "use --ranks 1\n",
+        "mkdir -p bin && ln -sf \"$(python3 -c 'import sys; print(sys.executable)')\" bin/python3 && "
+        "PATH=$PWD/bin " COMPARE "--ranks 1,2",
+        root);
+    EXPECT_EXACTLY(2,
+                   "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
+                   "cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; did you mean "
+                   "'lenet'?\n",
+                   COMPARE "--model lenett", root);
+    EXPECT_PRINTS(2, "none: No such file or directory; build it", COMPARE "--bench none", root);
 }
 
 /* Tests two outputs of the comparison: the table, and the line about a failed rank. The reason of a failure
@@ -94,8 +94,20 @@ Test(train_scripts, comparison_on_ranks_reports)
 {
     if (run("command -v python3") != 0)
         return;
-    EXPECT(
+    EXPECT_EXACTLY(
         0,
+        "PyTorch failed on 2 ranks: last words; try --ranks 1 (output: LOG)\n"
+        "PyTorch failed on 2 ranks: rank 1: ended by signal 9; lower --batch or --ranks (output: LOG)\n"
+        "PyTorch failed on 2 ranks in mode best: rank 1: ValueError: bad; leave best out of --modes (output: "
+        "LOG)\n"
+        "PyTorch failed on 4 ranks in mode graph: rank 3: OutOfMemoryError: CUDA out of memory; lower "
+        "--batch or "
+        "--ranks (output: LOG)\n"
+        "ranks variant         exchange  batch set-up s    samples/s efficiency     loss to 99% s acc end\n"
+        "    1 a                             8     1.00        100.0      1.000   0.5000           0.9000\n"
+        "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
+        "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
+        "batch: samples per step, summed over all ranks; weak scaling\n",
         "cat > ranks.py <<'END'\n"
         "import json, sys, types\n"
         "import torch_ranks as t\n"
@@ -126,29 +138,14 @@ Test(train_scripts, comparison_on_ranks_reports)
         "END\n"
         "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=%s/scripts/compare python3 ranks.py",
         root);
-    cr_expect_str_eq(
-        out,
-        "PyTorch failed on 2 ranks: last words; try --ranks 1 (output: LOG)\n"
-        "PyTorch failed on 2 ranks: rank 1: ended by signal 9; lower --batch or --ranks (output: LOG)\n"
-        "PyTorch failed on 2 ranks in mode best: rank 1: ValueError: bad; leave best out of --modes (output: "
-        "LOG)\n"
-        "PyTorch failed on 4 ranks in mode graph: rank 3: OutOfMemoryError: CUDA out of memory; lower "
-        "--batch or "
-        "--ranks (output: LOG)\n"
-        "ranks variant         exchange  batch set-up s    samples/s efficiency     loss to 99% s acc end\n"
-        "    1 a                             8     1.00        100.0      1.000   0.5000           0.9000\n"
-        "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
-        "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
-        "batch: samples per step, summed over all ranks; weak scaling\n");
     /* Tests the script without PyTorch. */
     run("mkdir -p n && echo 'raise ImportError(\"no torch\")' > n/torch.py && PYTHONPATH=n "
         "%s/scripts/compare/pytorch.py --ranks "
         "1,2",
         root);
     expect_line(4, "compare/pytorch.py: no torch; install PyTorch and NumPy");
-    EXPECT(0, "PYTHONPATH=n %s/scripts/compare/pytorch.py --help", root);
-    cr_expect_not_null(strstr(out, "scripts/compare/pytorch.py --ranks 1,2 --variant train-graph"), "%s",
-                       out);
+    EXPECT_PRINTS(0, "scripts/compare/pytorch.py --ranks 1,2 --variant train-graph",
+                  "PYTHONPATH=n %s/scripts/compare/pytorch.py --help", root);
 }
 
 /* A script that is ended must end the training run that it started in the background. */
@@ -156,38 +153,37 @@ Test(train_scripts, resume_ends_its_training)
 {
     EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in *--checkpoint*) echo $$ >pid; exec sleep 100 ;; esac\\n' "
               ">bench && chmod +x bench");
-    EXPECT(0,
-           "(FDSL_BENCH=./bench exec %s/scripts/check/resume.sh run --epochs 1 & of=$!; "
-           "for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
-           "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
-           root);
-    cr_expect_str_eq(out, "status 143\n");
+    EXPECT_EXACTLY(0, "status 143\n",
+                   "(FDSL_BENCH=./bench exec %s/scripts/check/resume.sh run --epochs 1 & of=$!; "
+                   "for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
+                   "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
+                   root);
 }
 
 Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)
 {
-    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --log x", root);
-    cr_expect_str_eq(out, "check/resume.sh: this script sets --log itself; leave it out (see --help)\n");
-    EXPECT(1, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --variant train-naive --model lenett", root);
-    cr_expect_not_null(strstr(out, "did you mean 'lenet'? (see run/whole.txt)"), "%s", out);
-    EXPECT(2, "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
-    cr_expect_str_eq(out, "check/resume.sh: run exists; name a new folder, or remove this one\n");
+    EXPECT_EXACTLY(2, "check/resume.sh: this script sets --log itself; leave it out (see --help)\n",
+                   "FDSL_BENCH=$P %s/scripts/check/resume.sh run --log x", root);
+    EXPECT_PRINTS(1, "did you mean 'lenet'? (see run/whole.txt)",
+                  "FDSL_BENCH=$P %s/scripts/check/resume.sh run --variant train-naive --model lenett", root);
+    EXPECT_EXACTLY(2, "check/resume.sh: run exists; name a new folder, or remove this one\n",
+                   "FDSL_BENCH=$P %s/scripts/check/resume.sh run --epochs 1", root);
 }
 
 /* If the variant cannot run, scripts must end before they generate any data. */
 Test(train_scripts, scripts_check_the_variant_first)
 {
-    EXPECT(2, "%s/scripts/compare/fine_tuning.sh", root);
-    cr_expect_str_eq(out, "usage: scripts/compare/fine_tuning.sh DIR FILE\n");
+    EXPECT_EXACTLY(2, "usage: scripts/compare/fine_tuning.sh DIR FILE\n", "%s/scripts/compare/fine_tuning.sh",
+                   root);
     EXPECT(2, "%s/scripts/compare/live_training.sh d", root);
-    EXPECT(2, "VARIANT=train-naive MODEL=lenett FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv",
-           root);
-    cr_expect_not_null(strstr(out, "did you mean 'lenet'?\n"), "%s", out);
+    EXPECT_PRINTS(
+        2, "did you mean 'lenet'?\n",
+        "VARIANT=train-naive MODEL=lenett FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv", root);
 #ifndef HAVE_CUDA
-    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv", root);
-    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
-    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/fine_tuning.sh digits r.csv", root);
-    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT_PRINTS(4, "VARIANT=train-omp\n", "FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv",
+                  root);
+    EXPECT_PRINTS(4, "VARIANT=train-omp\n", "FDSL_BENCH=$P %s/scripts/compare/fine_tuning.sh digits r.csv",
+                  root);
 #endif
     EXPECT(2, "ls d r.csv");
 }

@@ -1,11 +1,5 @@
 /* Tests which samples of a step each rank trains: equal shares, given shares, and shares by measured speed.
  */
-#include <criterion/criterion.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "core/portable.h"
 #include "train/trainer.h"
 #include "train_support.h"

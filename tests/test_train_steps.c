@@ -52,10 +52,7 @@ Test(train_steps, rows_within_epochs)
                   {25, 2, 392, false}, {26, 2, 400, true}};
     for (size_t i = 0; i < COUNT_OF(wanted); i++)
         expect_row(i + 1, wanted[i].step, wanted[i].epoch, wanted[i].samples, wanted[i].tested);
-    cr_expect_str_eq(value(log, 1, "schema"), "steps/1");
-    cr_expect_str_eq(value(log, 1, "variant"), "train-naive");
-    cr_expect_str_eq(value(log, 1, "model"), "logreg");
-    cr_expect_str_eq(value(log, 1, "gpu_memory_bytes"), "");
+    expect_cells(log, 1, "schema=steps/1;variant=train-naive;model=logreg;gpu_memory_bytes=");
     cr_expect(number(log, 2, "items_per_s") > 0 && number(log, 10, "lr") < number(log, 1, "lr"), "%s", log);
     /* The mean over the rows of an epoch, weighted by samples, is the mean over the epoch. */
     double losses = 0, right = 0;
@@ -124,8 +121,8 @@ Test(train_steps, rows_count_updates_and_have_norms)
     EXPECT(0, "cat rows.csv");
     cr_expect_float_eq(sum_over_steps(parts, first, "gradient_norm") / 13, number(out, 1, "gradient_norm"),
                        1e-4, "%s", out);
-    EXPECT(0, RECIPE ROWS "--log none.csv && cut -d, -f 18 none.csv | sort -u | tr '\\n' ' '");
-    cr_expect(says(" gradient_norm "), "%s", out);
+    EXPECT_PRINTS(0, " gradient_norm ",
+                  RECIPE ROWS "--log none.csv && cut -d, -f 18 none.csv | sort -u | tr '\\n' ' '");
     EXPECT(0, "test $(cut -d, -f 18 none.csv | sort -u | grep -c .) -eq 1");
 }
 
@@ -155,8 +152,8 @@ Test(train_steps, rows_of_another_training_give_a_warning)
     cr_expect(!says("already has rows"), "%s", out);
     EXPECT(0, LOGGED "--epochs 1 --seed 3");
     cr_expect(!says("already has rows"), "%s", out);
-    EXPECT(0, LOGGED "--epochs 1");
-    cr_expect(says("--log log.csv already has rows of another training run with this variant"), "%s", out);
+    EXPECT_PRINTS(0, "--log log.csv already has rows of another training run with this variant",
+                  LOGGED "--epochs 1");
 }
 
 /* A file with other columns is refused before training begins, and does not change. */
@@ -173,10 +170,10 @@ Test(train_steps, a_full_disk_ends_training_and_leaves_complete_rows)
 {
     run("(trap '' XFSZ; ulimit -f 1; " SMALL "--log log.csv --log-steps 1 --epochs 100 --format csv)");
     cr_expect_eq(status, 1, "%s", out);
-    cr_expect(says("--log: log.csv: a row could not be written (File too large)"), "%s", out);
-    EXPECT(0,
-           "test $(grep -c . log.csv) -gt 1 && awk -F, 'NF != 23 { exit 1 }' log.csv && tail -c 1 log.csv");
-    cr_expect_str_eq(out, "\n");
+    EXPECT_OUT("--log: log.csv: a row could not be written (File too large)");
+    EXPECT_EXACTLY(
+        0, "\n",
+        "test $(grep -c . log.csv) -gt 1 && awk -F, 'NF != 23 { exit 1 }' log.csv && tail -c 1 log.csv");
 }
 
 #ifdef HAVE_XXHASH
@@ -191,8 +188,8 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
              "--lr-schedule cosine --shift 1 --checkpoint-steps 3 --log-steps 4 --keep 2",
              variant, options);
     EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.safetensors", train);
-    EXPECT(
-        0,
+    EXPECT_PRINTS(
+        0, "5 kills",
         "kills=0; for i in 1 2 3 4 5; do before=$(ls k 2>/dev/null | tail -n 1); "
         "%s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors --resume >/dev/null 2>&1 "
         "& p=$!; "
@@ -200,12 +197,11 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
         "! kill -0 $p 2>/dev/null; do sleep 0.00$i; done; "
         "kill -9 $p 2>/dev/null && kills=$((kills + 1)); wait $p; done; echo $kills kills",
         train);
-    cr_expect(says("5 kills"), "%s", out);
-    EXPECT(0,
-           "ls k | grep step && %s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors "
-           "--resume",
-           train);
-    cr_expect(says(" steps are done: continuing"), "%s", out);
+    EXPECT_PRINTS(
+        0, " steps are done: continuing",
+        "ls k | grep step && %s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors "
+        "--resume",
+        train);
     EXPECT(0, "cmp whole.safetensors killed.safetensors");
     snprintf(whole, sizeof whole, "%s/whole/epoch-000003.ckpt", folder);
     snprintf(killed, sizeof killed, "%s/k/epoch-000003.ckpt", folder);
@@ -218,8 +214,7 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
     /* A killed run may have written rows that the resumed run writes again, with the same values. */
     EXPECT(0, "steps() { cut -d, -f 7-18,22- \"$1\" | sort -u; }; steps whole.csv > a; steps log.csv > b; "
               "diff a b");
-    EXPECT(0, "ls -A k | tr '\\n' ' '");
-    cr_expect_str_eq(out, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "%s", out);
+    EXPECT_EXACTLY(0, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "ls -A k | tr '\\n' ' '");
 }
 
 Test(train_steps, killed_within_an_epoch_and_resumed)
@@ -248,9 +243,9 @@ static void resume_from(const char *name, const char *options, bool averages)
 {
     char whole[PATH_MAX], again[PATH_MAX];
     EXPECT(0, "rm -rf again && mkdir -p again && cp whole/%s again", name);
-    EXPECT(0, RECIPE STOPS "%s --checkpoint again --resume --log again/log.csv --out again/rows.csv",
-           options);
-    cr_expect(says(" steps are done: continuing"), "%s", out);
+    EXPECT_PRINTS(0, " steps are done: continuing",
+                  RECIPE STOPS "%s --checkpoint again --resume --log again/log.csv --out again/rows.csv",
+                  options);
     snprintf(whole, sizeof whole, "%s/whole/epoch-000002.ckpt", folder);
     snprintf(again, sizeof again, "%s/again/epoch-000002.ckpt", folder);
     expect_same_state(whole, again, averages);
@@ -310,9 +305,7 @@ Test(train_steps, a_resumed_epoch_verifies)
     EXPECT(
         0, THREE
         "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.safetensors --format csv");
-    cr_expect_str_eq(value(out, 1, "epoch"), "2");
-    cr_expect_str_eq(value(out, 1, "wrong"), "0");
-    cr_expect_eq(number(out, 1, "items"), 200);
+    expect_cells(out, 1, "epoch=2;wrong=0;items=200");
     cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
     EXPECT(0, "cmp whole.safetensors resumed.safetensors");
     /* --init accepts a checkpoint within an epoch. */
@@ -322,8 +315,7 @@ Test(train_steps, a_resumed_epoch_verifies)
 Test(train_steps, resuming_within_an_epoch_checks_options)
 {
     EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5");
-    EXPECT(0, "rm k/epoch-000003.ckpt; ls k | tail -n 1");
-    cr_expect_str_eq(out, "epoch-000002.step-0000000009.ckpt\n");
+    EXPECT_EXACTLY(0, "epoch-000002.step-0000000009.ckpt\n", "rm k/epoch-000003.ckpt; ls k | tail -n 1");
     EXPECT(2, THREE "--checkpoint k --resume --drop-last"); /* other options */
     EXPECT(2, THREE "--checkpoint k --resume --export-step s");
     run(SMALL "--checkpoint k --resume --epochs 2 --export s");

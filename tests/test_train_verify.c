@@ -1,8 +1,4 @@
 /* Tests that --verify of training detects faults, both before the first epoch and after a timed epoch. */
-#include <criterion/criterion.h>
-
-#include <string.h>
-
 #include "train/trainer.h"
 #include "train_support.h"
 

@@ -1,11 +1,5 @@
 /* Tests the vision transformers: parameters, names, initial values, work, weight decay, stochastic depth.
  * Their gradients are tested by test_train_net.c, and train-omp by test_train_omp.c. */
-#include <criterion/criterion.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "core/variant.h"
 #include "train_support.h"
 

@@ -9,9 +9,8 @@
 #include <string.h>
 
 #include "core/philox.h"
+#include "must.h"
 #include "train/engine.h"
-
-#define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
 /* Defines a model table. */
 #define LAYERS(name_, deep, ...)                                     \

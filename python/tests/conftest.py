@@ -32,6 +32,12 @@ def small(**changes: Any) -> fdsl.Generator:
     return fdsl.Generator(**{"classes": CLASSES, "res": RES, "batch": COUNT, "threads": 2, **changes})
 
 
+def write_classes(path: pathlib.Path, classes: list[fdsl.Class]) -> None:
+    """Writes classes to a CSV file, as the argument class_file expects it."""
+    header = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width"
+    path.write_text("\n".join([header, *(",".join(map(repr, one)) for one in classes), ""]))
+
+
 def content(array: fdsl.Array) -> bytes:
     """Returns the bytes of an array on the CPU."""
     return ctypes.string_at(array.ptr, array.nbytes)

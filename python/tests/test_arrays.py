@@ -84,14 +84,8 @@ def test_capsules() -> None:
     for version in (None, (0, 8)):
         capsule = images.__dlpack__(max_version=version)
         legacy = Header.from_address(pointer_of(capsule, b"dltensor"))
-        assert (legacy.data, legacy.device_type, legacy.ndim, legacy.code, legacy.bits, legacy.lanes) == (
-            images.ptr,
-            1,
-            4,
-            4,
-            16,
-            1,
-        )
+        about = legacy.device_type, legacy.ndim, legacy.code, legacy.bits, legacy.lanes
+        assert legacy.data == images.ptr and about == (1, 4, 4, 16, 1)
         extents = (ctypes.c_int64 * 4).from_address(legacy.shape), (ctypes.c_int64 * 4).from_address(legacy.strides)
         assert [list(one) for one in extents] == [[8, 3, 24, 24], [3 * 576, 576, 24, 1]]
     for version in ((1, 0), (1, 3), (2, 0)):

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 import pytest
-from conftest import CLASSES, COUNT, content, small
+from conftest import CLASSES, COUNT, content, small, write_classes
 
 import fdsl
 
@@ -116,8 +116,7 @@ def test_classes_can_be_given(tmp_path: Any) -> None:
         labels = reverse.generate(0, COUNT)[1].numpy()
         assert labels[:CLASSES].tolist() == list(range(CLASSES))[::-1]
     path = tmp_path / "classes.csv"
-    header = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width"
-    path.write_text("\n".join([header, *(",".join(map(repr, one)) for one in classes), ""]))
+    write_classes(path, classes)
     with small(class_file=path) as given:
         assert given.classes == classes and content(given.generate(0, COUNT)[0]) == expected
         saved = pickle.dumps(given)

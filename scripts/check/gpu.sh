@@ -100,12 +100,6 @@ outputs='--dtype f16 --channels 3
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs it while no other check runs, because it times training steps
-    wait
-    "$@"
-    wait
-}
-
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
     # Uses small sizes, because the tools slow CUDA kernels down a hundredfold. Omits CPU variants, because the tools

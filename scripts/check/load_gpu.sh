@@ -47,11 +47,6 @@ breaks() { # variant, state of the page cache, command that breaks a shard, opti
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
         --min-time 60 --max-time 90 "${@:4}"
 }
-alone() { # command: runs it while no other check runs, because it times training steps
-    wait
-    "$@"
-    wait
-}
 make_set() { # layout, name, shards, options of --prepare ...
     local shards=(--shards "$3")
     [[ $1 == shards ]] || shards=()

@@ -60,6 +60,12 @@ check() { # name, command ...
     ) &
 }
 
+alone() { # command: runs it while no other check runs, because it is timed
+    wait
+    "$@"
+    wait
+}
+
 fails_with() { # exit status, words of the message, command ...
     local wanted=$1 words=$2 output status=0
     shift 2

@@ -25,11 +25,6 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs it while no other check runs, because it is timed
-    wait
-    "$@"
-    wait
-}
 has() { # tool, the checks that are skipped without it
     command -v "$1" >/dev/null && return
     echo "skipped, because $1 is not installed: $2" >&2

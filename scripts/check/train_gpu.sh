@@ -217,23 +217,18 @@ cudnn() {
 }
 [[ $engine != cuda ]] || cudnn
 
-train=("$bench" --variant "train-$engine" --model "$model" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
-same_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
-    "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
-        "${train[@]}" 1 --checkpoint "$work/part" &&
-        "${train[@]}" 3 --checkpoint "$work/part" --resume --export "$work/three" &&
-        cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
+train=("$bench" --variant "train-$engine" --model "$model" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2)
+same_weights() { # name, command: compares two runs of three epochs, and a run that stops after one epoch and is resumed
+    local name=$work/$1 run=("${@:2}")
+    "${run[@]}" --epochs 3 --export "$name-one" && "${run[@]}" --epochs 3 --export "$name-two" &&
+        "${run[@]}" --epochs 1 --checkpoint "$name" &&
+        "${run[@]}" --epochs 3 --checkpoint "$name" --resume --export "$name-resumed" &&
+        cmp "$name-one" "$name-two" && cmp "$name-one" "$name-resumed"
 }
-check 'the same seed gives the same weights, resumed or not' same_weights
-recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3)
+check 'the same seed gives the same weights, resumed or not' same_weights part "${train[@]}"
+recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # exports have the average
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
-same_recipe() { # compares runs as same_weights() does, with clipping, an average and parts; exports have the average
-    "${train[@]}" 3 "${recipe[@]}" --export "$work/r-one" && "${train[@]}" 3 "${recipe[@]}" --export "$work/r-two" &&
-        "${train[@]}" 1 "${recipe[@]}" --checkpoint "$work/r-part" &&
-        "${train[@]}" 3 "${recipe[@]}" --checkpoint "$work/r-part" --resume --export "$work/r-three" &&
-        cmp "$work/r-one" "$work/r-two" && cmp "$work/r-one" "$work/r-three"
-}
-check 'clipping, averages and parts: the same weights, resumed or not' same_recipe
+check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -360,7 +355,8 @@ check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; first non-finite result: [a-z]' \
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 256 --optimizer sgd --lr 100000
 same_activations() { # computes the forward pass twice, and gets the same weights
-    "${train[@]}" 2 --export "$work/kept" && "${train[@]}" 2 --checkpoint-activations --export "$work/again" &&
+    "${train[@]}" --epochs 2 --export "$work/kept" &&
+        "${train[@]}" --epochs 2 --checkpoint-activations --export "$work/again" &&
         cmp "$work/kept" "$work/again"
 }
 if [[ $engine == vit ]]; then
@@ -383,7 +379,7 @@ graph_cases() { # runs the cases in parallel, because the reference is slow
     seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
 }
 check 'train-graph compared with the reference; planted faults are found' graph_cases
-graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2)
 for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
     # shellcheck disable=SC2086  # two words on purpose
     check "train-graph refuses $option" fails_with 2 'use train-bf16' \
@@ -391,13 +387,7 @@ for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
 done
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
-same_graph_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
-    "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
-        "${graph[@]}" 1 --checkpoint "$work/graph" &&
-        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&
-        cmp "$work/seven" "$work/eight" && cmp "$work/seven" "$work/nine"
-}
-check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+check 'train-graph: the same seed gives the same weights, resumed or not' same_weights graph "${graph[@]}"
 check 'train-graph, killed five times during training, gives the same weights' \
     killed_at_any_moment train-graph cnn 150 5
 check 'train-graph, killed three times within an epoch, gives the same weights, losses and rows of --log' \
