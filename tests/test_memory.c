@@ -104,8 +104,10 @@ static void expect_refusals(const char *arguments)
 
 Test(memory, images)
 {
-    expect_refusals("--variant naive,omp --res 32 --batch 3 --verify --samples-out s.csv --out r.csv" ONE);
-    expect_refusals("--variant naive --classes 3 --batch 5 --png made --npy x.npy --write-classes c.csv" ONE);
+    expect_refusals("--variant naive,omp --res 32 --vertices 20 --batch 3 --verify --samples-out s.csv "
+                    "--out r.csv" ONE);
+    expect_refusals("--variant naive --res 32 --classes 3 --batch 5 --png made --npy x.npy "
+                    "--write-classes c.csv" ONE);
 }
 
 Test(memory, data_sets)

@@ -17,7 +17,11 @@
  * is about 1e-12, and the rounding error about 1e-10. */
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
-#define CHECKED   12 /* minimum number of parameters to check per tensor */
+
+/* The minimum number of parameters to check per tensor. Networks have many tensors, and their kinds of layers
+ * are checked one by one, too. */
+static uint32_t checked = 12;
+#define CHECKED_IN_NETS 4
 
 /* Runs step 0 from these parameters. Returns its mean loss. */
 static double loss_at(const struct net *net, float *parameters)
@@ -34,7 +38,7 @@ static double loss_at(const struct net *net, float *parameters)
 static struct mixing mixing; /* mixing in the steps whose gradients are compared */
 static enum loss_kind loss_kind;
 
-/* Compares the gradients of a step with central differences, for CHECKED or more parameters of each tensor,
+/* Compares the gradients of a step with central differences, for `checked` or more parameters of each tensor,
  * or all if it has fewer. */
 static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
                             uint32_t count, float smoothing)
@@ -58,7 +62,7 @@ static void check_gradients(const struct model_table *table, struct shape input,
         double largest = 0, worst = 0;
         for (size_t i = 0; i < tensor->values; i++)
             largest = fmax(largest, fabs(gradients[tensor->first + i]));
-        size_t stride = tensor->values < CHECKED ? 1 : tensor->values / CHECKED;
+        size_t stride = tensor->values < checked ? 1 : tensor->values / checked;
         for (size_t i = 0; i < tensor->values; i += stride) {
             float *parameter = &parameters[tensor->first + i], before = *parameter;
             *parameter = before + REACH;
@@ -128,28 +132,19 @@ Test(train_net, gradients_of_layers)
     check_gradients(&add_pool, small, 4, 7, 0);
 }
 
-/* Networks with residual blocks have many layers, so only small images are tested in reasonable time. */
-static bool is_large(const struct model_table *table)
-{
-    return strcmp(table->name, "cnn-fdsl") == 0 || strcmp(table->name, "cnn-deep") == 0;
-}
-
 Test(train_net, gradients_of_residual_nets, .timeout = 300)
 {
+    checked = CHECKED_IN_NETS;
     for (size_t i = 0; model_tables[i].name; i++)
-        if (is_large(&model_tables[i])) {
-#ifdef FDSL_SANITIZED
-            check_gradients(&model_tables[i], (struct shape){1, 1, 8, 8}, 3, 1, 0.1f);
-#else
-            check_gradients(&model_tables[i], (struct shape){3, 1, 9, 11}, 3, 2, 0.1f);
-#endif
-        }
+        if (has_residual_blocks(&model_tables[i]))
+            check_gradients(&model_tables[i], (struct shape){1, 1, 8, 9}, 3, 1, 0.1f);
 }
 
 Test(train_net, gradients_of_nets)
 {
+    checked = CHECKED_IN_NETS;
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_large(&model_tables[i]) || is_large_transformer(&model_tables[i]))
+        if (has_residual_blocks(&model_tables[i]) || is_large_transformer(&model_tables[i]))
             continue;
         bool deep = model_tables[i].volumetric;
         check_gradients(&model_tables[i], deep ? (struct shape){3, 4, 8, 8} : (struct shape){1, 1, 16, 16},
@@ -271,13 +266,8 @@ Test(train_net, gradients_of_mixed_samples_and_of_both_losses)
 
 /* ---- Non-finite values ---- */
 
-/* Each test of a tensor runs the network. So tests of large networks use only every LARGE_STRIDE-th tensor.
- */
-#ifdef FDSL_SANITIZED
-#define LARGE_STRIDE 8
-#else
+/* Each test of a tensor runs the network. So tests of networks with many tensors use only every third. */
 #define LARGE_STRIDE 3
-#endif
 
 /* Runs the first step from net->initial. Expects a loss that is not finite, and this step reported as the bad
  * step. The reference must name the layer in which the NaN first appears. */
@@ -302,9 +292,7 @@ static void expect_bad(struct net *net, const char *what, const char *layer)
 static void plant_nans(const struct engine *engine, const struct model_table *table)
 {
     struct net net;
-    struct shape input =
-        fitted(table, table->volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16});
-    net_open(&net, &engine_naive, table, input, 10, 7, 7, 0);
+    net_open(&net, &engine_naive, table, small_input(table), 10, 7, 7, 0);
     data_to_halves(&net.data);
     if (engine->accepts && engine->accepts(&net.train) != STATUS_OK) {
         net_close(&net);
@@ -317,7 +305,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
     expect_bad(&net, "a sample", net.model.layers[0].name);
     *middle = before;
     net_reopen(&net, engine);
-    for (uint32_t t = 0; t < net.model.tensor_count; t += is_large(table) ? LARGE_STRIDE : 1) {
+    for (uint32_t t = 0; t < net.model.tensor_count; t += has_residual_blocks(table) ? LARGE_STRIDE : 1) {
         const struct model_tensor *tensor = &net.model.tensors[t];
         const struct layer *layer = net.model.layers;
         float *last = &net.initial[tensor->first + tensor->values - 1], fine = *last;

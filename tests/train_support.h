@@ -72,6 +72,23 @@ static inline struct shape fitted(const struct model_table *table, struct shape 
     return shape;
 }
 
+/* Whether the network has residual blocks, and therefore many layers. */
+static inline bool has_residual_blocks(const struct model_table *table)
+{
+    return strcmp(table->name, "cnn-fdsl") == 0 || strcmp(table->name, "cnn-deep") == 0;
+}
+
+/* Returns an input with an odd and an even size, for tests that run each network many times. */
+static inline struct shape small_input(const struct model_table *table)
+{
+    struct shape input = {1, 1, 13, 12};
+    if (table->volumetric)
+        input = (struct shape){1, 4, 9, 8};
+    else if (has_residual_blocks(table))
+        input = (struct shape){1, 1, 9, 8};
+    return fitted(table, input);
+}
+
 /* An engine, its model and its data. The engine keeps pointers into this struct, so it must not be moved. */
 struct net {
     const struct engine *engine;
