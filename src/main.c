@@ -84,9 +84,10 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
-/* Prints the error, if there is one, and flushes stdout. Returns the exit status. Called before comm_close(),
- * because the launcher ends all ranks when the first one fails. A rank that has not joined the others sleeps
- * before it prints: if rank 0 has the same error, rank 0 prints it and the launcher ends the other ranks. */
+/* Prints the error, if there is one, and flushes stdout. Returns the final status. Called before
+ * comm_close(), because the launcher ends all ranks when the first one fails. A rank that has not joined the
+ * others sleeps before it prints: if rank 0 has the same error, rank 0 prints it and the launcher ends the
+ * other ranks. */
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)
@@ -114,7 +115,7 @@ int main(int argc, char *argv[])
         return 0;
     if (command) {
         launcher_forget();
-        return (int)conclude(run_command(command, argc - 1, argv + 1));
+        return status_exit(conclude(run_command(command, argc - 1, argv + 1)));
     }
     enum status status = variant_table_check();
     if (status == STATUS_OK)
@@ -130,5 +131,5 @@ int main(int argc, char *argv[])
         launcher_let_rank_0_print();
     settings_free(&settings);
     config_free(&config);
-    return exit_status ? exit_status : (int)status;
+    return exit_status ? exit_status : status_exit(status);
 }

@@ -214,7 +214,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
     if (end > worker->images_room) {
         uint8_t *images = realloc(worker->images, end);
         if (!images)
-            return status_set(STATUS_FAILED, "out of memory for images of %zu bytes", end);
+            return status_set(STATUS_EXHAUSTED, "out of memory for images of %zu bytes", end);
         worker->images = images;
         worker->images_room = end;
     }
@@ -449,7 +449,7 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
     int failure = errno;
     close(fd);
     if (mapping == MAP_FAILED)
-        return status_set(STATUS_FAILED, "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
+        return status_set(status_of_errno(failure), "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
                           load->dataset->files[file].name, length, strerror(failure));
     *mapped = length;
     return STATUS_OK;

@@ -53,7 +53,7 @@ enum status http_open(struct http **http)
     if (*http)
         (*http)->curl = curl_easy_init();
     if (!*http || !(*http)->curl)
-        return status_set(STATUS_FAILED, "out of memory for a connection");
+        return status_set(STATUS_EXHAUSTED, "out of memory for a connection");
     (*http)->random = (uint64_t)(uintptr_t)*http ^ (uint64_t)time(NULL);
     return STATUS_OK;
 }
@@ -237,7 +237,7 @@ static enum status explain(const struct http *http, CURLcode code)
     const char *reason = *http->error ? http->error : curl_easy_strerror(code);
     const char *shown = http->request->shown;
     if (http->unwritten)
-        return status_set(STATUS_FAILED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
+        return status_set(STATUS_EXHAUSTED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
     if (http->overflows)
         return status_set(STATUS_FAILED,
                           "%s: the server sends more than the %" PRIu64 " bytes that it should", shown,
@@ -277,7 +277,7 @@ static enum status set_headers(const struct http_request *request, const char *r
         struct curl_slist *longer =
             status == STATUS_OK && headers[i] ? curl_slist_append(*list, headers[i]) : *list;
         if (!longer && headers[i] && status == STATUS_OK)
-            status = status_set(STATUS_FAILED, "out of memory for a request");
+            status = status_set(STATUS_EXHAUSTED, "out of memory for a request");
         else
             *list = longer;
         free(headers[i]);

@@ -18,7 +18,7 @@ enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes)
     free(*room);
     *room = malloc(bytes);
     *room_bytes = *room ? bytes : 0;
-    return *room ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an image of %zu bytes", bytes);
+    return *room ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory for an image of %zu bytes", bytes);
 }
 
 void image_scratch_close(struct image_scratch *scratch)

@@ -45,7 +45,7 @@ static enum status make_table(struct resample_axis wanted, struct resample_axis 
         *weights = malloc(count * sizeof **weights);
         *room = *first && *weights ? count : 0;
         if (!*room)
-            return status_set(STATUS_FAILED, "out of memory for the weights of %u pixels", wanted.out);
+            return status_set(STATUS_EXHAUSTED, "out of memory for the weights of %u pixels", wanted.out);
     }
     memset(*weights, 0, count * sizeof **weights);
     for (uint32_t i = 0; i < wanted.out; i++)
@@ -69,7 +69,7 @@ enum status resample_begin(struct resampler *resampler, uint32_t in_width, uint3
     free(resampler->rows);
     resampler->rows = malloc(bytes);
     resampler->rows_bytes = resampler->rows ? bytes : 0;
-    return resampler->rows ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %u rows", down.in);
+    return resampler->rows ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory for %u rows", down.in);
 }
 
 void resampler_close(struct resampler *resampler)
