@@ -115,7 +115,7 @@ int main(int argc, char *argv[])
         return 0;
     if (command) {
         launcher_forget();
-        return (int)conclude(run_command(command, argc - 1, argv + 1));
+        return status_exit(conclude(run_command(command, argc - 1, argv + 1)));
     }
     enum status status = variant_table_check();
     if (status == STATUS_OK)
@@ -131,5 +131,5 @@ int main(int argc, char *argv[])
         launcher_let_rank_0_print();
     settings_free(&settings);
     config_free(&config);
-    return exit_status ? exit_status : (int)status;
+    return exit_status ? exit_status : status_exit(status);
 }

@@ -432,6 +432,13 @@ Test(image, damaged_markers_are_found)
     free(bytes);
 }
 
+Test(image, too_little_memory_is_no_fault_of_the_image)
+{
+    uint8_t *room = NULL;
+    size_t bytes = 0;
+    cr_expect_eq(image_room(&room, &bytes, SIZE_MAX / 2), STATUS_EXHAUSTED);
+}
+
 Test(image, the_content_of_a_file_decides_its_format)
 {
     static const uint8_t pixels[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};

@@ -1,6 +1,8 @@
 /* Tests all CPU variants of `load` on data that are broken or that break during a run. */
 #include "load_support.h"
 
+#include <sys/resource.h>
+
 TestSuite(load_faults, .timeout = 60);
 
 Test(load_faults, truncated_shard_is_reported_with_offset, .init = make_folder, .fini = remove_folder)
@@ -210,6 +212,50 @@ Test(load_faults, deleted_shard_is_an_error_or_skipped, .init = make_folder, .fi
         for (int pipe_instead = 0; pipe_instead <= 1; pipe_instead++)
             expect_loss_of_a_shard(shard_variants[v], "any", pipe_instead);
     expect_loss_of_a_shard("shards-uring", "warm", true);
+}
+
+/* Lowers the number of files that this process may have open, so that it can open no other file. */
+static struct rlimit allow_no_more_files(void)
+{
+    struct rlimit before;
+    int next = dup(0);
+    cr_assert(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const struct rlimit lower = {(rlim_t)next, before.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &lower), 0);
+    return before;
+}
+
+/* If a file cannot be opened because too many are open, the file is not broken. (files-uring needs no
+ * descriptors: its files are in a table of the ring.) */
+static void expect_no_skips_without_files(const char *name)
+{
+    struct job job;
+    void *state;
+    struct run_time unused;
+    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
+    const struct variant *variant = start(&job, name, &state);
+    if (variant) {
+        cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+        struct rlimit before = allow_no_more_files();
+        enum status status = variant->run(state, 0, &unused);
+        cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+        cr_expect_eq(status, STATUS_EXHAUSTED, "%s: %d", name, status);
+        cr_expect(strstr(status_text(), "Too many open files"), "%s: %s", name, status_text());
+        variant->teardown(state);
+    }
+    close_job(&job);
+}
+
+Test(load_faults, too_many_open_files_skip_nothing, .init = make_folder, .fini = remove_folder)
+{
+    make_shards(101);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        expect_no_skips_without_files(shard_variants[v]);
+    remove_folder();
+    make_folder();
+    make_files(101);
+    expect_no_skips_without_files("files");
+    expect_no_skips_without_files("files-omp");
 }
 
 /* The measurement of copy bandwidth must exclude a truncated shard, because copying its mapping would raise

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,19 @@ Test(status, codes_are_the_documented_exit_statuses)
 {
     cr_expect(STATUS_OK == 0 && STATUS_FAILED == 1 && STATUS_USAGE == 2 && STATUS_WRONG == 3 &&
               STATUS_UNAVAILABLE == 4);
+    for (int code = STATUS_OK; code <= STATUS_UNAVAILABLE; code++)
+        cr_expect_eq(status_exit((enum status)code), code);
+    cr_expect_eq(status_exit(STATUS_EXHAUSTED), STATUS_FAILED);
+}
+
+Test(status, the_cause_of_a_failed_call_decides_whether_resources_ran_out)
+{
+    static const int exhausted[] = {ENOMEM, ENOSPC, EDQUOT, EMFILE, ENFILE},
+                     other[] = {EIO, ENOENT, EACCES, 0};
+    for (size_t i = 0; i < COUNT_OF(exhausted); i++)
+        cr_expect_eq(status_of_errno(exhausted[i]), STATUS_EXHAUSTED, "%d", exhausted[i]);
+    for (size_t i = 0; i < COUNT_OF(other); i++)
+        cr_expect_eq(status_of_errno(other[i]), STATUS_FAILED, "%d", other[i]);
 }
 
 Test(status, the_latest_message_replaces_earlier_ones)
@@ -205,7 +219,7 @@ Test(status, a_single_rank_has_no_number, .init = cr_redirect_stderr)
 /* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
 Test(status, wrong_results_are_the_least_severe_failure)
 {
-    static const enum status failures[] = {STATUS_FAILED, STATUS_USAGE, STATUS_UNAVAILABLE};
+    static const enum status failures[] = {STATUS_FAILED, STATUS_EXHAUSTED, STATUS_USAGE, STATUS_UNAVAILABLE};
     cr_expect(status_severity(STATUS_OK) == 0);
     cr_expect(status_severity(STATUS_WRONG) > 0);
     for (size_t i = 0; i < COUNT_OF(failures); i++) {

@@ -38,7 +38,8 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     /* With O_NONBLOCK, openat() does not wait if the file was replaced by a pipe. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
+        return status_set(status_of_errno(errno), "%s/%s: cannot open: %s", dataset->path, name,
+                          strerror(errno));
     lap(worker, LOAD_OPEN, &begin_ns);
     /* Read one byte more than expected, to detect a file that grew. pread() fails on a pipe. */
     ssize_t count = pread(fd, bytes, member->size + 1, 0);

@@ -101,8 +101,8 @@ static enum status chain_done(struct worker *worker, struct files_uring *uring, 
     enum status status = STATUS_OK;
     uring->pending[chain->slot]--;
     if (chain->results[OPEN] < 0)
-        status = status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name,
-                            strerror(-chain->results[OPEN]));
+        status = status_set(status_of_errno(-chain->results[OPEN]), "%s/%s: cannot open: %s", dataset->path,
+                            name, strerror(-chain->results[OPEN]));
     else if (chain->results[ADVISE] < 0)
         status = status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, name);
     else if (chain->results[READ] < 0)

@@ -44,8 +44,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     int failure = errno;
     close(fd);
     if (mapping == MAP_FAILED)
-        return status_set(STATUS_FAILED, "%s/%s: cannot map %llu bytes: %s", load->dataset->path, shard->name,
-                          (unsigned long long)shard->bytes, strerror(failure));
+        return status_set(status_of_errno(failure), "%s/%s: cannot map %llu bytes: %s", load->dataset->path,
+                          shard->name, (unsigned long long)shard->bytes, strerror(failure));
     mapped->shards[file] = mapping;
     return STATUS_OK;
 }
@@ -61,8 +61,8 @@ static enum status map_all(struct mapped *mapped)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1]) {
             enum status status = map_shard(mapped, f);
-            if (status != STATUS_OK && !mapped->reader.load->skip)
-                return status;
+            if (status != STATUS_FAILED || !mapped->reader.load->skip)
+                TRY(status);
         }
     return STATUS_OK;
 }

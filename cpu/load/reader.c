@@ -447,7 +447,7 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
     int failure = errno;
     close(fd);
     if (mapping == MAP_FAILED)
-        return status_set(STATUS_FAILED, "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
+        return status_set(status_of_errno(failure), "%s/%s: cannot map %zu bytes: %s", load->dataset->path,
                           load->dataset->files[file].name, length, strerror(failure));
     *mapped = length;
     return STATUS_OK;

@@ -27,7 +27,8 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     /* Without O_NONBLOCK, open() would block if a pipe has replaced the file. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
+        return status_set(status_of_errno(errno), "%s/%s: cannot open: %s", dataset->path, name,
+                          strerror(errno));
     uint64_t count = 0;
     ssize_t part = 1;
     while (part != 0 && count <= member->size) { /* asks for one byte more, to detect a file that grew */

@@ -131,8 +131,8 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
     int failure = errno;
     close(fd);
     if (mapping == MAP_FAILED)
-        return status_set(STATUS_FAILED, "%s/%s: cannot map %llu bytes: %s", dataset->path, file->name,
-                          (unsigned long long)file->bytes, strerror(failure));
+        return status_set(status_of_errno(failure), "%s/%s: cannot map %llu bytes: %s", dataset->path,
+                          file->name, (unsigned long long)file->bytes, strerror(failure));
     shards->mappings[shard] = static_cast<uint8_t *>(mapping);
     return STATUS_OK;
 }

@@ -1,5 +1,6 @@
 #include "core/status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,12 +29,26 @@ int status_severity(enum status code)
         return 1;
     case STATUS_FAILED:
         return 2;
-    case STATUS_USAGE:
+    case STATUS_EXHAUSTED:
         return 3;
-    case STATUS_UNAVAILABLE:
+    case STATUS_USAGE:
         return 4;
+    case STATUS_UNAVAILABLE:
+        return 5;
     }
-    return 5; /* not a valid status */
+    return 6; /* not a valid status */
+}
+
+int status_exit(enum status code)
+{
+    return code == STATUS_EXHAUSTED ? STATUS_FAILED : (int)code;
+}
+
+enum status status_of_errno(int cause)
+{
+    return cause == ENOMEM || cause == ENOSPC || cause == EDQUOT || cause == EMFILE || cause == ENFILE
+               ? STATUS_EXHAUSTED
+               : STATUS_FAILED;
 }
 
 /* Copies `text`, escaped for terminals, into `out`, a buffer of MESSAGE_BYTES. Cuts the middle out of a text

@@ -1,8 +1,8 @@
 /* Errors: a code and one line of text, passed up to the caller.
  *
  * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
- * went wrong and what to do about it. Callers may add context with status_prefix(). The codes are the exit
- * statuses of the program. */
+ * went wrong and what to do about it. Callers may add context with status_prefix(). status_exit() gives the
+ * exit status of the program. */
 #ifndef FDSL_CORE_STATUS_H
 #define FDSL_CORE_STATUS_H
 
@@ -14,11 +14,20 @@ FDSL_C_BEGIN
 
 enum status {
     STATUS_OK = 0,
-    STATUS_FAILED = 1,     /* a failure while running */
-    STATUS_USAGE = 2,      /* invalid options or input */
-    STATUS_WRONG = 3,      /* a result differs from the reference; in compare, a row is slower */
-    STATUS_UNAVAILABLE = 4 /* not supported by this build or machine */
+    STATUS_FAILED = 1,      /* a failure while running */
+    STATUS_USAGE = 2,       /* invalid options or input */
+    STATUS_WRONG = 3,       /* a result differs from the reference; in compare, a row is slower */
+    STATUS_UNAVAILABLE = 4, /* not supported by this build or machine */
+    STATUS_EXHAUSTED = 5    /* memory, disk space or file descriptors ran out while running; unlike
+                               STATUS_FAILED, the data are not the cause, so --on-error skip does not apply */
 };
+
+/* Returns the exit status of the program. It is the code itself, but that of STATUS_FAILED for
+ * STATUS_EXHAUSTED. */
+int status_exit(enum status code);
+
+/* Returns the status for a failed system call. `cause` is the errno. */
+enum status status_of_errno(int cause);
 
 /* Returns the severity of a status, 0 for STATUS_OK, to choose one status for several ranks or variants.
  * STATUS_WRONG is the least severe failure, because other variants still run after it. */
@@ -82,8 +91,8 @@ void status_print(void);
     } while (0)
 
 /* Returns STATUS_OK if `room`, the result of allocations, is not zero. Otherwise sets the message, whose
- * format and arguments follow, and returns STATUS_FAILED. */
-#define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_FAILED, __VA_ARGS__))
+ * format and arguments follow, and returns STATUS_EXHAUSTED. */
+#define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_EXHAUSTED, __VA_ARGS__))
 
 FDSL_C_END
 

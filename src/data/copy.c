@@ -17,10 +17,19 @@ struct parameters {
     const char *source, *image, *label, *member;
 };
 
+/* An open data set, and its reader, which keeps the latest shard open between requests. A shard at a URL
+ * would otherwise be transferred again for each request. */
+struct copy {
+    struct dataset dataset;
+    struct plain plain;
+};
+
 static void dataset_source_close(void *state)
 {
-    dataset_close(state);
-    free(state);
+    struct copy *copy = state;
+    plain_close(&copy->plain);
+    dataset_close(&copy->dataset);
+    free(copy);
 }
 
 /* ---- Samples ---- */
@@ -59,8 +68,8 @@ static void sort_members(struct source_sample *sample)
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
                                        struct source_sample *samples)
 {
-    struct dataset *dataset = state;
-    struct plain plain = {.dataset = dataset, .fd = -1};
+    struct copy *copy = state;
+    const struct dataset *dataset = &copy->dataset;
     enum status status = STATUS_OK;
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = &dataset->samples[first + i];
@@ -71,19 +80,18 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
                                 "--label, or --member",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++)
-            status = add_member(&plain, &dataset->members[sample->member + m], &samples[i]);
+            status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
         if (status == STATUS_OK && dataset->classes && dataset->choice.only.count == 0)
             status = add_folder(sample, &samples[i]);
         sort_members(&samples[i]);
     }
-    plain_close(&plain);
     return status;
 }
 
 /* Returns UINT64_MAX and sets a message if the sample has no label that is a class. */
 static uint64_t dataset_source_label(const void *state, uint64_t number)
 {
-    const struct dataset *dataset = state;
+    const struct dataset *dataset = &((const struct copy *)state)->dataset;
     struct plain plain = {.dataset = dataset, .fd = -1};
     int32_t label = 0;
     enum status status = plain_label(&plain, &dataset->samples[number], INT32_MAX, &label);
@@ -95,7 +103,7 @@ static uint64_t dataset_source_label(const void *state, uint64_t number)
 
 static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
-    const struct dataset *dataset = state;
+    const struct dataset *dataset = &((const struct copy *)state)->dataset;
     snprintf(texts[0], SOURCE_TEXT_MAX, "%s", dataset->samples[number].key);
 }
 
@@ -142,8 +150,10 @@ static enum status dataset_source_open(const struct source_request *request, str
     struct members members;
     bool chosen = parameters->image || parameters->label || parameters->member;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
-    struct dataset *dataset = *state = calloc(1, sizeof *dataset);
-    TRY(ALLOCATED(dataset, "out of memory"));
+    struct copy *copy = *state = calloc(1, sizeof *copy);
+    TRY(ALLOCATED(copy, "out of memory"));
+    struct dataset *dataset = &copy->dataset;
+    copy->plain = (struct plain){.dataset = dataset, .fd = -1};
     TRY(dataset_open(parameters->source, false, &members, NULL, dataset));
     if (request->target)
         TRY(check_extensions(dataset));

@@ -15,7 +15,7 @@
 
 enum status dataset_out_of_memory(void)
 {
-    return status_set(STATUS_FAILED, "out of memory for the list of samples");
+    return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");
 }
 
 enum status dataset_grow(void *array, uint32_t count, size_t size)
@@ -135,7 +135,7 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
         close(*fd);
     *fd = -1;
     errno = failure;
-    return failure == EMFILE ? STATUS_USAGE : STATUS_FAILED;
+    return status_of_errno(failure);
 }
 
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,

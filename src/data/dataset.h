@@ -85,7 +85,7 @@ void dataset_close(struct dataset *dataset);
 /* Opens dataset->files[file] read-only, with additional open(2) flags. If the data set is remote, reads the
  * whole file first; the flags then apply only to files of a cache. Sets `*fd` to the descriptor. On failure
  * sets `*fd` to -1, and errno: ESPIPE or EISDIR means that the file is not a regular file. STATUS_FAILED if
- * the file cannot be read, another status if the cause is not the file, such as too little memory. */
+ * the file cannot be read, another status if the cause is not the file, such as STATUS_EXHAUSTED. */
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */

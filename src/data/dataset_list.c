@@ -62,8 +62,9 @@ static bool leads_back(const struct branch *branch)
  * the errno. */
 static enum status lose(struct walk *walk, const struct branch *branch, const char *name, int cause)
 {
-    status_set(STATUS_FAILED, "%s/%s%s: %s", walk->dataset->path, branch->path, name, strerror(cause));
-    return dataset_skip(walk->dataset, STATUS_FAILED, DATASET_UNKNOWN);
+    enum status status = status_set(status_of_errno(cause), "%s/%s%s: %s", walk->dataset->path, branch->path,
+                                    name, strerror(cause));
+    return dataset_skip(walk->dataset, status, DATASET_UNKNOWN);
 }
 
 static enum status add_file(struct walk *walk, const char *path)
@@ -100,13 +101,13 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
         openat(dataset->directory, *branch->path ? branch->path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     if (!stream || fstat(fd, &info) != 0) {
-        status_set(STATUS_FAILED, "%s/%s: cannot list the folder: %s", dataset->path, branch->path,
-                   strerror(errno));
+        enum status status = status_set(status_of_errno(errno), "%s/%s: cannot list the folder: %s",
+                                        dataset->path, branch->path, strerror(errno));
         if (stream)
             closedir(stream);
         else if (fd >= 0)
             close(fd);
-        return branch->above ? dataset_skip(dataset, STATUS_FAILED, DATASET_UNKNOWN) : STATUS_FAILED;
+        return branch->above ? dataset_skip(dataset, status, DATASET_UNKNOWN) : status;
     }
     branch->device = info.st_dev;
     branch->inode = info.st_ino;

@@ -270,9 +270,10 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
         TRY(shards_room(dataset, index->unit_count));
     for (uint64_t p = 0; dataset->shards && p < index->unit_count; p++) {
         TRY(dataset_add_file(dataset, index->units[p].name, index->units[p].bytes));
-        if (check_shard(dataset, (uint32_t)p) != STATUS_OK) {
-            if (!dataset->skip)
-                return STATUS_FAILED;
+        status = check_shard(dataset, (uint32_t)p);
+        if (status != STATUS_OK) {
+            if (!dataset->skip || status != STATUS_FAILED)
+                return status;
             status_warn("%s; checking its samples one by one", status_text());
         }
         dataset->shard_first[p] = (uint32_t)index->units[p].first;

@@ -236,7 +236,7 @@ static enum status explain(const struct http *http, CURLcode code)
     const char *reason = *http->error ? http->error : curl_easy_strerror(code);
     const char *shown = http->request->shown;
     if (http->unwritten)
-        return status_set(STATUS_FAILED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
+        return status_set(STATUS_EXHAUSTED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
     if (http->overflows)
         return status_set(STATUS_FAILED,
                           "%s: the server sends more than the %" PRIu64 " bytes that it should", shown,
@@ -276,7 +276,7 @@ static enum status set_headers(const struct http_request *request, const char *r
         struct curl_slist *longer =
             status == STATUS_OK && headers[i] ? curl_slist_append(*list, headers[i]) : *list;
         if (!longer && headers[i] && status == STATUS_OK)
-            status = status_set(STATUS_FAILED, "out of memory for a request");
+            status = status_set(STATUS_EXHAUSTED, "out of memory for a request");
         else
             *list = longer;
         free(headers[i]);

@@ -65,6 +65,8 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 #include <stdlib.h>
 
 #include <jpeglib.h>
+/* The codes of messages. The header needs jpeglib.h. */
+#include <jerror.h>
 
 #ifndef JCS_EXTENSIONS
 #error "This libjpeg is not libjpeg-turbo. Install libjpeg-turbo, or build with JPEG=0."
@@ -114,7 +116,8 @@ static void stop_at_many_scans(j_common_ptr jpeg)
 static enum status failure(struct jpeg_decoder *decoder)
 {
     jpeg_abort_decompress(&decoder->jpeg);
-    return status_set(STATUS_FAILED, "libjpeg: %s", decoder->message);
+    enum status status = decoder->errors.msg_code == JERR_OUT_OF_MEMORY ? STATUS_EXHAUSTED : STATUS_FAILED;
+    return status_set(status, "libjpeg: %s", decoder->message);
 }
 
 /* ---- Opening ---- */

@@ -69,15 +69,22 @@ static enum status plain_open_new(struct plain *plain, struct dataset_member *me
     return STATUS_OK;
 }
 
-/* Grows the buffer to at least `size` bytes. */
+/* Grows the buffer to at least `size` bytes, for a read at `offset`. An index may claim more bytes than the
+ * file has; such a member is broken. */
 static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t size)
 {
+    struct stat info;
     if (size <= plain->buffer_bytes)
         return STATUS_OK;
     free(plain->buffer);
     plain->buffer = malloc(size);
     plain->buffer_bytes = plain->buffer ? size : 0;
-    return plain->buffer ? STATUS_OK : plain_fail(plain, offset, "the member does not fit in memory");
+    if (plain->buffer)
+        return STATUS_OK;
+    enum status status = plain_fail(plain, offset, "the member does not fit in memory");
+    bool there = plain->fd >= 0 && fstat(plain->fd, &info) == 0 && (uint64_t)info.st_size >= offset &&
+                 (uint64_t)info.st_size - offset >= size;
+    return there ? STATUS_EXHAUSTED : status;
 }
 
 static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)

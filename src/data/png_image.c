@@ -6,10 +6,19 @@
 #include <png.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Upper bound of pixels per byte of a PNG file. Deflate expands one byte to at most 1032 bytes, and a byte
  * holds at most 8 pixels. */
 #define PIXELS_PER_BYTE_MAX (8 * 1032)
+
+/* Returns the status for the message of libpng, which has no error codes. */
+static enum status failed(const png_image *image)
+{
+    bool exhausted =
+        strcasestr(image->message, "out of memory") || strstr(image->message, "insufficient memory");
+    return status_set(exhausted ? STATUS_EXHAUSTED : STATUS_FAILED, "libpng: %s", image->message);
+}
 
 /* libpng's simplified interface handles errors without longjmp to the caller and frees its memory. The flag
  * COLORSPACE_NOT_sRGB omits the colour-space chunk, so equal pixels give equal output. */
@@ -32,7 +41,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
     if (!png_image_write_to_memory(&image, *bytes, &count, 0, pixels, 0, NULL)) {
         free(*bytes);
         *bytes = NULL;
-        return status_set(STATUS_FAILED, "libpng: %s", image.message);
+        return failed(&image);
     }
     *size = count;
     return STATUS_OK;
@@ -43,7 +52,7 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
 {
     *image = (png_image){.version = PNG_IMAGE_VERSION};
     if (!png_image_begin_read_from_memory(image, bytes, size))
-        return status_set(STATUS_FAILED, "libpng: %s", image->message);
+        return failed(image);
     image->format = image->format & PNG_FORMAT_FLAG_COLOR ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
     *shape = (struct png_shape){image->width, image->height, image->format == PNG_FORMAT_RGB ? 3 : 1};
     uint64_t pixels = (uint64_t)image->width * image->height;
@@ -77,9 +86,7 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
                           "an image of %" PRIu32 " x %" PRIu32 " x %" PRIu32 " does not fit in %zu bytes",
                           shape->width, shape->height, shape->channels, capacity);
     }
-    return png_image_finish_read(&image, &black, pixels, 0, NULL)
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "libpng: %s", image.message);
+    return png_image_finish_read(&image, &black, pixels, 0, NULL) ? STATUS_OK : failed(&image);
 }
 
 #else

@@ -17,7 +17,7 @@
 
 enum status remote_out_of_memory(void)
 {
-    return status_set(STATUS_USAGE, "out of memory for a remote data set");
+    return status_set(STATUS_EXHAUSTED, "out of memory for a remote data set");
 }
 
 /* ---- Files ---- */
@@ -181,7 +181,7 @@ static enum status fill_draft(struct remote *remote, struct file *file, const st
     struct transfer *transfer = NULL;
     int fd = dup(draft->fd);
     if (fd < 0)
-        return status_set(STATUS_USAGE, "--cache-dir: %s", strerror(errno));
+        return status_set(STATUS_EXHAUSTED, "--cache-dir: %s", strerror(errno));
     pthread_mutex_lock(&remote->lock);
     enum status status = remote_start_transfer(remote, file, fd, &transfer);
     if (status == STATUS_OK)

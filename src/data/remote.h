@@ -56,8 +56,8 @@ void remote_ask(struct remote *remote, const char *name);
 
 /* Reads a whole file and sets `*fd` to a descriptor of its content. The caller must not write to the
  * descriptor. The caller closes the descriptor with remote_done(), or with close() if the content stays
- * mapped; after a failure it is -1. STATUS_FAILED if the file cannot be read, STATUS_USAGE if there is no
- * room for it in memory or in the cache. */
+ * mapped; after a failure it is -1. STATUS_FAILED if the file cannot be read, STATUS_EXHAUSTED if there
+ * is no room for it in memory or on the disk of the cache, STATUS_USAGE if it is larger than the cache. */
 enum status remote_fd(struct remote *remote, const char *name, int *fd);
 void remote_done(struct remote *remote, int fd);
 

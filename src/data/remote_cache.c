@@ -31,11 +31,11 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
-/* The cause is the folder, not a file of the data set; therefore not STATUS_FAILED. */
+/* The cause is the folder, not a file of the data set; therefore not STATUS_FAILED, for any errno. */
 static enum status failed(const char *path, const char *what)
 {
     bool full = errno == ENOSPC || errno == EDQUOT;
-    return status_set(STATUS_USAGE, "--cache-dir: cannot %s %s: %s%s", what, path, strerror(errno),
+    return status_set(STATUS_EXHAUSTED, "--cache-dir: cannot %s %s: %s%s", what, path, strerror(errno),
                       full ? "; limit the cache with --cache-bytes, or name a folder with more space" : "");
 }
 
@@ -182,7 +182,7 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
             room = room ? 2 * room : 256;
             struct old *larger = realloc(*list, room * sizeof **list);
             if (!larger)
-                return status_set(STATUS_FAILED, "out of memory for the list of the cache");
+                return status_set(STATUS_EXHAUSTED, "out of memory for the list of the cache");
             *list = larger;
         }
         struct old *old = &(*list)[(*count)++];
@@ -271,7 +271,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
                           entry->bytes);
     if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
         draft->path = NULL;
-        return status_set(STATUS_USAGE, "out of memory for a name in the cache");
+        return status_set(STATUS_EXHAUSTED, "out of memory for a name in the cache");
     }
     TRY(lock_draft(draft));
     TRY(cache_find(folder, entry, fd));

@@ -1,6 +1,6 @@
 /* A folder of files that were read from a URL. Several processes may use it at the same time, and each of
- * them may be killed at any time. All functions return STATUS_USAGE if the folder cannot be used or has no
- * room. */
+ * them may be killed at any time. All functions return STATUS_EXHAUSTED if the folder has no room or fails.
+ */
 #ifndef FDSL_DATA_REMOTE_CACHE_H
 #define FDSL_DATA_REMOTE_CACHE_H
 
@@ -21,7 +21,7 @@ struct cache_draft {
 };
 
 /* Creates the folder if it does not exist. Removes the least recently used entries until the rest fits into
- * `limit` bytes (0: unlimited). */
+ * `limit` bytes (0: unlimited). STATUS_USAGE if the folder cannot be created or used. */
 enum status cache_open(const char *folder, uint64_t limit);
 
 /* Opens an entry for reading and marks it as used. The first time that this process opens the entry, compares

@@ -68,7 +68,7 @@ struct remote {
     struct http *http;     /* for lists and the first request of a file */
 };
 
-/* Sets a message and returns STATUS_FAILED. */
+/* Sets a message and returns STATUS_EXHAUSTED. */
 enum status remote_out_of_memory(void);
 
 /* Returns the file with this name, and adds it if it is new; NULL if memory runs out. The caller holds

@@ -124,22 +124,22 @@ enum status remote_await(struct remote *remote, const struct transfer *transfer)
 }
 
 /* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because
- * Linux needs longer to allocate memory than a fast server needs to fill it. STATUS_USAGE if there is too
- * little memory. The caller holds the lock. */
+ * Linux needs longer to allocate memory than a fast server needs to fill it. STATUS_EXHAUSTED if there is
+ * too little memory. The caller holds the lock. */
 static enum status memory_file(struct remote *remote, const struct file *file, int *fd)
 {
     bool reused = remote->spare_count > 0;
-    if (!reused)
-        TRY(memory_check(file->version.bytes, "a remote file",
-                         "store the data set in smaller shards, or use --cache-dir"));
+    if (!reused && memory_check(file->version.bytes, "a remote file",
+                                "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
+        return STATUS_EXHAUSTED;
     *fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
     if (*fd >= 0 && ftruncate(*fd, (off_t)file->version.bytes) == 0 && lseek(*fd, 0, SEEK_SET) == 0)
         return STATUS_OK;
-    status_set(STATUS_USAGE, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
+    status_set(STATUS_EXHAUSTED, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
                strerror(errno));
     if (*fd >= 0)
         close(*fd);
-    return STATUS_USAGE;
+    return STATUS_EXHAUSTED;
 }
 
 void remote_done(struct remote *remote, int fd)

@@ -165,6 +165,17 @@ enum status source_make(const struct source *source, void *state, uint64_t first
                         : source_make_all(source->make_one, state, first, count, samples);
 }
 
+enum status source_make_listed(const struct source *source, void *state, const uint64_t *numbers,
+                               uint64_t count, struct source_sample *samples)
+{
+    for (uint64_t i = 0, next; i < count; i = next) {
+        for (next = i + 1; next < count && numbers[next] == numbers[i] + (next - i);)
+            next++;
+        TRY(source_make(source, state, numbers[i], next - i, &samples[i]));
+    }
+    return STATUS_OK;
+}
+
 void source_describe(const struct source *source, const void *state, uint64_t number,
                      char texts[][SOURCE_TEXT_MAX])
 {

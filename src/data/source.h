@@ -116,6 +116,10 @@ const struct source *source_find(const char *name);
 enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
                         struct source_sample *samples);
 
+/* Produces the samples whose numbers are in `numbers`. `samples` is as for source_make(). */
+enum status source_make_listed(const struct source *source, void *state, const uint64_t *numbers,
+                               uint64_t count, struct source_sample *samples);
+
 /* Writes the text of each column for a sample. */
 void source_describe(const struct source *source, const void *state, uint64_t number,
                      char texts[][SOURCE_TEXT_MAX]);

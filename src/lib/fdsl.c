@@ -58,7 +58,7 @@ static enum fdsl_status relay(enum status status)
             error_text[used++] = length && *at == '-' ? '_' : *at;
     }
     error_text[used] = '\0';
-    return (enum fdsl_status)status;
+    return (enum fdsl_status)status_exit(status);
 }
 
 static enum fdsl_status invalid(const char *text)

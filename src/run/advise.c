@@ -289,7 +289,7 @@ static enum status measure_all(struct situation *situation, struct advice *advic
             status_note("measuring: %s (%s)", next->name, next->variant);
             status = measure(situation, candidate, next);
         }
-        if (status == STATUS_FAILED)
+        if (status_exit(status) == STATUS_FAILED)
             return status;
         next->measured = status == STATUS_OK;
         if (!next->measured)

@@ -72,8 +72,8 @@ static void prepare_farewell(const struct settings *settings, const struct sweep
                            done, in, where, text);
 }
 
-/* Runs one combination. Warnings begin with the options of the combination. STATUS_FAILED, for example a full
- * disk or a broken device, ends the sweep; any other failure is printed and counted. */
+/* Runs one combination. Warnings begin with the options of the combination. A failure while running, for
+ * example a full disk or a broken device, ends the sweep; any other failure is printed and counted. */
 static enum status run_one(struct settings *settings, size_t number, struct sweep *sweep,
                            struct report **report)
 {
@@ -84,7 +84,7 @@ static enum status run_one(struct settings *settings, size_t number, struct swee
     status_set_context(text);
     enum status status = runner_combination(settings, report);
     status_set_context("");
-    if (status == STATUS_FAILED)
+    if (status_exit(status) == STATUS_FAILED)
         return status_prefix(status, "%s: combination %zu of %zu", text, number + 1, sweep->count);
     if (status != STATUS_OK) {
         add_failure(sweep, status, text);

@@ -1,11 +1,12 @@
-/* Fills a data set: decodes images and volumes from a source, checks that all have the same shape and type,
- * and copies them into a growing array. */
+/* Fills a data set: decodes images and volumes from a source on several threads, checks that all have the
+ * same shape and type, and copies them into a growing array. */
 #include "train/data_parts.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/parallel.h"
 #include "core/timer.h"
 #include "data/image.h"
 #include "data/label.h"
@@ -79,7 +80,7 @@ static enum status read_label(const struct data *data, const struct source_sampl
     return label_check(*label, CLASSES_MAX);
 }
 
-/* ---- Filling a set ---- */
+/* ---- Checks and memory ---- */
 
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
 
@@ -118,20 +119,24 @@ static enum status fit_canvas(struct data *data, const struct image *image)
     return STATUS_OK;
 }
 
-/* Sets the shape and type from the first sample; checks that all others of the set have the same. */
-static enum status fit(struct data *data, enum data_part part, const struct image *image)
+/* Sets the shape and type of both sets from the first sample of all. */
+static enum status set_shape(struct data *data, enum data_part part, const struct image *image)
+{
+    if (part == DATA_TRAIN && has_canvases(data))
+        return fit_canvas(data, image);
+    data->shape = (struct shape){image->channels, image->depth, image->height, image->width};
+    data->type = image->type;
+    data->sample_values = image_values(image);
+    data->sample_bytes = data->sample_values * dtype_bytes(image->type);
+    return STATUS_OK;
+}
+
+/* Checks that a sample has the shape and type of the first one. */
+static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width};
     const bool canvas = part == DATA_TRAIN && has_canvases(data);
     const struct shape *was = canvas ? &data->canvas : &data->shape;
-    if (canvas && data->sample_values == 0)
-        TRY(fit_canvas(data, image));
-    if (data->sample_values == 0) {
-        data->shape = is;
-        data->type = image->type;
-        data->sample_values = image_values(image);
-        data->sample_bytes = data->sample_values * dtype_bytes(image->type);
-    }
     if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
         return status_set(
             STATUS_FAILED,
@@ -165,13 +170,13 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
     return memory_check(samples * sample_bytes, what, remedy);
 }
 
-/* Makes room for at least one more sample. If `known` is true, room->most is the exact number of samples, so
- * all memory is allocated at once. */
-static enum status make_room(const struct data *data, enum data_part part, struct data_set *set, bool known,
-                             struct room *room)
+/* Makes room for `count` more samples, at most CHUNK. If `known` is true, room->most is the exact number of
+ * samples, so all memory is allocated at once. */
+static enum status make_room(const struct data *data, enum data_part part, struct data_set *set,
+                             uint64_t count, bool known, struct room *room)
 {
     const size_t bytes = data_stored_bytes(data, part);
-    if (set->count < room->now)
+    if (set->count + count <= room->now)
         return STATUS_OK;
     uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
     wanted = wanted < room->most ? wanted : room->most;
@@ -188,43 +193,101 @@ static enum status make_room(const struct data *data, enum data_part part, struc
     return STATUS_OK;
 }
 
-/* Appends an image in channel-first order. */
-static void append(const struct data *data, enum data_part part, struct data_set *set,
-                   const struct image *image, int32_t label)
+/* Separates the channels of RGB pixels. CPUs with FMA instructions also have byte shuffles, with which the
+ * compiler vectorises the loop. */
+FDSL_FMA_CLONES
+static void separate(const uint8_t *restrict pixels, size_t count, uint8_t *restrict red)
 {
-    const size_t bytes = data_stored_bytes(data, part), values = image_values(image);
-    uint8_t *to = (uint8_t *)set->values + set->count * bytes;
-    size_t channels = image->channels, plane = values / channels;
-    if (image->interleaved) /* values are bytes */
-        for (size_t c = 0; c < channels; c++)
-            for (size_t i = 0; i < plane; i++)
-                to[c * plane + i] = image->pixels[i * channels + c];
-    else
-        memcpy(to, image->pixels, bytes);
-    set->labels[set->count++] = (uint32_t)label;
+    uint8_t *restrict green = red + count, *restrict blue = red + 2 * count;
+    for (size_t i = 0; i < count; i++) {
+        red[i] = pixels[3 * i];
+        green[i] = pixels[3 * i + 1];
+        blue[i] = pixels[3 * i + 2];
+    }
 }
 
-static enum status add_sample(struct data *data, enum data_part part, bool known, struct room *room,
-                              uint64_t number, const struct source_sample *sample)
+/* Copies the values of an image to `to`, in channel-first order. Interleaved images have one or three
+ * channels. */
+static void copy_values(const struct image *image, uint8_t *to)
 {
-    struct data_set *set = &data->sets[part];
-    struct image image;
-    struct image_scratch scratch = {0};
-    int32_t label = 0;
-    enum status status = decode(data, part, sample, number, &scratch, &image);
-    if (status == STATUS_OK)
-        status = fit(data, part, &image);
-    if (status == STATUS_OK)
-        status = check_finite(&image);
-    if (status == STATUS_OK)
-        status = read_label(data, sample, &label);
-    if (status == STATUS_OK)
-        status = make_room(data, part, set, known, room);
-    if (status == STATUS_OK)
-        append(data, part, set, &image, label);
-    image_scratch_close(&scratch);
-    return status;
+    size_t values = image_values(image);
+    if (image->interleaved && image->channels == 3)
+        separate(image->pixels, values / 3, to);
+    else
+        memcpy(to, image->pixels, values * dtype_bytes(image->type));
 }
+
+/* ---- Adding samples, on several threads ---- */
+
+/* Samples that are read with one request and decoded at the same time. */
+struct batch {
+    struct data *data;
+    enum data_part part;
+    uint64_t count;
+    uint64_t numbers[CHUNK]; /* of the samples in their source */
+    struct source_sample samples[CHUNK];
+    bool failed[CHUNK];
+    int threads;
+    struct image_scratch *scratch; /* of each thread */
+};
+
+/* Decodes and checks a sample, and stores it after the samples that the set already has. */
+static enum status store(const struct batch *batch, uint64_t i, struct image_scratch *scratch)
+{
+    const struct data *data = batch->data;
+    const struct data_set *set = &data->sets[batch->part];
+    struct image image;
+    int32_t label;
+    TRY(decode(data, batch->part, &batch->samples[i], batch->numbers[i], scratch, &image));
+    TRY(check_shape(data, batch->part, &image));
+    TRY(check_finite(&image));
+    TRY(read_label(data, &batch->samples[i], &label));
+    copy_values(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
+    set->labels[set->count + i] = (uint32_t)label;
+    return STATUS_OK;
+}
+
+static void try_to_store(void *context, uint64_t i, int thread)
+{
+    struct batch *batch = context;
+    batch->failed[i] = store(batch, i, &batch->scratch[thread]) != STATUS_OK;
+}
+
+/* Prefixes an error with the sample's number and key. */
+static enum status name_sample(const struct batch *batch, uint64_t i, enum status status)
+{
+    if (batch->samples[i].key)
+        return status_prefix(status, "sample %" PRIu64 ", '%s'", batch->numbers[i], batch->samples[i].key);
+    return status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
+}
+
+/* Adds all samples of a batch to their set. Error messages are per thread. The calling thread therefore
+ * decodes the first failed sample again, to set its own message. */
+static enum status add_batch(struct batch *batch, bool known, struct room *room)
+{
+    struct data *data = batch->data;
+    struct data_set *set = &data->sets[batch->part];
+    enum status status = STATUS_OK;
+    if (data->sample_values == 0) {
+        struct image image;
+        status = decode(data, batch->part, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
+        if (status == STATUS_OK)
+            status = set_shape(data, batch->part, &image);
+        if (status != STATUS_OK)
+            return name_sample(batch, 0, status);
+    }
+    status = make_room(data, batch->part, set, batch->count, known, room);
+    if (status != STATUS_OK)
+        return name_sample(batch, 0, status);
+    parallel_for(batch->threads, batch->count, try_to_store, batch);
+    for (uint64_t i = 0; i < batch->count; i++)
+        if (batch->failed[i] && (status = store(batch, i, batch->scratch)) != STATUS_OK)
+            return name_sample(batch, i, status);
+    set->count += (uint32_t)batch->count;
+    return STATUS_OK;
+}
+
+/* ---- Choosing samples ---- */
 
 static bool is_held_out(uint64_t number)
 {
@@ -254,15 +317,6 @@ static void end_progress(void)
 {
     if (status_shows_progress())
         fputs("\r\033[K", stderr);
-}
-
-/* Prefixes an error with the sample's number and key. */
-static void name_sample(enum status status, uint64_t number, const char *key)
-{
-    if (key)
-        status_prefix(status, "sample %" PRIu64 ", '%s'", number, key);
-    else
-        status_prefix(status, "sample %" PRIu64, number);
 }
 
 static bool is_in(struct data_range range, uint64_t number)
@@ -313,49 +367,69 @@ static enum status choose(const struct source_reader *reader, struct data_range 
     return status;
 }
 
-/* Implements data_fill(). `samples` is a zeroed buffer for CHUNK samples. `chosen` has one flag per sample of
- * the range, or is NULL. */
-static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
-                        const uint8_t *chosen, struct data *data, enum data_part part,
-                        struct source_sample *samples)
+/* ---- Filling a set ---- */
+
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. `chosen` has one flag per sample
+ * of the range, or is NULL. Returns the number of samples. */
+static uint64_t next_numbers(struct data_range range, const uint8_t *chosen, uint64_t most, uint64_t *at,
+                             uint64_t numbers[CHUNK])
 {
-    struct data_set *set = &data->sets[part];
-    struct room room = {0, limit < range.count ? limit : range.count, data_size_options[part]};
-    uint64_t chunk = chosen ? 1 : chunk_of(reader);
+    uint64_t count = 0;
+    for (; *at < range.count && count < most; ++*at)
+        if ((!chosen || chosen[*at]) && is_in(range, range.first + *at))
+            numbers[count++] = range.first + *at;
+    return count;
+}
+
+/* Implements data_fill(). */
+static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
+                        const uint8_t *chosen, struct batch *batch)
+{
+    const struct data_set *set = &batch->data->sets[batch->part];
+    struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
+    uint64_t chunk = chunk_of(reader);
     double shown_s = timer_now_s();
     enum status status = STATUS_OK;
-    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
-        if (chosen && !chosen[at])
-            continue;
-        uint64_t count = range.count - at < chunk ? range.count - at : chunk;
-        status = source_make(reader->source, reader->state, range.first + at, count, samples);
-        for (uint64_t i = 0; i < count; i++) {
-            bool wanted = is_in(range, range.first + at + i);
-            if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, part, range.held < 0, &room, range.first + at + i, &samples[i]);
-                if (status != STATUS_OK)
-                    name_sample(status, range.first + at + i, samples[i].key);
-            }
-            source_sample_free(&samples[i]);
-        }
+    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit;) {
+        uint64_t left = limit - set->count;
+        batch->count = next_numbers(range, chosen, left < chunk ? left : chunk, &at, batch->numbers);
+        if (batch->count == 0)
+            break;
+        status =
+            source_make_listed(reader->source, reader->state, batch->numbers, batch->count, batch->samples);
+        if (status == STATUS_OK)
+            status = add_batch(batch, range.held < 0, &room);
+        for (uint64_t i = 0; i < batch->count; i++)
+            source_sample_free(&batch->samples[i]);
         show_progress(set->count, room.most, &shown_s);
     }
     end_progress();
     return status;
 }
 
-enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
+enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part)
 {
-    struct source_sample *samples = calloc(CHUNK, sizeof *samples);
+    threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
+    struct batch *batch = calloc(1, sizeof *batch);
+    struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
     uint8_t *chosen = NULL;
-    enum status status = samples ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to read samples");
+    enum status status =
+        batch && scratch ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to read samples");
     if (status == STATUS_OK)
         status = choose(reader, range, limit, &chosen);
-    if (status == STATUS_OK)
-        status = fill(reader, range, limit, chosen, data, part, samples);
+    if (status == STATUS_OK) {
+        batch->data = data;
+        batch->part = part;
+        batch->threads = threads;
+        batch->scratch = scratch;
+        status = fill(reader, range, limit, chosen, batch);
+    }
+    for (int i = 0; scratch && i < threads; i++)
+        image_scratch_close(&scratch[i]);
     free(chosen);
-    free(samples);
+    free(scratch);
+    free(batch);
     return status;
 }
 
@@ -369,7 +443,7 @@ enum status data_read(const struct data_request *request, const char *source, co
     if (status == STATUS_OK && limit > DATA_SAMPLES_MAX)
         limit = DATA_SAMPLES_MAX;
     if (status == STATUS_OK)
-        status = data_fill(&reader, range, limit, data, part);
+        status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
     if (status == STATUS_OK ||
         strncmp(status_text(), "--data ", 7) == 0) /* the message already names the data set */

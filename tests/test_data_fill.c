@@ -1,0 +1,120 @@
+/* Tests how data sets are read into memory: several threads decode, and the result does not depend on their
+ * number. */
+#include "train/data.h"
+
+#include "shell.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <string.h>
+
+TestSuite(data_fill, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+/* The sums over a large plane of large bytes need more than 32 bits. */
+Test(data_fill, the_mean_of_bytes_is_exact)
+{
+    enum { SIDE = 600, PLANE = SIDE * SIDE };
+    static uint8_t values[3 * PLANE];
+    struct data data = {.shape = {3, 1, SIDE, SIDE}, .type = DTYPE_U8, .sample_bytes = sizeof values};
+    data.sets[DATA_TRAIN] = (struct data_set){.count = 1, .values = values};
+    memset(values, 255, sizeof values);
+    for (size_t i = 0; i < PLANE; i += 3)
+        values[i] = (uint8_t)i;
+    data_normalise(&data, true);
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < PLANE; i++) {
+        sum += values[i];
+        squares += (double)values[i] * values[i];
+    }
+    double mean = sum / PLANE, deviation = sqrt(squares / PLANE - mean * mean);
+    cr_expect_eq(data.scale[0], (float)(1 / deviation));
+    cr_expect_eq(data.offset[0], (float)(-mean / deviation));
+    cr_expect(data.scale[1] == 1 && data.offset[2] == -255, "a constant channel is only shifted");
+}
+
+#if defined HAVE_PNG && defined HAVE_XXHASH
+static enum status open_with(const char *name, int threads, uint64_t train_size, struct data *data)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const struct data_request request = {.name = path,
+                                         .train_size = train_size,
+                                         .fit = {.how = FIT_RESIZE, .res = 20, .channels = 3},
+                                         .batch = 10,
+                                         .feed = -1,
+                                         .resources = {.threads = threads}};
+    return data_open(&request, data);
+}
+
+/* Writes a data set to m/ as shards, and to f/ as files. It has 600 samples, which are read in several
+ * requests.
+ */
+static void prepare_digits(void)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 600 --store shards --shards 2 && mkdir f && "
+              "for tar in m/*.tar; do tar xf $tar -C f; done");
+}
+
+Test(data_fill, the_bits_do_not_depend_on_the_number_of_threads)
+{
+    static const char *const names[] = {"m", "f"};
+    struct data one, several;
+    prepare_digits();
+    for (size_t n = 0; n < COUNT_OF(names); n++) {
+        cr_assert_eq(open_with(names[n], 1, 0, &one), STATUS_OK, "%s", status_text());
+        cr_assert_gt(one.sets[DATA_TRAIN].count, 512);
+        for (int threads = 2; threads <= 5; threads += 3) {
+            cr_assert_eq(open_with(names[n], threads, 0, &several), STATUS_OK, "%s", status_text());
+            for (int part = 0; part < DATA_PARTS; part++) {
+                const struct data_set *wanted = &one.sets[part], *found = &several.sets[part];
+                cr_assert_eq(found->count, wanted->count);
+                cr_expect_arr_eq(found->labels, wanted->labels, wanted->count * sizeof *wanted->labels);
+                cr_expect_arr_eq(found->values, wanted->values, wanted->count * one.sample_bytes);
+            }
+            data_close(&several);
+        }
+        data_close(&one);
+    }
+}
+
+/* Of several broken samples, the first is reported. Samples after the last one that a set takes are not
+ * decoded. */
+Test(data_fill, the_first_broken_sample_is_reported)
+{
+    struct data data;
+    prepare_digits();
+    EXPECT(0, "for i in 024 025 026 027 028 029 500; do echo no > f/000$i.png; done");
+    for (int threads = 1; threads <= 5; threads++) {
+        cr_assert_eq(open_with("f", threads, 0, &data), STATUS_FAILED);
+        cr_expect(strstr(status_text(), ": sample 24, '000024': "), "%d threads: %s", threads, status_text());
+        data_close(&data);
+        cr_assert_eq(open_with("f", threads, 20, &data), STATUS_OK, "%s", status_text());
+        data_close(&data);
+    }
+}
+
+#ifdef _OPENMP
+/* The number of threads of this process. */
+static int thread_count(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; tasks && (entry = readdir(tasks));)
+        count += *entry->d_name != '.';
+    cr_assert(tasks && closedir(tasks) == 0);
+    return count;
+}
+
+/* OpenMP keeps its threads after a parallel region. */
+Test(data_fill, all_threads_decode)
+{
+    struct data data;
+    prepare_digits();
+    int before = thread_count();
+    cr_assert_eq(open_with("m", 4, 0, &data), STATUS_OK, "%s", status_text());
+    data_close(&data);
+    cr_expect_eq(thread_count() - before, 3);
+}
+#endif
+
+#endif
