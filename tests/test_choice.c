@@ -176,6 +176,26 @@ Test(choice, sizes_take_the_classes_in_turn)
     cr_expect(says("--data t: all samples have class 0, so there is nothing to learn"), "%s", out);
 }
 
+/* The number of a class folder is a label, so it must mean the same class in the training and the test set.
+ */
+Test(choice, training_and_test_sets_have_the_same_class_folders)
+{
+    make_class_folders();
+    EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val && rm -r two/val/1");
+    expect_refused(2, "--data two: two/train has the class folder '1', but two/val does not",
+                   TRAIN "--data two");
+    EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
+    cr_expect_not(says("warning"), "%s", out);
+    EXPECT(0, "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
+    cr_expect(says("--data two: 1 of 4 classes has no sample, the first is class 1; labels begin at 0"), "%s",
+              out);
+    EXPECT(0, "$P --prepare p --from dataset --source two");
+    cr_expect(says("two: its folders train and val become classes"), "%s", out);
+    EXPECT(0, "mv two/val/2 two/val/3");
+    expect_refused(2, "two/train has the class folder '2', but two/val does not", TRAIN "--data two");
+    EXPECT(0, "for f in two/val/*/*.npy; do echo 1 > ${f%%npy}cls; done && " TRAIN "--data two");
+}
+
 /* With --decode, a sample without an image is an error, or is skipped and counted. */
 Test(choice, decoding_needs_an_image_in_each_sample)
 {

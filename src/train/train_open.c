@@ -246,7 +246,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
                          samples */
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
-    data_warn_of_classes(&opened->data, job.data);
+    data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
     TRY(train_check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
     if (train_has_mean(all))
