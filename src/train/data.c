@@ -86,12 +86,13 @@ void data_normalise(struct data *data, bool on)
     }
 }
 
-void data_normalise_by(struct data *data, double mean, double deviation)
+void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
+                       const double deviation[DATA_CHANNELS_MAX])
 {
     const double unit = data->type == DTYPE_U8 ? 255 : 1;
     for (uint32_t c = 0; c < data->shape.channels; c++) {
-        data->scale[c] = (float)(1 / (unit * deviation));
-        data->offset[c] = (float)(-mean / deviation);
+        data->scale[c] = (float)(1 / (unit * deviation[c]));
+        data->offset[c] = (float)(-mean[c] / deviation[c]);
     }
 }
 

@@ -154,9 +154,10 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
-/* Sets scale and offset for a given mean and standard deviation > 0 of all channels. Bytes count as 0 to 1.
+/* Sets scale and offset for a given mean and standard deviation > 0 of each channel. Bytes count as 0 to 1.
  */
-void data_normalise_by(struct data *data, double mean, double deviation);
+void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
+                       const double deviation[DATA_CHANNELS_MAX]);
 
 /* Returns the address of a sample that is in memory, as it is stored. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
