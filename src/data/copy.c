@@ -145,6 +145,19 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
+/* Opens the data set. In --prepare, messages name the option --source, not --data. */
+static enum status open_source(const struct parameters *parameters, bool prepares,
+                               const struct members *members, struct dataset *dataset)
+{
+    static const char option[] = "--data ";
+    char rest[1024];
+    enum status status = dataset_open(parameters->source, false, members, NULL, dataset);
+    if (status == STATUS_OK || !prepares || strncmp(status_text(), option, strlen(option)) != 0)
+        return status;
+    snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
+    return status_set(status, "--source %s", rest);
+}
+
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
@@ -161,7 +174,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     struct dataset *dataset = *state = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(dataset_open(parameters->source, false, &members, NULL, dataset));
+    TRY(open_source(parameters, request->target, &members, dataset));
     if (request->target)
         TRY(check_extensions(dataset));
     if (request->target)
