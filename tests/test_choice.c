@@ -211,6 +211,20 @@ Test(choice, decoding_needs_an_image_in_each_sample)
                    "--decode --cache any");
 }
 
+#ifdef HAVE_JPEG
+/* A random part meets the damage of an image only in some runs, so runs lose different samples. */
+Test(choice, damage_that_only_some_parts_meet_is_skipped)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "
+              "cd d && rm digits.index && for i in 03 04; do truncate -s -150 */000/0000$i.jpg; done");
+    EXPECT(0, "$P --variant files,files-omp --data d --on-error skip --out-res 8 --fit random-resized-crop "
+              "--cache any --warmup-time 0 --loops 60 --verify");
+    cr_expect(says("000003.jpg: sample ") && says("000004.jpg: sample "), "%s", out);
+    expect_refused(1, "Premature end of JPEG file; --on-error skip omits such samples",
+                   "$P --variant files --data d --out-res 8 --cache any");
+}
+#endif
+
 /* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)
 {

@@ -440,7 +440,8 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    const struct checksum *lost = &load->control->lost; /* the same in every run; the verifier checks this */
+    /* Every run loses the same samples, or almost the same (parts_vary() in verifier.c). */
+    const struct checksum *lost = &load->control->lost;
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,
