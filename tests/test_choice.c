@@ -172,6 +172,26 @@ Test(choice, sizes_take_the_classes_in_turn)
                   "rm -r t/1 t/2 && " TRAIN "--data t");
 }
 
+/* The number of a class folder is a label, so it must mean the same class in the training and the test set.
+ */
+Test(choice, training_and_test_sets_have_the_same_class_folders)
+{
+    make_class_folders();
+    EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val && rm -r two/val/1");
+    expect_refused(2, "--data two: two/train has the class folder '1', but two/val does not",
+                   TRAIN "--data two");
+    EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
+    cr_expect_not(says("warning"), "%s", out);
+    EXPECT(0, "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
+    cr_expect(says("--data two: 1 of 4 classes has no sample, the first is class 1; labels begin at 0"), "%s",
+              out);
+    EXPECT(0, "$P --prepare p --from dataset --source two");
+    cr_expect(says("two: its folders train and val become classes"), "%s", out);
+    EXPECT(0, "mv two/val/2 two/val/3");
+    expect_refused(2, "two/train has the class folder '2', but two/val does not", TRAIN "--data two");
+    EXPECT(0, "for f in two/val/*/*.npy; do echo 1 > ${f%%npy}cls; done && " TRAIN "--data two");
+}
+
 /* With --decode, a sample without an image is an error, or is skipped and counted. */
 Test(choice, decoding_needs_an_image_in_each_sample)
 {
@@ -185,6 +205,20 @@ Test(choice, decoding_needs_an_image_in_each_sample)
     expect_refused(1, "sample '0': its webp is not an image",
                    "$P --variant files --data w --image 'npy;webp' --decode --cache any");
 }
+
+#ifdef HAVE_JPEG
+/* A random part meets the damage of an image only in some runs, so runs lose different samples. */
+Test(choice, damage_that_only_some_parts_meet_is_skipped)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "
+              "cd d && rm digits.index && for i in 03 04; do truncate -s -150 */000/0000$i.jpg; done");
+    EXPECT(0, "$P --variant files,files-omp --data d --on-error skip --out-res 8 --fit random-resized-crop "
+              "--cache any --warmup-time 0 --loops 60 --verify");
+    cr_expect(says("000003.jpg: sample ") && says("000004.jpg: sample "), "%s", out);
+    expect_refused(1, "Premature end of JPEG file; --on-error skip omits such samples",
+                   "$P --variant files --data d --out-res 8 --cache any");
+}
+#endif
 
 /* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */
 Test(choice, prepared_class_folders_have_the_labels_of_the_source)

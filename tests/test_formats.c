@@ -516,6 +516,37 @@ Test(png, round_trip)
 }
 
 #ifdef HAVE_ZLIB
+/* Corrects the checksum of a chunk of a PNG file after a change. `size` counts the chunk's name and data. */
+static void seal_chunk(uint8_t *chunk, size_t size)
+{
+    unsigned long sum = crc32(0, chunk, (uInt)size);
+    for (int b = 0; b < 4; b++)
+        chunk[size + (size_t)b] = (uint8_t)(sum >> (24 - 8 * b));
+}
+
+/* Two pixels of 8 bits become one of 16 bits. Its value must not be taken for linear light, which would give
+ * 137. */
+Test(png, sixteen_bits_lose_only_the_lower_ones)
+{
+    static const uint8_t pixels[2] = {64, 64};
+    uint8_t decoded;
+    struct png_shape found;
+    void *bytes;
+    size_t size;
+    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 1, 1}, &bytes, &size), STATUS_OK);
+    uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR" and its 13 bytes */
+    header[7] = 1;                           /* width */
+    header[12] = 16;                         /* bits per value */
+    seal_chunk(header, 17);
+    uint8_t *gamma = header + 25; /* the next chunk; 16-bit values without a gamma are the difficult case */
+    cr_assert_eq(memcmp(gamma, "gAMA", 4), 0);
+    gamma[1] = 'B';
+    seal_chunk(gamma, 8);
+    cr_assert_eq(png_decode(bytes, size, &decoded, 1, &found), STATUS_OK, "%s", status_text());
+    cr_expect_eq(decoded, 64);
+    free(bytes);
+}
+
 /* A header that claims more pixels than the file can hold must not cause an allocation. */
 Test(png, implausible_sizes_are_refused)
 {
@@ -536,9 +567,7 @@ Test(png, implausible_sizes_are_refused)
         uint8_t *header = (uint8_t *)bytes + 12; /* "IHDR" and its 13 bytes */
         memcpy(header + 4, headers[i].width, 4);
         memcpy(header + 8, headers[i].height, 4);
-        unsigned long sum = crc32(0, header, 17);
-        for (int b = 0; b < 4; b++)
-            header[17 + b] = (uint8_t)(sum >> (24 - 8 * b));
+        seal_chunk(header, 17);
         cr_assert_eq(png_shape(bytes, size, &found), STATUS_FAILED);
         expect_text(headers[i].words);
     }

@@ -505,6 +505,7 @@ Test(options, nearest_word)
     cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op",
                      "two swapped letters must not count as two errors");
     cr_expect_str_eq(nearest_word("nave", names, count), "naive");
+    cr_expect_null(nearest_word("val", (const char *const[]){"raw"}, 1), "one letter of three is right");
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("bat-", names, count), "bat",

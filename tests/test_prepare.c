@@ -310,6 +310,7 @@ Test(prepare, idx)
                    "holds no images: its header says 0 x 2 pixels");
     expect_refusal(2, "b --from idx --source x", "name it with --labels");
     expect_refusal(2, "b --from idx", "--source FILE");
+    expect_refusal(2, "b --from dataset --source nowhere", "--source nowhere: No such file");
 }
 
 Test(prepare, cifar)

@@ -169,7 +169,9 @@ static void warn_of(int threads, double share, double preempted_per_s, char text
     cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK);
     cr_assert(freopen(path, "w", stderr));
     settings.resources.threads = threads;
-    runner_warn(&(struct runner){.settings = &settings, .entry = &entry}, &result, facts);
+    struct runner runner = {.settings = &settings, .entry = &entry};
+    runner_warn(&runner, &result, facts);
+    runner_warn(&runner, &result, facts); /* as after a second epoch */
     fflush(stderr);
     settings_free(&settings);
     char *whole = get(path, NULL);
@@ -185,6 +187,7 @@ Test(rows, a_busy_machine_gives_a_warning)
                      "naive: its threads got 45 % of the CPU time of their cores and were preempted 120 "
                      "times per second, so times are too long: stop other processes, or lower --threads\n"),
               "not the warning for the rank with the least CPU time: %s", text);
+    cr_expect_eq(strchr(text, '\n'), strrchr(text, '\n'), "two warnings: %s", text);
     warn_of(1, 0.45, 120, text);
     cr_expect(strstr(text,
                      "naive: its thread got 45 % of the CPU time of its core and was preempted 120 times "

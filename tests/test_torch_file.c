@@ -116,7 +116,7 @@ Test(torch_file, bad_pickles)
     } files[] = {
 #define PICKLE(text) text, sizeof text - 1
         {PICKLE("cos\nsystem\nX\x07\0\0\0touch x\x85R."), "'os.system', which is refused"},
-        {PICKLE("cargparse\nNamespace\n)R."), "save only its tensors with Python: torch.save("},
+        {PICKLE("cargparse\nNamespace\n)R."), "save only its tensors with Python: x = torch.load("},
         {PICKLE("cbuiltins\neval\nX\x01\0\0\0001\x85R."), "'builtins.eval', which is refused"},
         {PICKLE("ctorch._utils\n_rebuild_tensor_v3\n."),
          "'torch._utils._rebuild_tensor_v3', which is refused"},

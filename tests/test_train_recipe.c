@@ -81,6 +81,28 @@ Test(train_recipe, mean_and_std_belong_together)
     expect_refusal(2, "--raw --std 0.5 --mean 0.5", "--mean normalises samples, but --raw leaves them");
 }
 
+/* Three values are those of the channels, not a sweep. */
+Test(train_recipe, mean_and_std_have_one_value_or_one_per_channel)
+{
+    static const char *const values[] = {"--mean 0.5 --std 0.25", "--mean 0.5,0.5,0.5 --std 0.25",
+                                         "--mean 0.5 --std 0.25,0.25,0.2"};
+    char loss[3][64];
+    for (int i = 0; i < 3; i++) {
+        EXPECT(0,
+               "$P --variant train-naive --model logreg --data synth --res 14 --out-res 14 --train-size 40 "
+               "--test-size 9 --batch 8 --epochs 1 --format csv %s",
+               values[i]);
+        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
+        cr_expect_str_eq(value(out, 2, "train_loss"), "", "%s: two rows", values[i]);
+    }
+    cr_expect_str_eq(value(out, 1, "std"), "0.25,0.25,0.2");
+    cr_expect_str_eq(loss[0], loss[1]);
+    cr_expect_str_neq(loss[0], loss[2]);
+    expect_refusal(2, "--mean 0.5,0.5,0.5 --std 1", "--mean: '0.5,0.5,0.5' has 3 values for 1 channel");
+    expect_refusal(2, "--data t --out-res 8 --mean 0 --std 1,2", "--std: '1,2' has 2 values for 3 channels");
+    expect_refusal(2, "--mean 0 --std 1,0", "--std: '0' is out of range");
+}
+
 Test(train_recipe, reports_schedules_without_effect)
 {
 #define FEW "$P --variant train-naive --model logreg --train-size 64 --test-size 9 --batch 8 --dry-run "

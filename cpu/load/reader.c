@@ -143,7 +143,7 @@ enum status reader_ready(void *state, uint64_t number)
 static void clear(struct worker *worker)
 {
     worker->checksum = (struct checksum){0};
-    worker->losses = (struct losses){0};
+    losses_clear(&worker->losses);
     worker->decode_s = worker->augment_s = 0;
     worker->status = STATUS_OK;
     worker->failure[0] = '\0';
@@ -169,7 +169,8 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
-    struct losses lost = {0};
+    struct losses lost;
+    losses_clear(&lost);
     result->number = number;
     result->checksum = (struct checksum){0};
     result->decode_s = result->augment_s = 0;

@@ -503,7 +503,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     queue->order.count = 0;
     for (uint32_t b = 0; b < queue->delivery->buffers; b++)
         queue->buffers[b].filled = 0;
-    queue->losses = {};
+    losses_clear(&queue->losses);
     queue->stopped = false;
     queue->failure[0] = '\0';
 }
@@ -531,7 +531,8 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
 
 static enum status finish_run(struct delivery *delivery, uint64_t number)
 {
-    struct losses lost = {};
+    struct losses lost;
+    losses_clear(&lost);
     std::vector<struct checksum> checksums(delivery->workers);
     CUDA_TRY(cudaMemcpy(checksums.data(), delivery->checksums, delivery->workers * sizeof checksums[0],
                         cudaMemcpyDeviceToHost));

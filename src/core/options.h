@@ -14,9 +14,9 @@ struct config;
 
 /* An option that is not given and has no default has the value false, 0, NaN, -1 or NULL, depending on its
  * kind. A count without a default therefore needs a minimum of at least 1, unless 0 means "not given", as for
- * --threads. Numbers without a default accept "none" for "not given": real numbers, and counts with such a
- * minimum. With "none", a user can switch off a value of options->defaults, for example one that a recipe
- * sets. */
+ * --threads. Numbers without a default accept "none" for "not given": real numbers, texts of numbers, and
+ * counts with such a minimum. With "none", a user can switch off a value of options->defaults, for example
+ * one that a recipe sets. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
@@ -24,7 +24,8 @@ enum option_kind {
                       and 1024^3 */
     OPTION_REAL,   /* double in [minimum, maximum] */
     OPTION_CHOICE, /* int: an index into `choices` */
-    OPTION_TEXT,   /* const char *, never empty; points into argv or to the default */
+    OPTION_TEXT,   /* const char *, never empty; points into argv or to the default. With maximum > minimum,
+                      it is a text of numbers in [minimum, maximum], for parse_channels() */
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 

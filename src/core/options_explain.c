@@ -39,15 +39,18 @@ static const struct foreign {
     {"opt-betas", "beta1", "B --beta2 B"},
     {"opt-eps", "epsilon", NULL},
     {"output", "checkpoint", NULL},
+    {"pretrained", "init", "FILE"},
     {"recovery-interval", "checkpoint-steps", NULL},
     {"remode", NULL, NULL},
     {"reprob", "erasing", NULL},
     {"sched", "lr-schedule", NULL},
     {"smoothing", "label-smoothing", NULL},
     {"train-interpolation", "interpolation", NULL},
+    {"val", "data", "DIR, with the folders DIR/train and DIR/val"},
     {"warmup-epochs", "lr-warmup", NULL},
     {"warmup-lr", NULL, NULL},
     {"wd", "weight-decay", NULL},
+    {"workers", "threads", NULL},
 };
 
 /* Example values for messages about options whose default is missing or switches the option off. */

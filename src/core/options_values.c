@@ -145,7 +145,8 @@ bool option_takes_none(const struct option_spec *spec)
     const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
     if (spec->fallback)
         return spec->kind == OPTION_REAL && strcmp(spec->fallback, "0") == 0;
-    return spec->kind == OPTION_REAL || (whole && spec->minimum >= 1);
+    const bool numbers = spec->kind == OPTION_TEXT && spec->maximum > spec->minimum;
+    return spec->kind == OPTION_REAL || numbers || (whole && spec->minimum >= 1);
 }
 
 enum status option_set(const struct option_spec *spec, void *values, const char *text)

@@ -59,7 +59,7 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
          * `word`, at most 2. */
         if (strncasecmp(word, candidates[i], smaller(length, other)) == 0)
             cost = smaller(distance, length < other ? 1 : 2);
-        else if (distance > 1 + length / 3)
+        else if (distance > 1 + length / 3 || 2 * distance > length) /* half of the letters must be right */
             continue;
         size_t rank = cost * (WORD_MAX + 1) + distance; /* for equal costs, the smaller distance wins */
         if (rank < best) {

@@ -123,6 +123,21 @@ static uint64_t identify(const struct dataset *dataset)
     return identity;
 }
 
+/* Warns if the class folders are the parts of a data set, such as `train` and `val`, and not its classes. */
+static void warn_of_parts(const struct dataset *dataset)
+{
+    static const char *const parts[] = {"test", "train", "val", "valid", "validation"};
+    uint32_t found = 0;
+    for (uint32_t c = 0; c < dataset->class_count; c++)
+        for (size_t p = 0; p < COUNT_OF(parts); p++)
+            found += strcmp(dataset->classes[c], parts[p]) == 0;
+    if (found > 1 && found == dataset->class_count)
+        status_warn(
+            "%s: its folders %s and %s become classes; if they hold the classes, prepare each of them on "
+            "its own",
+            dataset->path, dataset->classes[0], dataset->classes[found - 1]);
+}
+
 /* Checks, before anything is written, that the copy's index can store every extension. */
 static enum status check_extensions(const struct dataset *dataset)
 {
@@ -135,6 +150,19 @@ static enum status check_extensions(const struct dataset *dataset)
                 return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
         }
     return STATUS_OK;
+}
+
+/* Opens the data set. In --prepare, messages name the option --source, not --data. */
+static enum status open_source(const struct parameters *parameters, bool prepares,
+                               const struct members *members, struct dataset *dataset)
+{
+    static const char option[] = "--data ";
+    char rest[1024];
+    enum status status = dataset_open(parameters->source, false, members, NULL, dataset);
+    if (status == STATUS_OK || !prepares || strncmp(status_text(), option, strlen(option)) != 0)
+        return status;
+    snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
+    return status_set(status, "--source %s", rest);
 }
 
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
@@ -154,9 +182,11 @@ static enum status dataset_source_open(const struct source_request *request, str
     TRY(ALLOCATED(copy, "out of memory"));
     struct dataset *dataset = &copy->dataset;
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
-    TRY(dataset_open(parameters->source, false, &members, NULL, dataset));
+    TRY(open_source(parameters, request->target, &members, dataset));
     if (request->target)
         TRY(check_extensions(dataset));
+    if (request->target)
+        warn_of_parts(dataset);
     facts->samples = dataset->sample_count;
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);

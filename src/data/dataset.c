@@ -60,9 +60,12 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
 
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples)
 {
-    if (!dataset->skip || status != STATUS_FAILED)
+    if (status != STATUS_FAILED)
         return status;
-    if (dataset->faults++ < DATASET_WARNINGS_MAX)
+    dataset->faults++;
+    if (!dataset->skip)
+        return status;
+    if (dataset->faults <= DATASET_WARNINGS_MAX)
         status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " an unknown number of samples" : "",
                     status_text());
     dataset->uncounted |= samples == DATASET_UNKNOWN;

@@ -58,6 +58,7 @@ struct dataset {
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
     bool skip;             /* skip unreadable samples with a warning */
+    bool peek;             /* only the class folders are wanted: shards are not listed, nothing is printed */
     bool chosen;           /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
@@ -71,7 +72,8 @@ struct dataset {
     uint64_t skipped;   /* number of skipped samples */
     bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
                            our index nor a wids index gives a count */
-    uint64_t faults;    /* number of faults that led to skipped samples; only the first few are reported */
+    uint64_t faults;    /* number of faults that led to skipped samples, of which the first few are reported;
+                           without `skip`, 1 if such a fault ended dataset_open() */
     struct index index; /* owns the keys, extensions and shard names if `indexed` */
     char **names;       /* owns all other names */
     size_t name_count;

@@ -2,6 +2,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -41,6 +43,15 @@ static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
     return count;
 }
 
+/* Whether a warning about a folder was printed before. Training opens one folder twice. */
+static bool is_known(const char *path)
+{
+    static char known[PATH_MAX];
+    bool same = strcmp(known, path) == 0;
+    snprintf(known, sizeof known, "%s", path);
+    return same;
+}
+
 /* If most samples are images in folders, removes the other samples from the list, with one warning. */
 static void drop_strays(struct dataset *dataset)
 {
@@ -56,6 +67,8 @@ static void drop_strays(struct dataset *dataset)
             first = dataset->files[dataset->members[sample->member].file].name;
     }
     dataset->sample_count = kept;
+    if (dataset->peek || is_known(dataset->path))
+        return;
     status_warn(
         "%s: ignored %u of %u samples, which are not in class folders or have no member for --%s; the "
         "first is %s",

@@ -187,7 +187,8 @@ static enum status do_global(struct parser *parser, size_t unused)
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
         "tuples, numbers and strings are read, and nothing is executed; if you trust the file, save only its "
-        "tensors with Python: torch.save(torch.load('FILE', weights_only=False)['state_dict'], 'weights.pt')",
+        "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then "
+        "torch.save(x['state_dict'], 'weights.pt'), or x.state_dict() if x is a network",
         module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
 }
 

@@ -53,6 +53,8 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
     *image = (png_image){.version = PNG_IMAGE_VERSION};
     if (!png_image_begin_read_from_memory(image, bytes, size))
         return failed(image);
+    /* Without this flag, libpng takes 16-bit values for linear light, and brightens them for 8 bits. */
+    image->flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
     image->format = image->format & PNG_FORMAT_FLAG_COLOR ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
     *shape = (struct png_shape){image->width, image->height, image->format == PNG_FORMAT_RGB ? 3 : 1};
     uint64_t pixels = (uint64_t)image->width * image->height;

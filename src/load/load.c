@@ -286,7 +286,11 @@ static enum status load_open(const struct options *given, void *parameters_,
     const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes};
-    TRY(dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset));
+    enum status status =
+        dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset);
+    if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)
+        status = status_set(status, "%s; --on-error skip omits such samples", status_text());
+    TRY(status);
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
@@ -433,7 +437,8 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    const struct checksum *lost = &load->control->lost; /* the same in every run; the verifier checks this */
+    /* Every run loses the same samples, or almost the same (parts_vary() in verifier.c). */
+    const struct checksum *lost = &load->control->lost;
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,

@@ -8,6 +8,13 @@
  * to a rank. */
 enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
+/* Whether each run decodes another part of an image. A damaged image is then lost only in the runs whose part
+ * meets the damage. */
+static bool parts_vary(const struct load *load)
+{
+    return load->fit.res && load->fit.how != FIT_RESIZE;
+}
+
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
 {
     *verifier = (struct verifier){.load = load, .plan = *plan};
@@ -53,11 +60,10 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
         return status;
     if (!verifier->load->skip)
         return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
-    if (losses->checksum.count == 0)
-        snprintf(losses->why, sizeof losses->why, "%s", status_text());
     uint8_t *outcome = &verifier->outcomes[sample];
-    losses->first |= *outcome == OUTCOME_UNKNOWN;
-    losses->changed |= *outcome == OUTCOME_READ;
+    if (*outcome != OUTCOME_LOST && losses->fresh++ < LOSSES_TOLD)
+        snprintf(losses->why[losses->fresh - 1], sizeof losses->why[0], "%s", status_text());
+    losses->changed |= *outcome == OUTCOME_READ && !parts_vary(verifier->load);
     *outcome = OUTCOME_LOST;
     checksum_add(&losses->checksum, lost->edges, lost->bytes);
     return STATUS_OK;
@@ -72,15 +78,17 @@ void verifier_note(struct verifier *verifier, struct losses *losses, const struc
         if (*outcome == OUTCOME_UNKNOWN)
             *outcome = OUTCOME_READ;
     }
-    losses->changed |= known != lost;
+    losses->changed |= known != lost && !parts_vary(verifier->load);
 }
 
 void losses_merge(struct losses *all, const struct losses *one)
 {
-    if (one->first || (one->changed && one->checksum.count))
-        status_warn_own("skipped in a run: %s", one->why);
+    for (uint64_t i = 0; i < one->fresh && i < LOSSES_TOLD; i++)
+        status_warn_own("skipped in a run: %s", one->why[i]);
+    if (one->fresh > LOSSES_TOLD)
+        status_warn_own("skipped in a run: %llu more samples",
+                        (unsigned long long)(one->fresh - LOSSES_TOLD));
     checksum_merge(&all->checksum, &one->checksum);
-    all->first |= one->first;
     all->changed |= one->changed;
 }
 
@@ -88,9 +96,10 @@ static enum status check_lost(uint64_t number, uint64_t delivered, const struct 
 {
     if (lost->changed)
         return status_set(STATUS_FAILED,
-                          "run %llu lost %llu samples, and they are not the samples that earlier runs lost: "
+                          "run %llu lost %llu sample%s, but not those that earlier runs lost: "
                           "the data set changes while it is measured; repair it and run again",
-                          (unsigned long long)number, (unsigned long long)lost->checksum.count);
+                          (unsigned long long)number, (unsigned long long)lost->checksum.count,
+                          lost->checksum.count == 1 ? "" : "s");
     if (lost->checksum.count > 0 && delivered == 0)
         return status_set(STATUS_FAILED,
                           "run %llu could read none of its %llu samples; see the warning above",

@@ -1,6 +1,6 @@
 /* Verifies every run of the workload `load`. A run must start with the page cache in the requested state. It
  * must deliver every sample once per epoch, with the bytes that the plain reader (data/plain.h) read. All
- * runs of a row must lose the same samples. */
+ * runs of a row must lose the same samples, unless each run decodes another part of an image. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 
@@ -23,13 +23,23 @@ struct verifier {
     uint64_t device_bytes;    /* bytes that the process had read from storage devices at verifier_ready() */
 };
 
-/* Samples that a worker could not read in a run. Set to zero before each run. */
+#define LOSSES_TOLD 8 /* number of samples per worker and run whose error messages are kept */
+
+/* Samples that a worker could not read in a run. */
 struct losses {
-    struct checksum checksum; /* sum of the expected checksums of these samples */
-    bool first;               /* at least one of these samples was not visited in any earlier run */
-    bool changed;             /* a sample was read in an earlier run and is lost now, or the reverse */
-    char why[1024];           /* error message of the first of these samples */
+    struct checksum checksum;    /* sum of the expected checksums of these samples */
+    uint64_t fresh;              /* number of these samples that no earlier run lost */
+    bool changed;                /* a sample was read in an earlier run and is lost now, or the reverse */
+    char why[LOSSES_TOLD][1024]; /* error messages of the first fresh ones */
 };
+
+/* Call before each run. Leaves the texts, because clearing them would take time in short runs. */
+static inline void losses_clear(struct losses *losses)
+{
+    losses->checksum.count = losses->checksum.bytes = losses->checksum.sum = 0;
+    losses->fresh = 0;
+    losses->changed = false;
+}
 
 FDSL_C_BEGIN
 
@@ -53,8 +63,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,
                    uint64_t lost);
 
-/* Adds a worker's losses to the total. Warns if a sample is lost for the first time, or if the worker lost
- * other samples than in earlier runs. */
+/* Adds a worker's losses to the total. Warns of samples that are lost for the first time. */
 void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.

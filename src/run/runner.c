@@ -265,7 +265,7 @@ static enum status run_ranks(struct runner *runner, struct result *result)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
-    runner->published = runner->checkpointed = false;
+    runner->published = runner->checkpointed = runner->was_busy = false;
     if (runner_leads(runner))
         runner_say_what_is_kept(runner);
     memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);

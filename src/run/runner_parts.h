@@ -69,6 +69,7 @@ struct runner {
     size_t rows_kept;         /* number of rows of this combination that were appended to --out */
     bool published;           /* the row of the current variant has been written */
     bool checkpointed;        /* the current variant has saved a state for --resume */
+    bool was_busy;            /* a warning said that other processes use the cores of the current variant */
 };
 
 /* ---- runner.c ---- */
@@ -178,8 +179,8 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
 /* ---- runner_warn.c ---- */
 
 /* Warns about conditions that make a result less reliable: throttled clocks, an uncertain median, a busy
- * machine. `facts` has one entry per rank. */
-void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts);
+ * machine (once per variant, not in every epoch). `facts` has one entry per rank. */
+void runner_warn(struct runner *runner, const struct result *result, const struct rank_facts *facts);
 
 /* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
  * NVML averages its readings over up to one second, so short runs are hardly visible in them. */

@@ -35,8 +35,9 @@ static void warn_of_median(const struct settings *settings, const struct result 
 }
 
 /* Warns if other processes used the cores, because a median can settle even on a busy machine. Reports the
- * rank that got the smallest share of its cores. */
-static void warn_of_busy_cores(const struct runner *runner, const struct result *result,
+ * rank that got the smallest share of its cores. One warning per variant: a training has hundreds of epochs.
+ */
+static void warn_of_busy_cores(struct runner *runner, const struct result *result,
                                const struct rank_facts *facts, uint64_t ranks)
 {
     bool one = runner_threads(runner) == 1;
@@ -46,15 +47,17 @@ static void warn_of_busy_cores(const struct runner *runner, const struct result 
             share = facts[i].cpu_share;
             preempted = facts[i].preempted_per_s;
         }
-    if (share < CPU_SHARE_MIN)
-        status_warn(
-            "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
-            "times are too long: stop other processes%s",
-            result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
-            one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
+    if (share >= CPU_SHARE_MIN || runner->was_busy)
+        return;
+    runner->was_busy = true;
+    status_warn(
+        "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
+        "times are too long: stop other processes%s",
+        result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores", one ? "was" : "were",
+        preempted, one ? "" : ", or lower --threads");
 }
 
-void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts)
+void runner_warn(struct runner *runner, const struct result *result, const struct rank_facts *facts)
 {
     const struct settings *settings = runner->settings;
     char words[128];

@@ -16,6 +16,7 @@
 #include "core/timer.h"
 #include "core/words.h"
 #include "data/boxes.h"
+#include "data/dataset_open.h"
 #include "data/remote.h"
 
 #define CIFAR_BATCHES 5
@@ -109,12 +110,13 @@ void data_normalise(struct data *data, bool on)
     }
 }
 
-void data_normalise_by(struct data *data, double mean, double deviation)
+void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
+                       const double deviation[DATA_CHANNELS_MAX])
 {
     const double unit = data->type == DTYPE_U8 ? 255 : 1;
     for (uint32_t c = 0; c < data->shape.channels; c++) {
-        data->scale[c] = (float)(1 / (unit * deviation));
-        data->offset[c] = (float)(-mean / deviation);
+        data->scale[c] = (float)(1 / (unit * deviation[c]));
+        data->offset[c] = (float)(-mean[c] / deviation[c]);
     }
 }
 
@@ -331,10 +333,14 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(STATUS_USAGE,
-                          "--data %s: the folder contains a data set '%s' but no '%s'; create the missing "
-                          "one with --prepare",
-                          request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train");
+        return status_set(
+            STATUS_USAGE,
+            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
+            "name the folder %s/%s, of which a tenth is then held out for testing",
+            request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
+            learn ? "train" : "test");
+    if (two && dataset_same_classes(train, test, &data->members) != STATUS_OK)
+        return status_prefix(STATUS_USAGE, "--data %s", request->name);
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path,
@@ -472,20 +478,30 @@ enum status data_open(const struct data_request *request, struct data *data)
     return STATUS_OK;
 }
 
-void data_warn_of_classes(const struct data *data, const char *name)
+void data_warn_of_classes(const struct data *data, const char *name, bool whole)
 {
     if (is_generated(name))
         return;
     const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
     uint8_t *seen = calloc(data->classes, 1);
-    uint32_t missing = 0;
+    uint32_t missing = 0, unseen = 0, first = 0;
     for (uint32_t i = 0; seen && i < train->count; i++)
         seen[train->labels[i]] = 1;
     for (uint32_t i = 0; seen && i < test->count; i++) {
         missing += seen[test->labels[i]] == 0;
         seen[test->labels[i]] = 1;
     }
+    for (uint32_t c = data->classes; whole && seen && c-- > 0;)
+        if (!seen[c]) {
+            unseen++;
+            first = c;
+        }
     free(seen);
+    if (unseen)
+        status_warn("--data %s: %" PRIu32 " of %" PRIu32
+                    " classes ha%s no sample, the first is class %" PRIu32
+                    "; labels begin at 0, and empty class folders count as classes",
+                    name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
         status_warn(
             "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "

@@ -146,17 +146,20 @@ struct data_request {
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Warns if a network cannot learn all classes that the test set has. `name` is the name of the data set in
- * the request; generated data have samples of all classes, so there is no warning. */
-void data_warn_of_classes(const struct data *data, const char *name);
+/* Warns if a network cannot learn all classes that the test set has. If `whole` is true, the sets are
+ * complete and the labels set the number of classes; then also warns of classes without a sample. `name` is
+ * the name of the data set in the request; generated data have samples of all classes, so there is no
+ * warning. */
+void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
-/* Sets scale and offset for a given mean and standard deviation > 0 of all channels. Bytes count as 0 to 1.
+/* Sets scale and offset for a given mean and standard deviation > 0 of each channel. Bytes count as 0 to 1.
  */
-void data_normalise_by(struct data *data, double mean, double deviation);
+void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
+                       const double deviation[DATA_CHANNELS_MAX]);
 
 /* Returns the address of a sample that is in memory, as it is stored. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);

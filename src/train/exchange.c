@@ -41,7 +41,8 @@ static enum status no_method(int sync, const char *reasons)
     return *reasons
                ? status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)", reasons)
                : status_set(STATUS_UNAVAILABLE,
-                            "it cannot train on several ranks here (--sync %s needs a build with CUDA)",
+                            "it cannot train on several ranks here (--sync %s needs a build with CUDA and a "
+                            "variant on a GPU; use --sync mpi)",
                             exchange_names[sync]);
 }
 

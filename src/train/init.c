@@ -1,11 +1,13 @@
 #include "train/init.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/text.h"
 #include "data/tensor_file.h"
@@ -198,8 +200,10 @@ static enum status check_names(const struct tensor_file *file, const struct mode
                           missing, model->tensor_count, model->name, tensors[first].name);
     for (size_t i = 0; i < file->count; i++)
         if (!is_of(model, file->tensors[i].name))
-            return status_set(STATUS_USAGE, "it also has a tensor %.48s, which %s does not have; remove it",
-                              file->tensors[i].name, model->name);
+            return status_set(
+                STATUS_USAGE,
+                "it also has a tensor %.48s, which %s does not have; use another --model, or remove it",
+                file->tensors[i].name, model->name);
     return STATUS_OK;
 }
 
@@ -263,6 +267,8 @@ enum status init_take(const char *path, const struct model *model, float *parame
             "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
             ".safetensors, .pt, .pth or .pth.tar",
             path);
+    if (tensors && access(path, F_OK) != 0)
+        return status_set(STATUS_USAGE, "--init %s: %s", path, strerror(errno));
     enum status status =
         tensors ? read_file(path, model, &checkpoint, prefix) : checkpoint_find("--init", path, &checkpoint);
     if (status == STATUS_OK) {

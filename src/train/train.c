@@ -114,12 +114,12 @@ static const struct option_spec options[] = {
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples with the training set's mean and standard deviation"},
-    {"mean", "M", OPTION_REAL, AT(mean), NULL, -1e6, 1e6, NULL, true,
-     "normalise all channels with this mean and the standard deviation of --std; bytes count as 0 to 1 "
-     "(default: the training set's mean)"},
-    {"std", "S", OPTION_REAL, AT(std), NULL, 1e-6, 1e6, NULL, true,
-     "normalise all channels with this standard deviation and the mean of --mean (default: the training "
-     "set's standard deviation)"},
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), NULL, -1e6, 1e6, NULL, true,
+     "normalise samples with this mean and the standard deviation of --std: one value, or one per channel; "
+     "bytes count as 0 to 1 (default: the training set's mean)"},
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std), NULL, 1e-6, 1e6, NULL, true,
+     "normalise samples with this standard deviation and the mean of --mean: one value, or one per channel "
+     "(default: the training set's standard deviation)"},
     {"cudnn-benchmark", NULL, OPTION_FLAG, AT(cudnn_benchmark), NULL, 0, 0, NULL, true,
      "measure the algorithms of cuDNN and take the fastest (only train-cudnn and train-cudnn-tf32)"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,

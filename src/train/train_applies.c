@@ -17,7 +17,32 @@ bool train_crops(const struct train_parameters *parameters)
 
 bool train_has_mean(const struct train_parameters *parameters)
 {
-    return !parameters->raw && !isnan(parameters->mean) && !isnan(parameters->std);
+    return !parameters->raw && parameters->mean && parameters->std;
+}
+
+/* Returns the number of values in a list. */
+static uint32_t count_values(const char *text)
+{
+    uint32_t count = 1;
+    for (; (text = strchr(text, ',')); text++)
+        count++;
+    return count;
+}
+
+enum status train_read_mean(const struct train_parameters *parameters, uint32_t channels,
+                            double mean[DATA_CHANNELS_MAX], double std[DATA_CHANNELS_MAX])
+{
+    const char *const texts[] = {parameters->mean, parameters->std};
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = channels ? channels : count_values(texts[i]);
+        double *values = i ? std : mean;
+        if (count > PARSE_CHANNELS_MAX)
+            count = 1; /* lists have at most PARSE_CHANNELS_MAX values */
+        TRY(parse_channels(i ? "--std" : "--mean", texts[i], count, i ? 1e-6 : -1e6, 1e6, values));
+        for (uint32_t c = PARSE_CHANNELS_MAX; c < DATA_CHANNELS_MAX; c++)
+            values[c] = values[0];
+    }
+    return STATUS_OK;
 }
 
 bool train_draws_other_bits(const struct train_parameters *parameters)
@@ -45,8 +70,8 @@ const char *train_lacking(const struct train_parameters *parameters, const char 
         {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
         {schedule_has_end(schedule), "--lr-schedule cosine or polynomial", {"lr-min", "lr-cycles"}},
         {!parameters->raw, "samples without --raw", {"mean", "std"}},
-        {!isnan(parameters->std), "--std S", {"mean"}},
-        {!isnan(parameters->mean), "--mean M", {"std"}},
+        {parameters->std != NULL, "--std S", {"mean"}},
+        {parameters->mean != NULL, "--mean M", {"std"}},
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},

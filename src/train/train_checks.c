@@ -87,6 +87,10 @@ static enum status check_given(const struct options *given, const struct train_p
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     TRY(check_drawn(given, parameters));
+    double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+    if (train_has_mean(parameters))
+        TRY(train_read_mean(parameters, parameters->job.out_res ? (uint32_t)parameters->job.channels : 0,
+                            mean, std));
     return parameters->largest ? check_largest(parameters) : STATUS_OK;
 }
 

@@ -245,11 +245,14 @@ static enum status open_all(const struct train_parameters *all, const struct par
                          samples */
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
-    data_warn_of_classes(&opened->data, job.data);
+    data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
     TRY(train_check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
-    if (train_has_mean(all))
-        data_normalise_by(&opened->data, all->mean, all->std);
+    if (train_has_mean(all)) {
+        double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+        TRY(train_read_mean(all, opened->data.shape.channels, mean, std));
+        data_normalise_by(&opened->data, mean, std);
+    }
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(train_check_model(all, partition, &opened->model));
     if (!isnan(all->drop_path) && opened->model.transformer) /* others ignore --drop-path of a recipe */

@@ -15,14 +15,14 @@ struct train_parameters {
     uint64_t stages, micros;     /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
-    double label_smoothing, mean, std, clip_norm, ema, layer_decay, drop_path;
+    double label_smoothing, clip_norm, ema, layer_decay, drop_path;
     double rand_augment, erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
     uint64_t checkpoint_steps, test_steps; /* 0: not given */
     uint64_t log_steps;
     int loss, interpolation, generator, recipe;
-    const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path,
-        *save_batch, *log_path;
+    const char *mean, *std, *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path,
+        *data_path, *save_batch, *log_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
 
@@ -58,6 +58,11 @@ const char *train_lacking(const struct train_parameters *parameters, const char 
 
 /* Returns true if --mean and --std normalise the samples. */
 bool train_has_mean(const struct train_parameters *parameters);
+
+/* Parses --mean and --std for samples of this many channels; 0: any number of them. Only if train_has_mean().
+ * STATUS_USAGE if a value is no number or out of range, or if there are too few or too many. */
+enum status train_read_mean(const struct train_parameters *parameters, uint32_t channels,
+                            double mean[DATA_CHANNELS_MAX], double std[DATA_CHANNELS_MAX]);
 
 /* Implements workload->applies(). */
 bool train_applies(const void *parameters, const struct variant *variant, const char *option);
