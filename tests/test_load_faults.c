@@ -230,18 +230,13 @@ static struct rlimit allow_no_more_files(void)
 static void expect_no_skips_without_files(const char *name)
 {
     struct job job;
-    void *state;
-    struct run_time unused;
-    cr_assert_eq(open_job(&job, "--cache any --on-error skip"), STATUS_OK, "%s", status_text());
-    const struct variant *variant = start(&job, name, &state);
-    if (variant) {
-        cr_assert_eq(variant->ready(state, 0), STATUS_OK, "%s", status_text());
+    if (start_job(&job, name, "--cache any --on-error skip")) {
+        cr_assert_eq(job.variant->ready(job.state, 0), STATUS_OK, "%s", status_text());
         struct rlimit before = allow_no_more_files();
-        enum status status = variant->run(state, 0, &unused);
+        enum status status = run_ready(&job, 0);
         cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
         cr_expect_eq(status, STATUS_EXHAUSTED, "%s: %d", name, status);
         cr_expect(strstr(status_text(), "Too many open files"), "%s: %s", name, status_text());
-        variant->teardown(state);
     }
     close_job(&job);
 }
