@@ -360,6 +360,10 @@ Test(train_cli, inference_from_a_checkpoint)
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
     cr_expect_not_null(strstr(out, "(--data digits in the checkpoint, synth now; "), "%s", out);
+    EXPECT(0, "$P --prepare one --from digits --samples 100 --encode npy");
+    EXPECT(0, "$P --variant infer-naive --loops 10 --batch 2 --data one --train-size none --test-size none "
+              "--checkpoint k");
+    cr_expect_not_null(strstr(out, "only the held-out tenth of one is tested ("), "%s", out);
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
     /* Generated test samples must be the same for any number of training samples. */

@@ -38,7 +38,7 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .RI [ ARGUMENT ...]
 .SH DESCRIPTION
 Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
-A workload is a kind of job: generating images, loading samples, training or inference.
+A workload is a kind of job: generating images, loading samples, converting embeddings, training, inference or all-reduces.
 The options of each workload follow the options that all workloads share.
 .SH EXAMPLES
 HEAD

@@ -341,6 +341,7 @@ static enum status open_datasets(const struct data_request *request, struct data
             learn ? "train" : "test");
     if (two && dataset_same_classes(train, test, &data->members) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--data %s", request->name);
+    data->split = !two;
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path,
@@ -424,9 +425,11 @@ static enum status check_sets(const struct data_request *request, struct data *d
                               "--data %s: there are no samples to %s; add samples, or use other data",
                               request->name, part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE,
-                              "%s %" PRIu64 ": there are only %" PRIu32 " samples; give at most this number",
-                              data_size_options[part], wanted, set->count);
+            return status_set(
+                STATUS_USAGE,
+                "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
+                data_size_options[part], wanted, set->count,
+                data->split && part == DATA_TEST ? ", the tenth of the set that is held out" : "");
     }
     return STATUS_OK;
 }

@@ -50,6 +50,7 @@ struct data {
     size_t sample_values, sample_bytes;
     bool gray;                        /* known that all channels of a training sample are equal */
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
+    bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
      * halves. */

@@ -80,13 +80,18 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
 static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
                                          const struct job_parameters *job, const struct data *data)
 {
-    char words[512];
+    char words[512], part[512] = "";
     if (data->hashes[DATA_TEST] == checkpoint->hashes[DATA_TEST])
         return STATUS_OK;
     char *samples = job_samples(job);
     TRY(ALLOCATED(samples, "out of memory"));
     const size_t count = job_differences(checkpoint, job->data, samples, "train-size", words, sizeof words);
     free(samples);
+    if (data->split)
+        snprintf(part, sizeof part,
+                 "; only the held-out tenth of %.200s is tested (%" PRIu32 " samples): to test a whole set, "
+                 "name a folder that has it as 'test', next to a 'train'",
+                 job->data, data->sets[DATA_TEST].count);
     if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
         status_warn("the number of test samples differs from the number during training (%s); "
                     "accuracies are not comparable",
@@ -94,8 +99,8 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     else
         status_warn("these are not the test samples that were used when the network was trained on "
                     "%s (%s); the network may have been trained on some of them, so accuracies are not "
-                    "comparable",
-                    checkpoint->data, count ? words : "the same options, but the samples have changed");
+                    "comparable%s",
+                    checkpoint->data, count ? words : "the same options, but the samples have changed", part);
     return STATUS_OK;
 }
 

@@ -31,8 +31,9 @@ struct job_parameters {
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), with CIFAR-10 (binary), with class folders or with a data set of --prepare; " \
-     "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
+     use ": a folder with MNIST (IDX), with CIFAR-10 (binary), with class folders or with a data set of --prepare, " \
+     "or with two of these sets in the folders train and test (or val); a URL of tar shards; or the name of " \
+     "generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples; from class folders, the first of every class, then the second of every " \
