@@ -17,7 +17,7 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     double loss[5];
     for (int ranks = 1; ranks <= 4; ranks++) {
         char line[512];
-        snprintf(line, sizeof line, DIVIDE "--verify --export %d.safetensors", ranks);
+        snprintf(line, sizeof line, DIVIDE "--verify --verify-steps 3 --export %d.safetensors", ranks);
         run_well(ranks, line);
         size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
         loss[ranks] = number(out, last, "test_loss");
@@ -38,7 +38,7 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
     static const char *const columns[] = {"gradient_norm", "test_loss", "ema_test_loss"};
     double one[COUNT_OF(columns)];
     for (int ranks = 1; ranks <= 3; ranks++) {
-        run_well(ranks, DIVIDE "--clip-norm 0.05 --ema 0.9 --accumulate 3 --verify");
+        run_well(ranks, DIVIDE "--clip-norm 0.05 --ema 0.9 --accumulate 3 --verify --verify-steps 3");
         size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
         for (size_t i = 0; i < COUNT_OF(columns); i++) {
             double is = number(out, last, columns[i]);
@@ -55,9 +55,9 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
  * each rank generates the partners of its samples, and augments them. */
 Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 {
-#define MIX                                                                              \
-    "--variant " TRAINED                                                                 \
-    " --model lenet --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
+#define MIX                                                                               \
+    "--variant " TRAINED                                                                  \
+    " --model logreg --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
     "--scaling strong --batch 24 --mixup 0.8 --cutmix 1 --shift 1 --flip "
 #define CANVASES                                                                                            \
     "--data synth --res 24 --out-res 16 --classes 5 --fit random-resized-crop --rand-augment 28 --erasing " \
