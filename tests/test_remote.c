@@ -223,7 +223,8 @@ static void set_credentials(void)
 static void expect_same(const char *urls[], size_t count)
 {
     char local[64];
-    cr_assert_eq(shell("$P $N --data files/plain | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'"), 0);
+    cr_assert_eq(
+        shell("$P $N --data files/plain 2>/dev/null | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'"), 0);
     snprintf(local, sizeof local, "%.16s", out);
     cr_assert_eq(strlen(local), 16, "%s", out);
     for (size_t i = 0; i < count; i++) {
@@ -255,6 +256,41 @@ Test(servers, a_set_is_read_from_every_service)
     cr_expect_eq(shell("$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]), 0, "%s", out);
     cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
 }
+
+/* A prefix names all shards below it. An index in a subfolder names shards relative to that folder, so it is
+ * not that of the set; an index directly under the prefix is. */
+Test(servers, all_shards_below_a_prefix_are_read)
+{
+    const char *urls[] = {"$U/account/box/deep/?sig=se%2Bcret%2F", "$U/account/box/set/?sig=se%2Bcret%2F",
+#ifdef HAVE_CRYPTO
+                          "s3://bucket/deep/", "s3://bucket/set/"
+#endif
+    };
+    set_credentials();
+    cr_assert_eq(
+        shell("cd files && mkdir -p deep/a/b deep/c deep/.d deep/c/.e set/old && cp plain/*0.tar deep/a/b && "
+              "cp plain/*[12].tar deep/c && cp plain/*[34].tar deep && cp set/counter.index deep/c && "
+              "cp plain/*0.tar deep/.d && cp plain/*0.tar deep/c/.e && cp plain/*0.tar deep/c/f.txt && "
+              "cp plain/*0.tar set/old"),
+        0, "%s", out);
+    expect_same(urls, sizeof urls / sizeof *urls);
+}
+
+#ifdef HAVE_CRYPTO
+/* In URLs of S3, %3F and %25 stand for a question mark and a percent sign; everything else is taken as it is.
+ */
+Test(servers, keys_of_s3_may_have_question_marks)
+{
+    const char *urls[] = {"s3://bucket/w%3Fy/", "s3://bucket/w%3fy/%3F-{0..4}.tar", "s3://bucket/%253F%20/"};
+    set_credentials();
+    cr_assert_eq(shell("cd files && mkdir 'w?y' '%%3F%%20' && cp plain/*.tar '%%3F%%20' && "
+                       "for i in 0 1 2 3 4; do cp plain/*$i.tar \"w?y/?-$i.tar\"; done"),
+                 0, "%s", out);
+    expect_same(urls, sizeof urls / sizeof *urls);
+    cr_expect_eq(shell("$P $N --data \"s3://bucket/w?y/\""), 2, "%s", out);
+    cr_expect(says("write %3F for a question mark in a name"), "%s", out);
+}
+#endif
 
 Test(servers, certificates_are_checked)
 {

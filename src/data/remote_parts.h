@@ -83,7 +83,7 @@ struct file *remote_find_file(struct remote *remote, const char *name);
 enum status remote_split(const char *url, struct remote *remote, char **leaf);
 
 /* Sets `remote->service` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
- * credentials. For Azure, removes the percent-encoding of `leaf`, which may be NULL. */
+ * credentials. Removes the percent-encoding of `leaf`, which may be NULL. */
 enum status remote_find_service(struct remote *remote, char *leaf);
 
 /* Writes the URL of a file. STATUS_FAILED if it is too long. */
