@@ -490,12 +490,47 @@ Test(servers, train_reads_a_remote_set)
                  0, "%s", out);
 }
 
-Test(servers, prepare_copies_a_remote_set)
+/* Sets `*count` to the number of requests for files in /slow/, and `*most` to the number that ran at the same
+ * time during the last eight. */
+static void count_requests(int *count, int *most)
 {
     cr_assert_eq(
-        shell(
-            "$P --prepare copy --from dataset --source $U/web/set/counter.index --store shards --shards 2 && "
-            "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify"),
+        shell("python3 -c \"import urllib.request as r; print(r.urlopen('$U/requests/8').read().decode())\""),
         0, "%s", out);
+    cr_assert_eq(sscanf(out, "%d %d", count, most), 2, "%s", out);
+}
+
+#define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
+
+/* Every shard is read when the set is opened, and once more for the samples of each part. Requests for
+ * several shards run at the same time, and the samples are those of the local set. */
+Test(servers, train_requests_shards_at_the_same_time)
+{
+    int before, count, most;
+    cr_assert_eq(shell("$P --prepare files/eight --from digits --encode npy --samples 800 --store shards "
+                       "--shards 8 && " TRAIN "--data files/eight --export-data a"),
+                 0, "%s", out);
+    cr_expect_eq(shell(TRAIN "--data $U/slow/eight/digits.index --export-data b && cmp a b"), 0, "%s", out);
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 * (2 + 8 + 8 + 8)); /* the index, sizes, edges, samples */
+    cr_expect_geq(most, 4);                   /* of 8: a busy machine sends the last requests later */
+    /* Shards without samples of the set are not requested. */
+    before = count;
+    cr_expect_eq(shell(TRAIN "--data $U/slow/eight/digits.index --train-size 150 --test-size 5"), 0, "%s",
+                 out);
+    count_requests(&count, &most);
+    cr_expect_eq(count - before, 2 * (2 + 8 + 8) + 2 + 1);
+}
+
+Test(servers, prepare_copies_a_remote_set)
+{
+    int count, most;
+    cr_assert_eq(shell("$P --prepare copy --from dataset --source $U/slow/set/counter.index --store shards "
+                       "--shards 1 && "
+                       "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify"),
+                 0, "%s", out);
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 + 5 + 5 + 5); /* the index, sizes, edges, samples */
+    cr_expect_geq(most, 3);             /* of 5 */
 }
 #endif
