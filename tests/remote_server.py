@@ -9,6 +9,8 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /faulty/NAME         the file; every tenth answer is delayed, truncated, reset, or 503
 /busy/NAME           503
 /changing/NAME       the file, with another ETag in each answer
+/slow/NAME           the file, after 50 ms
+/requests/N          the number of requests for files in /slow/, and how many ran at the same time during the last N
 /short/NAME          fewer bytes than Content-Length says
 /endless/NAME        a body that does not end
 /list/...            an HTML page instead of a list
@@ -35,6 +37,9 @@ KEY, SECRET, TOKEN, REGION = "AKIDTEST", "s/ecret+", "session/token=", "eu-test-
 PAGE = 3
 FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
 COUNT = itertools.count(1)
+SLOW_S = 0.05
+slow = []  # for each request for a file in /slow/, how many of them ran when it came
+running = 0
 LOCK = threading.Lock()
 
 
@@ -117,6 +122,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(0.2)
         return self.give(name, cut=kind == "cut")
 
+    def wait(self, name):
+        global running
+        with LOCK:
+            running += 1
+            slow.append(running)
+        time.sleep(SLOW_S)
+        with LOCK:
+            running -= 1
+        return self.give(name)
+
     def names(self, prefix):
         found = sorted(os.path.relpath(os.path.join(root, name), sys.argv[1])
                        for root, _, names in os.walk(sys.argv[1]) for name in names)
@@ -166,6 +181,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.give(name, ranges=False)
         if kind == "faulty":
             return self.fault(name)
+        if kind == "slow":
+            return self.wait(name)
+        if kind == "requests":
+            return self.answer(200, b"%d %d\n" % (len(slow), max(slow[-int(name):], default=0)))
         if kind == "busy":
             return self.answer(503)
         if kind == "changing":

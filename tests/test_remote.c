@@ -222,7 +222,7 @@ static void set_credentials(void)
 static void expect_same(const char *urls[], size_t count)
 {
     char local[64];
-    SHELL(0, "$P $N --data files/plain | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'");
+    SHELL(0, "$P $N --data files/plain 2>/dev/null | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'");
     snprintf(local, sizeof local, "%.16s", out);
     cr_assert_eq(strlen(local), 16, "%s", out);
     for (size_t i = 0; i < count; i++) {
@@ -254,6 +254,41 @@ Test(servers, a_set_is_read_from_every_service)
     SHELL(0, "$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]);
     cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
 }
+
+/* A prefix names all shards below it. An index in a subfolder names shards relative to that folder, so it is
+ * not that of the set; an index directly under the prefix is. */
+Test(servers, all_shards_below_a_prefix_are_read)
+{
+    const char *urls[] = {"$U/account/box/deep/?sig=se%2Bcret%2F", "$U/account/box/set/?sig=se%2Bcret%2F",
+#ifdef HAVE_CRYPTO
+                          "s3://bucket/deep/", "s3://bucket/set/"
+#endif
+    };
+    set_credentials();
+    cr_assert_eq(
+        shell("cd files && mkdir -p deep/a/b deep/c deep/.d deep/c/.e set/old && cp plain/*0.tar deep/a/b && "
+              "cp plain/*[12].tar deep/c && cp plain/*[34].tar deep && cp set/counter.index deep/c && "
+              "cp plain/*0.tar deep/.d && cp plain/*0.tar deep/c/.e && cp plain/*0.tar deep/c/f.txt && "
+              "cp plain/*0.tar set/old"),
+        0, "%s", out);
+    expect_same(urls, sizeof urls / sizeof *urls);
+}
+
+#ifdef HAVE_CRYPTO
+/* In URLs of S3, %3F and %25 stand for a question mark and a percent sign; everything else is taken as it is.
+ */
+Test(servers, keys_of_s3_may_have_question_marks)
+{
+    const char *urls[] = {"s3://bucket/w%3Fy/", "s3://bucket/w%3fy/%3F-{0..4}.tar", "s3://bucket/%253F%20/"};
+    set_credentials();
+    cr_assert_eq(shell("cd files && mkdir 'w?y' '%%3F%%20' && cp plain/*.tar '%%3F%%20' && "
+                       "for i in 0 1 2 3 4; do cp plain/*$i.tar \"w?y/?-$i.tar\"; done"),
+                 0, "%s", out);
+    expect_same(urls, sizeof urls / sizeof *urls);
+    cr_expect_eq(shell("$P $N --data \"s3://bucket/w?y/\""), 2, "%s", out);
+    cr_expect(says("write %3F for a question mark in a name"), "%s", out);
+}
+#endif
 
 Test(servers, certificates_are_checked)
 {
@@ -439,10 +474,42 @@ Test(servers, train_reads_a_remote_set)
              "--data \"$U/web/digits/digits-{000000..000001}.tar\"");
 }
 
+/* Sets `*count` to the number of requests for files in /slow/, and `*most` to the number that ran at the same
+ * time during the last eight. */
+static void count_requests(int *count, int *most)
+{
+    SHELL(0, "python3 -c \"import urllib.request as r; print(r.urlopen('$U/requests/8').read().decode())\"");
+    cr_assert_eq(sscanf(out, "%d %d", count, most), 2, "%s", out);
+}
+
+#define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
+
+/* Every shard is read when the set is opened, and once more for the samples of each part. Requests for
+ * several shards run at the same time, and the samples are those of the local set. */
+Test(servers, train_requests_shards_at_the_same_time)
+{
+    int before, count, most;
+    SHELL(0, "$P --prepare files/eight --from digits --encode npy --samples 800 --store shards --shards 8 "
+             "&& " TRAIN "--data files/eight --export-data a");
+    SHELL(0, TRAIN "--data $U/slow/eight/digits.index --export-data b && cmp a b");
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 * (2 + 8 + 8 + 8)); /* the index, sizes, edges, samples */
+    cr_expect_geq(most, 4);                   /* of 8: a busy machine sends the last requests later */
+    /* Shards without samples of the set are not requested. */
+    before = count;
+    SHELL(0, TRAIN "--data $U/slow/eight/digits.index --train-size 150 --test-size 5");
+    count_requests(&count, &most);
+    cr_expect_eq(count - before, 2 * (2 + 8 + 8) + 2 + 1);
+}
+
 Test(servers, prepare_copies_a_remote_set)
 {
+    int count, most;
     SHELL(0,
-          "$P --prepare copy --from dataset --source $U/web/set/counter.index --store shards --shards 2 && "
+          "$P --prepare copy --from dataset --source $U/slow/set/counter.index --store shards --shards 1 && "
           "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify");
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 + 5 + 5 + 5); /* the index, sizes, edges, samples */
+    cr_expect_geq(most, 3);             /* of 5 */
 }
 #endif

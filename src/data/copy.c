@@ -22,6 +22,7 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
+    uint32_t next; /* the first shard that has not been asked for */
 };
 
 static void dataset_source_close(void *state)
@@ -63,6 +64,14 @@ static void sort_members(struct source_sample *sample)
                 *two = kept;
             }
         }
+}
+
+static bool dataset_source_ask(void *state, uint64_t number)
+{
+    struct copy *copy = state;
+    const struct dataset *dataset = &copy->dataset;
+    uint32_t file = dataset->members[dataset->samples[number].member].file;
+    return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
@@ -213,6 +222,7 @@ const struct source source_dataset = {
     .open = dataset_source_open,
     .close = dataset_source_close,
     .make = dataset_source_make,
+    .ask = dataset_source_ask,
     .label = dataset_source_label,
     .describe = dataset_source_describe,
 };

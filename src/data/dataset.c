@@ -13,6 +13,9 @@
 #include "data/remote.h"
 #include "data/label.h"
 
+#define AHEAD_BYTES \
+    (UINT64_C(256) << 20) /* at most this many bytes, but at least one shard, are requested ahead */
+
 enum status dataset_out_of_memory(void)
 {
     return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");
@@ -111,6 +114,22 @@ void dataset_file_ask(const struct dataset *dataset, uint32_t file)
         return; /* the caller opens the file later, and reports the error */
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
     close(fd);
+}
+
+bool dataset_ask_ahead(const struct dataset *dataset, uint32_t reached, uint32_t file, uint32_t *next)
+{
+    uint64_t bytes = 0;
+    if (!dataset->remote)
+        return false;
+    if (file < reached || file < *next)
+        return true;
+    for (uint32_t f = reached; f <= file; f++)
+        bytes += dataset->files[f].bytes;
+    if (file > reached && (bytes > AHEAD_BYTES || file - reached >= REMOTE_CONNECTIONS))
+        return false;
+    dataset_file_ask(dataset, file);
+    *next = file + 1;
+    return true;
 }
 
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)

@@ -97,6 +97,12 @@ void dataset_file_close(const struct dataset *dataset, int fd);
  * read it from its URL. Does not wait, and reports no error. */
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
+/* Asks for shard `file` of a remote data set, which will be opened soon, so that several shards are
+ * transferred at the same time. Shards are asked for and opened in ascending order. `reached` is the first
+ * shard that has not been opened; `*next`, at first 0, is the first that has not been asked for. Returns
+ * false if enough shards are requested, or if the data set is not remote. Does not wait for a shard. */
+bool dataset_ask_ahead(const struct dataset *dataset, uint32_t reached, uint32_t file, uint32_t *next);
+
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
  * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1. If
  * `classes` is 0, any integer is accepted. Thread safe. */

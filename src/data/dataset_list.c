@@ -125,13 +125,24 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
     return status;
 }
 
-/* Adds the listed files of a remote data set, without those in subfolders. */
+/* Whether a name or one of its folders begins with a dot. */
+static bool is_hidden(const char *name)
+{
+    return *name == '.' || strstr(name, "/.");
+}
+
+/* Adds the listed files of a remote data set: shards in all subfolders, other files only without a subfolder,
+ * because an index names shards relative to its own folder. */
 static enum status list_remote(struct walk *walk)
 {
     const struct remote *remote = walk->dataset->remote;
-    for (uint32_t i = 0; i < remote_count(remote); i++)
-        if (!strchr(remote_name(remote, i), '/') && *remote_name(remote, i) != '.')
-            TRY(add_file(walk, remote_name(remote, i)));
+    for (uint32_t i = 0; i < remote_count(remote); i++) {
+        const char *name = remote_name(remote, i);
+        size_t length = strlen(name);
+        bool shard = length > 4 && strcmp(name + length - 4, ".tar") == 0;
+        if (!is_hidden(name) && (shard || !strchr(name, '/')))
+            TRY(add_file(walk, name));
+    }
     return STATUS_OK;
 }
 

@@ -59,12 +59,28 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
     return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
 }
 
-static enum status open_shards(struct dataset *dataset, const struct dataset_names *names)
+/* Removes all names but those of shards. */
+static void keep_shards(struct dataset_names *names)
 {
-    TRY(shards_room(dataset, names->count));
+    uint32_t kept = 0;
     for (uint32_t i = 0; i < names->count; i++)
         if (text_ends_in(names->items[i], ".tar"))
-            TRY(dataset_scan_shard(dataset, names->items[i], NULL));
+            names->items[kept++] = names->items[i];
+    names->count = kept;
+}
+
+static enum status open_shards(struct dataset *dataset, struct dataset_names *names)
+{
+    struct remote *remote = dataset->remote;
+    TRY(shards_room(dataset, names->count));
+    keep_shards(names);
+    for (uint32_t i = 0; remote && i < names->count; i++)
+        remote_ask_size(remote, names->items[i]);
+    for (uint32_t i = 0; i < names->count; i++) {
+        if (remote && i + 1 < names->count)
+            remote_ask(remote, names->items[i + 1]);
+        TRY(dataset_scan_shard(dataset, names->items[i], NULL));
+    }
     dataset->shard_first[dataset->file_count] = dataset->sample_count;
     return STATUS_OK;
 }
@@ -268,6 +284,8 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS)
         TRY(shards_room(dataset, index->unit_count));
+    for (uint64_t p = 0; dataset->remote && p < index->unit_count; p++)
+        remote_ask_size(dataset->remote, index->units[p].name);
     for (uint64_t p = 0; dataset->shards && p < index->unit_count; p++) {
         TRY(dataset_add_file(dataset, index->units[p].name, index->units[p].bytes));
         status = check_shard(dataset, (uint32_t)p);
@@ -299,21 +317,33 @@ static enum status try_label(struct plain *plain, const struct dataset_sample *s
                                : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
 }
 
+/* Asks for `shard`, which is read next, and for the shards after it. */
+static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *next)
+{
+    if (dataset->remote && *next <= shard && dataset->shard_first[shard] < dataset->shard_first[shard + 1]) {
+        dataset_file_ask(dataset, shard);
+        *next = shard + 1;
+    }
+    for (uint32_t f = shard + 1; f < dataset->file_count; f++)
+        if (dataset->shard_first[f] < dataset->shard_first[f + 1] &&
+            !dataset_ask_ahead(dataset, shard + 1, f, next))
+            return;
+}
+
 /* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
  * the list. */
 static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
-    uint32_t kept = 0, shard = 0;
+    uint32_t kept = 0, shard = 0, next = 0;
     bool closed = false; /* the latest file could not be opened; this is already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
         for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++) {
+            ask_shards(dataset, shard, &next);
             dataset->shard_first[shard] = kept;
-            if (dataset->remote && shard + 1 < dataset->file_count)
-                dataset_file_ask(dataset, shard + 1);
         }
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = dataset_choose(dataset, sample);

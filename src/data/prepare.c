@@ -203,12 +203,13 @@ static enum status make_chunk(struct job *job, struct unit_writer *writer, uint6
 static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64_t unit, const char *name)
 {
     char part[PATH_MAX];
-    uint64_t end = unit_begins(job, unit + 1);
+    uint64_t asked = unit_begins(job, unit), end = unit_begins(job, unit + 1);
     TRY(folder_part_path(&job->folder, unit, part));
     TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits,
                    job->folder.class_digits));
     for (uint64_t at = unit_begins(job, unit); at < end;) {
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
+        source_ask(job->source, job->state, &asked, end);
         TRY(make_chunk(job, writer, at, count));
         at += count;
         job->samples_written += count;

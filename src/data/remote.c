@@ -45,27 +45,45 @@ struct file *remote_find_file(struct remote *remote, const char *name)
     return file;
 }
 
-/* Requests the first byte of a file, to find its size, its version, and whether the server can send
- * ranges. */
-static enum status examine(struct remote *remote, struct file *file, int tries)
+/* Whether the version of a file is known. */
+static bool is_known(struct remote *remote, const struct file *file)
+{
+    pthread_mutex_lock(&remote->lock);
+    bool known = file->known;
+    pthread_mutex_unlock(&remote->lock);
+    return known;
+}
+
+enum status remote_examine(struct remote *remote, struct http *http, struct file *file, int tries)
 {
     char url[REMOTE_URL_MAX], shown[REMOTE_URL_MAX];
     uint8_t byte;
     struct http_reply reply;
+    if (is_known(remote, file))
+        return STATUS_OK;
     snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
     TRY(remote_url_of(remote, file->name, url));
     struct http_request request = remote_request(remote, url, shown);
     request.wanted = 1;
     request.to = &byte;
-    pthread_mutex_lock(&remote->alone);
-    enum status status = file->known ? STATUS_OK : http_get(remote->http, &request, tries, &reply);
-    if (status == STATUS_OK && !file->known && reply.version.bytes == HTTP_UNKNOWN)
-        status = status_set(STATUS_FAILED, "%s: the server does not say how long the file is", shown);
-    if (status == STATUS_OK && !file->known) {
+    TRY(http_get(http, &request, tries, &reply));
+    if (reply.version.bytes == HTTP_UNKNOWN)
+        return status_set(STATUS_FAILED, "%s: the server does not say how long the file is", shown);
+    pthread_mutex_lock(&remote->lock);
+    if (!file->known) {
         file->version = reply.version;
         file->ranged = reply.ranged;
         file->known = true;
     }
+    pthread_mutex_unlock(&remote->lock);
+    return STATUS_OK;
+}
+
+/* Examines a file with the connection of `remote`, which one thread at a time can use. */
+static enum status examine_alone(struct remote *remote, struct file *file, int tries)
+{
+    pthread_mutex_lock(&remote->alone);
+    enum status status = remote_examine(remote, remote->http, file, tries);
     pthread_mutex_unlock(&remote->alone);
     return status;
 }
@@ -85,7 +103,7 @@ static enum status open_all(const char *url, struct remote *remote)
     if (status == STATUS_OK)
         status = remote_list(remote, leaf);
     if (status == STATUS_OK && remote->count && !remote->files[0]->known)
-        status = examine(remote, remote->files[0], REMOTE_TRIES_FIRST);
+        status = examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST);
     if (status == STATUS_OK)
         status = remote_start_threads(remote);
     free(leaf);
@@ -211,13 +229,25 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 
 /* ---- Reading ---- */
 
-/* Returns the file with this name. On success, its size and version are known. */
-static enum status known_file(struct remote *remote, const char *name, struct file **file)
+/* Returns the file with this name. On success, its size and version are known. If a connection has tried to
+ * find them and failed, tries once more, so that the calling thread has the message. */
+static enum status known_file(struct remote *remote, const char *name, struct file **found)
 {
     pthread_mutex_lock(&remote->lock);
-    *file = remote_find_file(remote, name);
+    struct file *file = *found = remote_find_file(remote, name);
+    while (file && file->examining)
+        pthread_cond_wait(&remote->done, &remote->lock);
     pthread_mutex_unlock(&remote->lock);
-    return *file ? examine(remote, *file, REMOTE_TRIES) : remote_out_of_memory();
+    return file ? examine_alone(remote, file, REMOTE_TRIES) : remote_out_of_memory();
+}
+
+void remote_ask_size(struct remote *remote, const char *name)
+{
+    pthread_mutex_lock(&remote->lock);
+    struct file *file = remote_find_file(remote, name);
+    if (file)
+        remote_start_examining(remote, file);
+    pthread_mutex_unlock(&remote->lock);
 }
 
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes)
@@ -230,11 +260,16 @@ enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes
 
 void remote_ask(struct remote *remote, const char *name)
 {
-    struct file *file;
-    if (remote_cached(remote) || known_file(remote, name, &file) != STATUS_OK)
-        return; /* remote_fd() reads the file, and reports errors */
+    if (remote_cached(remote))
+        return;
     pthread_mutex_lock(&remote->lock);
-    (void)remote_start_in_memory(remote, file);
+    struct file *file = remote_find_file(remote, name);
+    if (file && file->known)
+        (void)remote_start_in_memory(remote, file); /* remote_fd() reports errors */
+    else if (file) {
+        file->asked = true;
+        remote_start_examining(remote, file);
+    }
     pthread_mutex_unlock(&remote->lock);
 }
 

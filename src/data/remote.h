@@ -50,8 +50,9 @@ bool remote_cached(const struct remote *remote);
 /* Sets `*bytes` to the size of a file. */
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes);
 
-/* Starts to read a file, if that is not already done. Waits at most for the first request of the file, and
- * reports no error. Does nothing if files are stored in a cache. */
+/* Starts to find the size of a file, or to read a file, if that is not already done. They neither wait nor
+ * report errors. remote_ask() does nothing if files are stored in a cache. */
+void remote_ask_size(struct remote *remote, const char *name);
 void remote_ask(struct remote *remote, const char *name);
 
 /* Reads a whole file and sets `*fd` to a descriptor of its content. The caller must not write to the

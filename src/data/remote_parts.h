@@ -27,6 +27,9 @@ struct file {
     struct http_version version;
     bool known;                /* `version` and `ranged` are set */
     bool ranged;               /* the server can send ranges */
+    bool examining;            /* a connection requests the version, or will do so */
+    bool asked;                /* a transfer into memory begins when the version is known */
+    struct file *later;        /* next in the queue of files to examine */
     struct transfer *transfer; /* running or complete; NULL if there is none, or remote_fd() has taken it */
 };
 
@@ -59,13 +62,14 @@ struct remote {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     struct transfer *queue; /* transfers with pieces to take */
+    struct file *unknown;   /* files to examine */
     bool stopping;
     pthread_t *threads;
     uint32_t thread_count;
     int spare[REMOTE_SPARE_MAX]; /* files in memory that can be reused */
     uint32_t spare_count;
     pthread_mutex_t alone; /* protects `http` */
-    struct http *http;     /* for lists and the first request of a file */
+    struct http *http;     /* for lists, and for files that no connection examines */
 };
 
 /* Sets a message and returns STATUS_EXHAUSTED. */
@@ -83,7 +87,7 @@ struct file *remote_find_file(struct remote *remote, const char *name);
 enum status remote_split(const char *url, struct remote *remote, char **leaf);
 
 /* Sets `remote->service` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
- * credentials. For Azure, removes the percent-encoding of `leaf`, which may be NULL. */
+ * credentials. Removes the percent-encoding of `leaf`, which may be NULL. */
 enum status remote_find_service(struct remote *remote, char *leaf);
 
 /* Writes the URL of a file. STATUS_FAILED if it is too long. */
@@ -100,10 +104,18 @@ struct http_request remote_request(const struct remote *remote, const char *url,
  * STATUS_USAGE if there are none, or if the server has no list. */
 enum status remote_list(struct remote *remote, const char *leaf);
 
+/* Requests the first byte of a file, to find its size, its version, and whether the server can send ranges.
+ * If another thread has found them, does nothing. */
+enum status remote_examine(struct remote *remote, struct http *http, struct file *file, int tries);
+
 /* ---- remote_transfer.c ---- */
 
 /* Starts one thread per connection. remote_close() joins the threads. */
 enum status remote_start_threads(struct remote *remote);
+
+/* Queues a file whose version is not known yet for a connection to examine. The caller holds `remote->lock`.
+ */
+void remote_start_examining(struct remote *remote, struct file *file);
 
 /* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
  * after a failure. The caller holds `remote->lock`. */

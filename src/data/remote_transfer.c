@@ -20,14 +20,10 @@ void remote_close_transfer(struct transfer *transfer, bool keep_file)
     free(transfer);
 }
 
-/* Takes the next piece of the first transfer in the queue. Returns NULL if the connections must end. */
+/* Takes the next piece of the first transfer in the queue. */
 static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint64_t *bytes)
 {
-    while (!remote->queue && !remote->stopping)
-        pthread_cond_wait(&remote->work, &remote->lock);
     struct transfer *transfer = remote->queue;
-    if (remote->stopping)
-        return NULL;
     uint64_t left = transfer->file->version.bytes - transfer->next;
     *first = transfer->next;
     *bytes = left < transfer->piece_bytes ? left : transfer->piece_bytes;
@@ -60,30 +56,71 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
     return STATUS_OK;
 }
 
-/* A connection: reads pieces until the data set is closed. */
+/* Reads the next piece of a transfer. `http` is NULL if it could not be opened, for the reason `opened`. The
+ * caller holds the lock, which is released during requests. */
+static void serve_piece(struct remote *remote, struct http *http, enum status opened)
+{
+    uint64_t first, bytes;
+    struct transfer *transfer = take_piece(remote, &first, &bytes);
+    bool failed = transfer->status != STATUS_OK; /* another piece has failed, so this piece is not needed */
+    pthread_mutex_unlock(&remote->lock);
+    enum status status = failed                ? STATUS_OK
+                         : opened != STATUS_OK ? opened
+                                               : read_piece(remote, http, transfer, first, bytes);
+    pthread_mutex_lock(&remote->lock);
+    if (status != STATUS_OK && transfer->status == STATUS_OK) {
+        transfer->status = status;
+        snprintf(transfer->failure, sizeof transfer->failure, "%s", status_text());
+    }
+    transfer->left -= bytes;
+    if (transfer->left == 0)
+        pthread_cond_broadcast(&remote->done);
+}
+
+void remote_start_examining(struct remote *remote, struct file *file)
+{
+    if (file->known || file->examining)
+        return;
+    file->examining = true;
+    struct file **last = &remote->unknown;
+    while (*last)
+        last = &(*last)->later;
+    *last = file;
+    pthread_cond_broadcast(&remote->work);
+}
+
+/* Examines the first file in the queue. If it is wanted in memory, starts its transfer. */
+static void serve_examination(struct remote *remote, struct http *http)
+{
+    struct file *file = remote->unknown;
+    remote->unknown = file->later;
+    file->later = NULL;
+    pthread_mutex_unlock(&remote->lock);
+    if (http)
+        (void)remote_examine(remote, http, file,
+                             REMOTE_TRIES); /* the thread that opens the file reports errors */
+    pthread_mutex_lock(&remote->lock);
+    file->examining = false;
+    if (file->known && file->asked)
+        (void)remote_start_in_memory(remote, file);
+    pthread_cond_broadcast(&remote->done);
+}
+
+/* A connection: examines files and reads pieces until the data set is closed. Files come first, because
+ * nobody else can work on a file whose size is unknown. */
 static void *serve(void *context)
 {
     struct remote *remote = context;
     struct http *http = NULL;
     enum status opened = http_open(&http);
-    struct transfer *transfer;
-    uint64_t first, bytes;
     pthread_mutex_lock(&remote->lock);
-    while ((transfer = take_piece(remote, &first, &bytes))) {
-        bool failed = transfer->status != STATUS_OK; /* another piece has failed, so this piece is not
-                                                      * needed */
-        pthread_mutex_unlock(&remote->lock);
-        enum status status = failed                ? STATUS_OK
-                             : opened != STATUS_OK ? opened
-                                                   : read_piece(remote, http, transfer, first, bytes);
-        pthread_mutex_lock(&remote->lock);
-        if (status != STATUS_OK && transfer->status == STATUS_OK) {
-            transfer->status = status;
-            snprintf(transfer->failure, sizeof transfer->failure, "%s", status_text());
-        }
-        transfer->left -= bytes;
-        if (transfer->left == 0)
-            pthread_cond_broadcast(&remote->done);
+    while (!remote->stopping) {
+        if (remote->unknown)
+            serve_examination(remote, http);
+        else if (remote->queue)
+            serve_piece(remote, http, opened);
+        else
+            pthread_cond_wait(&remote->work, &remote->lock);
     }
     pthread_mutex_unlock(&remote->lock);
     http_close(http);

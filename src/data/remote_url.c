@@ -57,9 +57,35 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
     return remote->shown ? STATUS_OK : remote_out_of_memory();
 }
 
-/* Replaces s3://BUCKET/PREFIX/ by the URL of the service. */
-static enum status find_s3(struct remote *remote)
+/* Replaces percent codes by the bytes for which they stand: all codes, or those of the bytes in `only` if it
+ * is not NULL. */
+static void decode(char *text, const char *only)
 {
+    char *to = text;
+    unsigned value;
+    for (; *text; text++)
+        if (*text == '%' && isxdigit((unsigned char)text[1]) && isxdigit((unsigned char)text[2]) &&
+            sscanf(text + 1, "%2x", &value) == 1 && value && (!only || strchr(only, (int)value))) {
+            *to++ = (char)value;
+            text += 2;
+        } else
+            *to++ = *text;
+    *to = '\0';
+}
+
+/* Replaces s3://BUCKET/PREFIX/ by the URL of the service. In such URLs only a question mark and a percent
+ * sign can be encoded, because names of objects may contain percent codes. */
+static enum status find_s3(struct remote *remote, char *leaf)
+{
+    if (*remote->suffix)
+        return status_set(
+            STATUS_USAGE,
+            "--data %s?...: an s3:// URL has no query; write %%3F for a question mark in a name",
+            remote->shown);
+    decode(remote->base, "?%");
+    if (leaf)
+        decode(leaf, "?%");
+
     const char *endpoint = getenv("AWS_ENDPOINT_URL_S3"), *region = getenv("AWS_REGION");
     const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
     int length = slash ? (int)(slash - bucket) : 0;
@@ -93,21 +119,6 @@ static enum status find_s3(struct remote *remote)
     return remote->prefix ? s3_find_credentials(&remote->credentials) : remote_out_of_memory();
 }
 
-/* Removes the percent-encoding of a part of a URL. */
-static void decode(char *text)
-{
-    char *to = text;
-    unsigned value;
-    for (; *text; text++)
-        if (*text == '%' && isxdigit((unsigned char)text[1]) && isxdigit((unsigned char)text[2]) &&
-            sscanf(text + 1, "%2x", &value) == 1 && value) {
-            *to++ = (char)value;
-            text += 2;
-        } else
-            *to++ = *text;
-    *to = '\0';
-}
-
 /* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
  * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. Names of objects are not encoded, but
  * the URL is. */
@@ -125,9 +136,9 @@ static enum status find_azure(struct remote *remote, char *leaf)
     remote->prefix = strdup(at + 1);
     if (!remote->prefix)
         return remote_out_of_memory();
-    decode(remote->prefix);
+    decode(remote->prefix, NULL);
     if (leaf)
-        decode(leaf);
+        decode(leaf, NULL);
     return STATUS_OK;
 }
 
@@ -135,7 +146,7 @@ enum status remote_find_service(struct remote *remote, char *leaf)
 {
     if (strncmp(remote->base, "s3://", 5) == 0) {
         remote->service = SERVICE_S3;
-        return find_s3(remote);
+        return find_s3(remote, leaf);
     }
     if (strncmp(remote->base, "http://", 7) != 0 && strncmp(remote->base, "https://", 8) != 0)
         return status_set(STATUS_USAGE,

@@ -165,6 +165,12 @@ enum status source_make(const struct source *source, void *state, uint64_t first
                         : source_make_all(source->make_one, state, first, count, samples);
 }
 
+void source_ask(const struct source *source, void *state, uint64_t *next, uint64_t end)
+{
+    while (source->ask && *next < end && source->ask(state, *next))
+        ++*next;
+}
+
 enum status source_make_listed(const struct source *source, void *state, const uint64_t *numbers,
                                uint64_t count, struct source_sample *samples)
 {

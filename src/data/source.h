@@ -6,6 +6,7 @@
 #ifndef FDSL_DATA_SOURCE_H
 #define FDSL_DATA_SOURCE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -85,6 +86,11 @@ struct source {
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
+    /* Says that a sample will be made soon, so that its file can be requested. Samples are named in ascending
+     * order. Returns false if enough is requested; the caller then names the sample again later. NULL if
+     * samples need no requests. */
+    bool (*ask)(void *state, uint64_t number);
+
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
      * The caller closes the generator before the state. NULL if the source has no generator. */
     enum status (*generate)(void *state, const struct generator_request *request,
@@ -115,6 +121,10 @@ const struct source *source_find(const char *name);
  * each sample, even after a failure. */
 enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
                         struct source_sample *samples);
+
+/* Says that the samples from `*next` to `end` - 1 will be made soon: see source.ask(). Advances `*next` to
+ * the first one that has not been asked for. */
+void source_ask(const struct source *source, void *state, uint64_t *next, uint64_t end);
 
 /* Produces the samples whose numbers are in `numbers`. `samples` is as for source_make(). */
 enum status source_make_listed(const struct source *source, void *state, const uint64_t *numbers,

@@ -34,7 +34,8 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
      "folder with the samples: single files or tar shards; --prepare creates one. Or the URL of tar shards: "
-     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/, or an Azure container"},
+     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or an Azure "
+     "container"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
      "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,

@@ -369,16 +369,42 @@ static enum status choose(const struct source_reader *reader, struct data_range 
 
 /* ---- Filling a set ---- */
 
-/* Chooses the next samples of the range, at most `most`, and advances `*at`. `chosen` has one flag per sample
- * of the range, or is NULL. Returns the number of samples. */
+/* Whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or is NULL.
+ */
+static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
+{
+    return (!chosen || chosen[at]) && is_in(range, range.first + at);
+}
+
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns the number of
+ * samples. */
 static uint64_t next_numbers(struct data_range range, const uint8_t *chosen, uint64_t most, uint64_t *at,
                              uint64_t numbers[CHUNK])
 {
     uint64_t count = 0;
     for (; *at < range.count && count < most; ++*at)
-        if ((!chosen || chosen[*at]) && is_in(range, range.first + *at))
+        if (takes(range, chosen, *at))
             numbers[count++] = range.first + *at;
     return count;
+}
+
+/* The samples that the source has been asked for: those that a set takes from the first `at` of the range. */
+struct ahead {
+    uint64_t at, count;
+};
+
+/* Asks the source for the samples that the set takes next, until it has asked for `limit` samples or the
+ * source has enough requests. */
+static void ask_ahead(struct source_reader *reader, struct data_range range, const uint8_t *chosen,
+                      uint64_t limit, struct ahead *ahead)
+{
+    for (; reader->source->ask && ahead->at < range.count && ahead->count < limit; ahead->at++) {
+        if (!takes(range, chosen, ahead->at))
+            continue;
+        if (!reader->source->ask(reader->state, range.first + ahead->at))
+            return;
+        ahead->count++;
+    }
 }
 
 /* Implements data_fill(). */
@@ -389,9 +415,11 @@ static enum status fill(struct source_reader *reader, struct data_range range, u
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
     uint64_t chunk = chunk_of(reader);
     double shown_s = timer_now_s();
+    struct ahead ahead = {0, set->count};
     enum status status = STATUS_OK;
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit;) {
         uint64_t left = limit - set->count;
+        ask_ahead(reader, range, chosen, limit, &ahead);
         batch->count = next_numbers(range, chosen, left < chunk ? left : chunk, &at, batch->numbers);
         if (batch->count == 0)
             break;
