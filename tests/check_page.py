@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that a report (.html) or a figure (.svg) is well-formed and refers to nothing outside the file.
+"""Checks that reports (.html) and figures (.svg) are well-formed and refer to nothing outside the file.
 
-  tests/check_page.py FILE
+  tests/check_page.py FILE...
 
-Prints the first error and exits with status 1 if there is one.
+Prints the first error and its file, and exits with status 1 if there is one.
 """
 
 import html.parser
@@ -62,4 +62,9 @@ def main(path):
         sys.exit("a style or a URL refers to something outside the file")
 
 
-main(sys.argv[1])
+for argument in sys.argv[1:]:
+    try:
+        main(argument)
+    except BaseException:
+        print(argument, flush=True)
+        raise

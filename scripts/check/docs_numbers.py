@@ -38,7 +38,7 @@ import re
 import statistics
 import sys
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "figures"))
 import break_even  # noqa: E402
 from plot import ROOT, Failed, exit_status  # noqa: E402

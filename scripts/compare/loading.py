@@ -51,7 +51,7 @@ import sys
 import tarfile
 import time
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import migrate_rows  # noqa: E402  (in scripts/)
 

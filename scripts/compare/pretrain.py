@@ -24,7 +24,7 @@ import math
 import os
 import sys
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import pretrain_data  # noqa: E402  (in this folder)
 import pretrain_rows  # noqa: E402
 from pretrain_rows import COLUMNS, CURVE_COLUMNS, CURVE_SCHEMA, ROOT, STEP_COLUMNS, Refused  # noqa: E402

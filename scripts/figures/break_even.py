@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 from devices import SLOTS as SHARED_SLOTS, Missing  # noqa: E402
 from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, short_device, x_axis  # noqa: E402
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402

@@ -20,7 +20,7 @@ import difflib
 import pathlib
 import sys
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import balance  # noqa: E402  (in this folder)
 import break_even  # noqa: E402
 import decoding  # noqa: E402

@@ -21,7 +21,7 @@ import re
 import shlex
 import sys
 
-sys.dont_write_bytecode = True
+sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 from devices import PUBLISHED, Missing, threads_per_rank  # noqa: E402  (in this folder)
 from draw import FIGURES  # noqa: E402
 from exchange import size_words  # noqa: E402

@@ -273,15 +273,15 @@ def read_file(path):
         if schema in MONITOR_SCHEMAS:
             kind = "monitor"
             later = () if schema == "monitor/1" else ("gpu", *MONITOR_LATER)
-            need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS + later, schema)
+            need_columns(path, fields, MONITOR_TEXTS + MONITOR_NUMBERS + later, schema)
             rows.append(numbered(path, line, {"gpu": "", **fields}, MONITOR_NUMBERS + MONITOR_LATER, ("time_s",)))
         elif schema == LOG_SCHEMA:
             kind = "log"
-            need_columns(path, header, LOG_TEXTS + LOG_NUMBERS, schema)
+            need_columns(path, fields, LOG_TEXTS + LOG_NUMBERS, schema)
             rows.append(numbered(path, line, fields, LOG_NUMBERS, LOG_NEEDED))
         elif schema in ROW_SCHEMAS:
             numbers, needed, others = columns_of(schema)
-            need_columns(path, header, others + numbers + COMMON_NUMBERS, schema)
+            need_columns(path, fields, others + numbers + COMMON_NUMBERS, schema)
             rows.append(measured_row(path, line, fields, numbers, needed))
         else:
             refuse_schema(path, line, schema)
