@@ -289,6 +289,7 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
     return STATUS_OK;
 }
 
+/* The caller frees `*text`, also if this fails. */
 static enum status read_all(int fd, const char *path, char **text, size_t *bytes)
 {
     struct stat info;
@@ -301,11 +302,8 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
         ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got < 0) {
-            int cause = errno;
-            free(*text);
-            return status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(cause));
-        }
+        if (got < 0)
+            return status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(errno));
         if (got == 0)
             break;
         *bytes += (size_t)got;
@@ -316,13 +314,11 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
 static enum status lock_and_examine(int fd, const char *path, int operation, const struct row *row,
                                     const struct csv_lines *lines, struct csv_extent *extent, bool *locked)
 {
-    char *text;
-    size_t bytes;
+    FREED char *text = NULL;
+    size_t bytes = 0;
     TRY(lock_take(fd, path, operation, locked));
     TRY(read_all(fd, path, &text, &bytes));
-    enum status status = csv_examine(path, text, bytes, row, lines, extent);
-    free(text);
-    return status;
+    return csv_examine(path, text, bytes, row, lines, extent);
 }
 
 /* ---- Checking ---- */

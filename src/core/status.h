@@ -7,6 +7,7 @@
 #define FDSL_CORE_STATUS_H
 
 #include <stdbool.h>
+#include <stdlib.h>
 
 #include "core/portable.h"
 
@@ -93,6 +94,14 @@ void status_print(void);
 /* Returns STATUS_OK if `room`, the result of allocations, is not zero. Otherwise sets the message, whose
  * format and arguments follow, and returns STATUS_EXHAUSTED. */
 #define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_EXHAUSTED, __VA_ARGS__))
+
+/* Before the declaration of an initialised pointer: its memory is freed at the end of the scope, also if a
+ * TRY() leaves the scope. */
+#define FREED __attribute__((cleanup(status_free_)))
+static inline void status_free_(void *pointer)
+{
+    free(*(void **)pointer);
+}
 
 FDSL_C_END
 

@@ -67,21 +67,17 @@ enum status class_folders_read(const struct source *source, void *state, uint64_
                           "--store imagefolder needs labels, and --from %s has none; drop --store",
                           source->name);
     folders->labels = calloc(samples, sizeof *folders->labels);
-    uint8_t *seen = calloc(samples, 1);
-    enum status status = ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples);
-    for (uint64_t i = 0; status == STATUS_OK && i < samples; i++) {
+    FREED uint8_t *seen = calloc(samples, 1);
+    TRY(ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples));
+    for (uint64_t i = 0; i < samples; i++) {
         uint64_t label = source->label(state, i);
-        if (label > INT32_MAX) { /* source->label() has set the message */
-            status = STATUS_FAILED;
-            break;
-        }
+        if (label > INT32_MAX) /* source->label() has set the message */
+            return STATUS_FAILED;
         folders->labels[i] = (uint32_t)label;
         folders->count = label >= folders->count ? label + 1 : folders->count;
         if (label < samples)
             seen[label] = 1;
     }
-    if (status == STATUS_OK)
-        status = check_gaps(folders, seen);
-    free(seen);
-    return status == STATUS_OK ? check_first(source, state, folders) : status;
+    TRY(check_gaps(folders, seen));
+    return check_first(source, state, folders);
 }

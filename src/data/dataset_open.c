@@ -413,14 +413,13 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
 
 static enum status check_sums(const struct dataset *dataset)
 {
-    uint8_t *buffer = NULL;
-    enum status status = STATUS_OK;
-    for (uint32_t f = 0; status == STATUS_OK && f < dataset->file_count; f++)
+    FREED uint8_t *buffer = malloc(MD5_BYTES);
+    if (!buffer)
+        return dataset_out_of_memory();
+    for (uint32_t f = 0; f < dataset->file_count; f++)
         if (dataset->files[f].md5)
-            status = buffer || (buffer = malloc(MD5_BYTES)) ? check_md5(dataset, f, buffer)
-                                                            : dataset_out_of_memory();
-    free(buffer);
-    return status;
+            TRY(check_md5(dataset, f, buffer));
+    return STATUS_OK;
 }
 
 enum status dataset_hash(struct dataset *dataset)

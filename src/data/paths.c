@@ -101,13 +101,13 @@ enum status paths_find(const char *text, bool (*wanted)(const char *path), struc
     *paths = (struct paths){0};
     if (access(text, F_OK) == 0)
         return add_path(text, wanted, paths);
-    char *copy = strdup(text), *rest = copy, *name;
-    enum status status = ALLOCATED(copy, "out of memory");
-    while (status == STATUS_OK && (name = strsep(&rest, ",")))
-        status = *name ? add_pattern(name, wanted, paths)
-                       : status_set(STATUS_USAGE, "'%s' has an empty name between commas", text);
-    free(copy);
-    return status;
+    FREED char *copy = strdup(text);
+    char *rest = copy, *name;
+    TRY(ALLOCATED(copy, "out of memory"));
+    while ((name = strsep(&rest, ",")))
+        TRY(*name ? add_pattern(name, wanted, paths)
+                  : status_set(STATUS_USAGE, "'%s' has an empty name between commas", text));
+    return STATUS_OK;
 }
 
 void paths_free(struct paths *paths)

@@ -44,6 +44,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     print_header(stream, about, tensors, count);
     if (!text_close(stream)) {
         free(*header);
+        *header = NULL;
         return status_set(STATUS_FAILED, "out of memory");
     }
     length = *size - sizeof length; /* little-endian, like every machine that this program is built for */
@@ -55,16 +56,14 @@ enum status safetensors_write(const char *path, const char *const about[], const
                               size_t count)
 {
     struct file_writer writer;
-    char *header;
+    FREED char *header = NULL;
     size_t size;
     TRY(safetensors_header(about, tensors, count, &header, &size));
-    enum status status = file_begin(&writer, path);
-    if (status == STATUS_OK)
-        status = file_add(&writer, header, size);
-    for (size_t i = 0; status == STATUS_OK && i < count; i++)
-        status = file_add(&writer, tensors[i].values, tensors[i].bytes);
-    free(header);
-    return status == STATUS_OK ? file_end(&writer) : status;
+    TRY(file_begin(&writer, path));
+    TRY(file_add(&writer, header, size));
+    for (size_t i = 0; i < count; i++)
+        TRY(file_add(&writer, tensors[i].values, tensors[i].bytes));
+    return file_end(&writer);
 }
 
 enum status safetensors_check(const char *path)

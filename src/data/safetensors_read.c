@@ -204,13 +204,10 @@ enum status safetensors_list(struct tensor_file *file)
                           " bytes; at most %d are allowed: divide the tensors among "
                           "several files",
                           size, HEADER_BYTES_MAX);
-    char *text = malloc(size);
+    FREED char *text = malloc(size);
     TRY(ALLOCATED(text, "out of memory for its header of %" PRIu64 " bytes", size));
-    enum status status = tensor_file_read(file, sizeof size, text, size);
-    if (status == STATUS_OK)
-        status = parse_header(text, size, file);
-    free(text);
-    return status;
+    TRY(tensor_file_read(file, sizeof size, text, size));
+    return parse_header(text, size, file);
 }
 
 #else

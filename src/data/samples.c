@@ -86,14 +86,12 @@ enum status samples_format(const struct source *source, const void *state, const
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index)
 {
-    char path[PATH_MAX], *text = NULL;
+    char path[PATH_MAX];
+    FREED char *text = NULL;
     size_t size = 0;
     TRY(unit_path(path, folder, SAMPLES_NAME));
-    enum status status = samples_format(source, state, index, &text, &size);
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text, size);
-    free(text);
-    return status;
+    TRY(samples_format(source, state, index, &text, &size));
+    return file_write_atomic(path, text, size);
 }
 
 bool samples_are_whole(const char *folder, const struct index *index)

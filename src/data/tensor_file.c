@@ -76,15 +76,12 @@ static const char *npy_fault(const struct npy_header *header)
 
 static enum status npy_list(struct tensor_file *file)
 {
-    uint8_t *bytes = malloc(NPY_HEADER_READ);
+    FREED uint8_t *bytes = malloc(NPY_HEADER_READ);
     size_t count = file->bytes < NPY_HEADER_READ ? (size_t)file->bytes : NPY_HEADER_READ;
     struct npy_header header;
-    enum status status =
-        bytes ? tensor_file_read(file, 0, bytes, count) : status_set(STATUS_FAILED, "out of memory");
-    if (status == STATUS_OK)
-        status = npy_header_parse(bytes, count, &header);
-    free(bytes);
-    TRY(status);
+    TRY(ALLOCATED(bytes, "out of memory"));
+    TRY(tensor_file_read(file, 0, bytes, count));
+    TRY(npy_header_parse(bytes, count, &header));
     TRY(npy_header_check(&header, file->bytes));
     struct tensor tensor = {.name = strdup(""),
                             .fault = npy_fault(&header),

@@ -198,20 +198,18 @@ static int compare_texts(const void *a, const void *b)
 /* Refuses a dict that has the same text as a key twice. Python cannot write such a dict. */
 static enum status check_keys(const struct pickle_value *dict)
 {
-    const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));
+    FREED const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));
     size_t count = 0;
-    enum status status = STATUS_OK;
     TRY(ALLOCATED(keys, "out of memory for its pickle"));
     for (size_t i = 0; i < dict->count; i += 2)
         if (dict->items[i]->kind == PICKLE_TEXT)
             keys[count++] = dict->items[i];
     qsort(keys, count, sizeof(struct pickle_value *), compare_texts);
-    for (size_t i = 1; i < count && status == STATUS_OK; i++)
+    for (size_t i = 1; i < count; i++)
         if (compare_texts(&keys[i - 1], &keys[i]) == 0)
-            status = status_set(STATUS_FAILED, "a dict has the key '%.*s' twice",
-                                keys[i]->length < 80 ? (int)keys[i]->length : 80, keys[i]->text);
-    free(keys);
-    return status;
+            return status_set(STATUS_FAILED, "a dict has the key '%.*s' twice",
+                              keys[i]->length < 80 ? (int)keys[i]->length : 80, keys[i]->text);
+    return STATUS_OK;
 }
 
 static enum status visit_dict(struct search *search, const struct pickle_value *dict, unsigned depth)
@@ -306,13 +304,10 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
     if (member->bytes > PICKLE_BYTES_MAX)
         return status_set(STATUS_FAILED, "its pickle has %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
                           member->bytes, PICKLE_BYTES_MAX);
-    uint8_t *bytes = malloc(member->bytes + 1);
+    FREED uint8_t *bytes = malloc(member->bytes + 1);
     TRY(ALLOCATED(bytes, "out of memory for its pickle"));
-    enum status status = tensor_file_read(file, member->offset, bytes, member->bytes);
-    if (status == STATUS_OK)
-        status = torch_list_pickle(bytes, member->bytes, zip, prefix, file);
-    free(bytes);
-    return status;
+    TRY(tensor_file_read(file, member->offset, bytes, member->bytes));
+    return torch_list_pickle(bytes, member->bytes, zip, prefix, file);
 }
 
 /* Returns whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long

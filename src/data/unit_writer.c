@@ -228,7 +228,8 @@ static enum status end_text(FILE **stream)
 /* Writes the shard's DALI index: "x.idx" for "x.tar". */
 static enum status write_dali(struct unit_writer *writer)
 {
-    char path[PATH_MAX], *text = NULL;
+    char path[PATH_MAX];
+    FREED char *text = NULL;
     size_t size = 0;
     TRY(end_text(&writer->dali));
     TRY(unit_path(path, writer->folder, writer->name));
@@ -236,11 +237,8 @@ static enum status write_dali(struct unit_writer *writer)
     FILE *stream = open_memstream(&text, &size);
     TRY(ALLOCATED(stream, "out of memory"));
     fprintf(stream, DALI_HEAD "%s", writer->samples, writer->dali_text);
-    enum status status = end_text(&stream);
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text, size);
-    free(text);
-    return status;
+    TRY(end_text(&stream));
+    return file_write_atomic(path, text, size);
 }
 
 static enum status write_part(struct unit_writer *writer, const char *provenance, const char *md5,

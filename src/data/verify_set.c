@@ -170,7 +170,8 @@ static uint64_t count_rows(const struct index *index, uint64_t sample)
 static enum status check_sample(struct check *check, const struct index_sample *sample)
 {
     const struct index_member *members = &check->index.members[sample->first];
-    char path[PATH_MAX], *hashes = NULL, *bytes = NULL;
+    char path[PATH_MAX];
+    FREED char *hashes = NULL, *bytes = NULL;
     bool differs;
     uint64_t count = count_rows(&check->index, (uint64_t)(sample - check->index.samples));
     TRY(member_path(check, sample, &members[1], path));
@@ -186,8 +187,6 @@ static enum status check_sample(struct check *check, const struct index_sample *
                                   check->rows) != STATUS_OK)
         puts("its header differs, so all of its rows are unreadable");
     check->rows += count;
-    free(hashes);
-    free(bytes);
     return STATUS_OK;
 }
 
@@ -207,24 +206,22 @@ static const struct source described = {.columns = embeddings_sample_columns, .d
 static enum status check_samples(struct check *check)
 {
     const struct index *index = &check->index;
-    char path[PATH_MAX], *wanted = NULL, *found = NULL;
+    char path[PATH_MAX];
+    FREED char *wanted = NULL, *found = NULL;
     size_t wanted_size, found_size;
     TRY(unit_path(path, check->folder, SAMPLES_NAME));
-    uint64_t *starts = malloc((index->sample_count + 1) * sizeof *starts);
+    FREED uint64_t *starts = malloc((index->sample_count + 1) * sizeof *starts);
     TRY(ALLOCATED(starts, "out of memory for %s", path));
     starts[0] = 0;
     for (uint64_t i = 0; i < index->sample_count; i++)
         starts[i + 1] = starts[i] + count_rows(index, i);
-    enum status status = samples_format(&described, starts, index, &wanted, &wanted_size);
-    if (status == STATUS_OK && read_whole(check, path, &found, &found_size) &&
+    TRY(samples_format(&described, starts, index, &wanted, &wanted_size));
+    if (read_whole(check, path, &found, &found_size) &&
         (found_size != wanted_size || memcmp(found, wanted, wanted_size) != 0)) {
         print_bad(check, path);
         puts("it differs from the list that --prepare wrote");
     }
-    free(starts);
-    free(wanted);
-    free(found);
-    return status;
+    return STATUS_OK;
 }
 
 static int compare_names(const void *a, const void *b)

@@ -58,17 +58,15 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 /* Reads all files, up to WARM_READS times, until their pages stay in the page cache. */
 static enum status warm_up(const struct load *load, struct cache_pages *pages)
 {
-    void *buffer = malloc(FILL_BYTES);
-    enum status status = ALLOCATED(buffer, "out of memory");
-    for (int i = 0; status == STATUS_OK && i < WARM_READS; i++) {
-        status = each_file(load, fill_file, buffer);
-        if (status == STATUS_OK)
-            status = load_resident(load, pages);
+    FREED void *buffer = malloc(FILL_BYTES);
+    TRY(ALLOCATED(buffer, "out of memory"));
+    for (int i = 0; i < WARM_READS; i++) {
+        TRY(each_file(load, fill_file, buffer));
+        TRY(load_resident(load, pages));
         if (pages->hidden || cache_share(pages) >= WARM_SHARE_MIN)
             break;
     }
-    free(buffer);
-    return status;
+    return STATUS_OK;
 }
 
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages)

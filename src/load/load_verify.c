@@ -101,15 +101,13 @@ static enum status count_unseen(const struct load_job *job, const struct variant
                                 const struct load_result *result, uint64_t *wrong)
 {
     struct order_plan plan = load_variant_plan(&job->load, variant, 1);
-    uint8_t *wanted = calloc(job->dataset.sample_count, 1);
-    enum status status = ALLOCATED(wanted, "out of memory to verify");
-    if (status == STATUS_OK)
-        status = visit_epoch(&job->load, &plan, number, want, wanted);
-    for (uint32_t i = 0; status == STATUS_OK && i < job->dataset.sample_count; i++)
+    FREED uint8_t *wanted = calloc(job->dataset.sample_count, 1);
+    TRY(ALLOCATED(wanted, "out of memory to verify"));
+    TRY(visit_epoch(&job->load, &plan, number, want, wanted));
+    for (uint32_t i = 0; i < job->dataset.sample_count; i++)
         *wrong += job->control.seen[i] != wanted[i];
     *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
-    free(wanted);
-    return status;
+    return STATUS_OK;
 }
 
 enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,

@@ -203,18 +203,12 @@ static double shards_in_batch(const struct order_plan *plan, const struct order 
 enum status order_measure(const struct order_plan *plan, const struct order *order, uint32_t batch,
                           struct order_quality *quality)
 {
-    uint32_t *sorted = malloc((order->count + 1) * sizeof *sorted);
-    uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
-    enum status status = STATUS_OK;
-    if (!sorted || !seen)
-        status = status_set(STATUS_FAILED, "out of memory to measure the order of %u samples", order->count);
-    else {
-        memcpy(sorted, order->samples, order->count * sizeof *sorted);
-        qsort(sorted, order->count, sizeof *sorted, by_number);
-        quality->displacement = mean_displacement(sorted, order);
-        quality->shards = plan->shards ? shards_in_batch(plan, order, batch, seen) : 0;
-    }
-    free(sorted);
-    free(seen);
-    return status;
+    FREED uint32_t *sorted = malloc((order->count + 1) * sizeof *sorted);
+    FREED uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
+    TRY(ALLOCATED(sorted && seen, "out of memory to measure the order of %u samples", order->count));
+    memcpy(sorted, order->samples, order->count * sizeof *sorted);
+    qsort(sorted, order->count, sizeof *sorted, by_number);
+    quality->displacement = mean_displacement(sorted, order);
+    quality->shards = plan->shards ? shards_in_batch(plan, order, batch, seen) : 0;
+    return STATUS_OK;
 }

@@ -234,19 +234,13 @@ static enum status read_results(const struct ops *ops, const struct variant *var
 static enum status measure_results(const struct ops *ops, const struct variant *variant, void *state,
                                    struct measures *measures)
 {
-    struct chunk *chunk = calloc(1, sizeof *chunk);
-    enum status status = STATUS_OK;
-    TRY(ALLOCATED(chunk, "out of memory for measures"));
-    chunk->values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
-    chunk->scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
-    if (!chunk->values || !chunk->scales)
-        status = status_set(STATUS_FAILED, "out of memory for measures");
-    if (status == STATUS_OK)
-        status = read_results(ops, variant, state, chunk, measures);
-    free(chunk->values);
-    free(chunk->scales);
-    free(chunk);
-    return status;
+    FREED struct chunk *chunk = calloc(1, sizeof *chunk);
+    FREED uint8_t *values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
+    FREED uint8_t *scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
+    TRY(ALLOCATED(chunk && values && scales, "out of memory for measures"));
+    chunk->values = values;
+    chunk->scales = scales;
+    return read_results(ops, variant, state, chunk, measures);
 }
 
 enum status ops_measure(const void *input, const struct variant *variant, void *state,

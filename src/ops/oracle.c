@@ -257,14 +257,13 @@ static enum status compare_outputs(const struct expected *expected, const struct
 
 static enum status compare_mask(const struct expected *expected, const struct variant *variant, void *state)
 {
-    uint8_t *kept = malloc(expected->ops->count + 1);
+    FREED uint8_t *kept = malloc(expected->ops->count + 1);
     TRY(ALLOCATED(kept, "out of memory to verify"));
     struct ops_fetch fetch = {OPS_KEPT, 0, expected->ops->count, kept, {0}};
-    enum status status = variant->fetch(state, &fetch);
-    for (uint64_t i = 0; status == STATUS_OK && i < expected->ops->count; i++)
+    TRY(variant->fetch(state, &fetch));
+    for (uint64_t i = 0; i < expected->ops->count; i++)
         expected->wrong[i] |= kept[i] != expected->kept[i];
-    free(kept);
-    return status;
+    return STATUS_OK;
 }
 
 static enum status compare(const struct expected *expected, const struct variant *variant, void *state,

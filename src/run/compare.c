@@ -120,16 +120,15 @@ static enum status ignore(struct comparison *comparison, char *name)
 
 static enum status choose_keys(struct comparison *comparison)
 {
-    enum status status = STATUS_OK;
     list_keys(comparison);
     if (!comparison->ignored)
         return STATUS_OK;
-    char *names = strdup(comparison->ignored), *rest = names, *name;
+    FREED char *names = strdup(comparison->ignored);
+    char *rest = names, *name;
     TRY(ALLOCATED(names, "out of memory"));
-    while (status == STATUS_OK && (name = strsep(&rest, ",")))
-        status = ignore(comparison, name);
-    free(names);
-    return status;
+    while ((name = strsep(&rest, ",")))
+        TRY(ignore(comparison, name));
+    return STATUS_OK;
 }
 
 /* ---- Files ---- */

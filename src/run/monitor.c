@@ -244,20 +244,13 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
  * may reallocate the array. Writes without the lock, so that the thread does not wait for the disk. */
 static enum status write_samples(struct monitor *monitor, size_t first, size_t count)
 {
-    struct monitor_sample *samples = malloc(count * sizeof *samples);
-    struct row *rows = calloc(count, sizeof *rows);
-    enum status status;
-    if (samples && rows) {
-        pthread_mutex_lock(&monitor->lock);
-        memcpy(samples, monitor->samples + first, count * sizeof *samples);
-        pthread_mutex_unlock(&monitor->lock);
-        status = write_rows(monitor, samples, rows, count);
-    } else {
-        status = status_set(STATUS_FAILED, "--monitor: out of memory for %zu rows", count);
-    }
-    free(samples);
-    free(rows);
-    return status;
+    FREED struct monitor_sample *samples = malloc(count * sizeof *samples);
+    FREED struct row *rows = calloc(count, sizeof *rows);
+    TRY(ALLOCATED(samples && rows, "--monitor: out of memory for %zu rows", count));
+    pthread_mutex_lock(&monitor->lock);
+    memcpy(samples, monitor->samples + first, count * sizeof *samples);
+    pthread_mutex_unlock(&monitor->lock);
+    return write_rows(monitor, samples, rows, count);
 }
 
 /* Removes samples from memory only after they were written. The thread may append more at the same time. */

@@ -156,23 +156,17 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
 {
     size_t bytes = synth_output_bytes(synth);
     TRY(memory_check(synth->batch * bytes, "writing pictures of the batch", "lower --batch or --res"));
-    uint8_t *pixels = malloc(synth->batch * bytes);
-    struct picture *pictures = calloc(synth->batch, sizeof *pictures);
-    enum status status = STATUS_OK;
-    if (!pixels || !pictures)
-        status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
-    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
+    FREED uint8_t *pixels = malloc(synth->batch * bytes);
+    FREED struct picture *pictures = calloc(synth->batch, sizeof *pictures);
+    TRY(ALLOCATED(pixels && pictures, "out of memory for pictures of the batch; lower --batch"));
+    for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};
         pictures[j] = (struct picture){pixels + j * bytes, synth->output.res,
                                        synth->classes[image.class_index].id, image.instance, synth->seed};
-        status = variant->fetch(state, &fetch);
+        TRY(variant->fetch(state, &fetch));
     }
-    if (status == STATUS_OK)
-        status = write_pictures(synth, files, name, pictures);
-    free(pictures);
-    free(pixels);
-    return status;
+    return write_pictures(synth, files, name, pictures);
 }
 
 static enum status deliver_npy(const struct synth *synth, const char *file, const char *name,

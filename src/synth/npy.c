@@ -65,13 +65,11 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
 static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
-    void *pixels = malloc(synth_output_bytes(synth));
+    FREED void *pixels = malloc(synth_output_bytes(synth));
     TRY(ALLOCATED(pixels, "%s: out of memory; lower --out-res", path));
-    enum status status = begin_images(writer, path, synth);
-    if (status == STATUS_OK)
-        status = add_images(writer, synth, variant, state, pixels, labels);
-    free(pixels);
-    return status == STATUS_OK ? file_complete(writer) : status;
+    TRY(begin_images(writer, path, synth));
+    TRY(add_images(writer, synth, variant, state, pixels, labels));
+    return file_complete(writer);
 }
 
 /* Writes all labels to a file, but does not yet rename this file from its temporary name. */

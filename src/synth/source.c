@@ -83,18 +83,14 @@ static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t coun
         TRY(maker->variant->run(maker->state, first / synth->batch, &time));
         maker->run = first / synth->batch;
     }
-    uint8_t *pixels = malloc(count * bytes);
+    FREED uint8_t *pixels = malloc(count * bytes);
     TRY(ALLOCATED(pixels, "out of memory for %" PRIu64 " images; lower --batch", count));
-    enum status status = STATUS_OK;
-    for (uint64_t i = 0; i < count && status == STATUS_OK; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         struct synth_fetch fetch = {.j = (first + i) % synth->batch, .pixels = pixels + i * bytes};
-        status = maker->variant->fetch(maker->state, &fetch);
+        TRY(maker->variant->fetch(maker->state, &fetch));
     }
     const struct finished finished = {maker, first, pixels};
-    if (status == STATUS_OK)
-        status = source_make_all(encode, &finished, first, count, samples);
-    free(pixels);
-    return status;
+    return source_make_all(encode, &finished, first, count, samples);
 }
 
 static enum status synth_source_make(void *state, uint64_t first, uint64_t count,

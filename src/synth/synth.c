@@ -457,21 +457,16 @@ static enum status digest(const struct synth *synth, const struct variant *varia
                           struct measures *measures)
 {
     size_t bytes = synth_output_bytes(synth);
-    uint8_t *pixels = malloc(bytes);
-    enum status status = STATUS_OK;
+    FREED uint8_t *pixels = malloc(bytes);
     unsigned long long sum = 0;
-    if (!pixels)
-        status = status_set(STATUS_FAILED, "out of memory for the digest of the images");
-    for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
+    TRY(ALLOCATED(pixels, "out of memory for the digest of the images"));
+    for (uint64_t j = 0; j < synth->batch; j++) {
         struct synth_fetch fetch = {.j = j, .pixels = pixels};
-        status = variant->fetch(state, &fetch);
-        if (status == STATUS_OK)
-            sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
+        TRY(variant->fetch(state, &fetch));
+        sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
     }
-    if (status == STATUS_OK)
-        measures_put(measures, "digest", "%016llx", sum);
-    free(pixels);
-    return status;
+    measures_put(measures, "digest", "%016llx", sum);
+    return STATUS_OK;
 }
 #else
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,

@@ -35,16 +35,13 @@ static enum status gather(const float *own, size_t room, float *all, size_t *beg
 enum status exchange_share_collect(enum status status, const float *own, size_t values, float *arena)
 {
     const size_t ranks = (size_t)comm_size(), room = exchange_share_room(values, (uint32_t)ranks);
-    float *all = malloc(ranks * room * sizeof *all);
-    size_t *begins = malloc((ranks + 1) * sizeof *begins);
-    if (status == STATUS_OK && !(all && begins))
-        status = status_set(STATUS_FAILED, "out of memory for the moments of all ranks");
-    status = comm_agree(status);
+    FREED float *all = malloc(ranks * room * sizeof *all);
+    FREED size_t *begins = malloc((ranks + 1) * sizeof *begins);
     if (status == STATUS_OK)
-        status = gather(own, room, all, begins);
-    for (size_t i = 0; status == STATUS_OK && i < ranks; i++)
+        status = ALLOCATED(all && begins, "out of memory for the moments of all ranks");
+    TRY(comm_agree(status));
+    TRY(gather(own, room, all, begins));
+    for (size_t i = 0; i < ranks; i++)
         put_share(all + i * room, (uint32_t)i, values, arena);
-    free(begins);
-    free(all);
-    return status;
+    return STATUS_OK;
 }

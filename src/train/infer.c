@@ -249,14 +249,11 @@ static enum status judge(const struct opened *opened, void *state, double *loss,
 {
     const struct inferrer *inferrer = state;
     const struct data_set *set = &opened->data.sets[DATA_TEST];
-    float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
-    enum status status = ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count);
-    if (status == STATUS_OK)
-        status = inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits);
-    if (status == STATUS_OK)
-        logits_judge(logits, set->labels, set->count, opened->model.classes, loss, accuracy);
-    free(logits);
-    return status;
+    FREED float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
+    TRY(ALLOCATED(logits, "out of memory for the logits of %" PRIu32 " samples", set->count));
+    TRY(inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits));
+    logits_judge(logits, set->labels, set->count, opened->model.classes, loss, accuracy);
+    return STATUS_OK;
 }
 
 static enum status infer_accepts(const void *input, const struct variant *variant)

@@ -344,16 +344,11 @@ static enum status pipeline_evaluate(void *state, enum data_part part, uint32_t 
 {
     struct pipeline *pipeline = state;
     const uint32_t stages = pipeline->plan->stages;
-    size_t *begins = calloc(stages + 1, sizeof *begins);
-    enum status status = comm_agree(ALLOCATED(begins, "out of memory for %u stages", stages));
-    if (status == STATUS_OK)
-        status = or_give_up(evaluate(pipeline, part, first, count, logits));
-    if (status == STATUS_OK) {
-        begins[stages] = (size_t)count * pipeline->train->model->classes;
-        status = comm_share_parts(logits, begins);
-    }
-    free(begins);
-    return status;
+    FREED size_t *begins = calloc(stages + 1, sizeof *begins);
+    TRY(comm_agree(ALLOCATED(begins, "out of memory for %u stages", stages)));
+    TRY(or_give_up(evaluate(pipeline, part, first, count, logits)));
+    begins[stages] = (size_t)count * pipeline->train->model->classes;
+    return comm_share_parts(logits, begins);
 }
 
 static uint64_t pipeline_memory_bytes(const void *state)
@@ -414,19 +409,13 @@ void pipeline_layers(const void *state, char *text, size_t size)
 
 enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_measured *mine, double *bubble)
 {
-    struct pipe_times *times = calloc(plan->stages, sizeof *times);
-    double *waits = calloc(plan->stages, sizeof *waits);
-    enum status status = comm_agree(ALLOCATED(times && waits, "out of memory for the times"));
-    if (status == STATUS_OK)
-        status = comm_gather(&mine->times, sizeof *times, times);
-    if (status == STATUS_OK)
-        status = comm_spread(times, plan->stages * sizeof *times);
-    if (status == STATUS_OK)
-        status = comm_agree(ALLOCATED(pipe_simulate(plan->schedule, plan->stages, plan->micros, times, waits),
-                                      "out of memory for the simulation"));
-    if (status == STATUS_OK)
-        *bubble = waits[comm_rank()];
-    free(times);
-    free(waits);
-    return status;
+    FREED struct pipe_times *times = calloc(plan->stages, sizeof *times);
+    FREED double *waits = calloc(plan->stages, sizeof *waits);
+    TRY(comm_agree(ALLOCATED(times && waits, "out of memory for the times")));
+    TRY(comm_gather(&mine->times, sizeof *times, times));
+    TRY(comm_spread(times, plan->stages * sizeof *times));
+    TRY(comm_agree(ALLOCATED(pipe_simulate(plan->schedule, plan->stages, plan->micros, times, waits),
+                             "out of memory for the simulation")));
+    *bubble = waits[comm_rank()];
+    return STATUS_OK;
 }
