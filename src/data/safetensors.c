@@ -44,7 +44,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     print_header(stream, about, tensors, count);
     if (!text_close(stream)) {
         free(*header);
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     }
     length = *size - sizeof length; /* little-endian, like every machine that this program is built for */
     memcpy(*header, &length, sizeof length);

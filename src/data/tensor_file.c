@@ -38,7 +38,7 @@ enum status tensor_file_add(struct tensor_file *file, const struct tensor *tenso
 {
     if (!tensor->name || !array_grow(&file->tensors, file->count, sizeof *file->tensors)) {
         free(tensor->name);
-        return status_set(STATUS_FAILED, "out of memory for its list of tensors");
+        return status_set(STATUS_EXHAUSTED, "out of memory for its list of tensors");
     }
     file->tensors[file->count++] = *tensor;
     return STATUS_OK;
@@ -80,7 +80,7 @@ static enum status npy_list(struct tensor_file *file)
     size_t count = file->bytes < NPY_HEADER_READ ? (size_t)file->bytes : NPY_HEADER_READ;
     struct npy_header header;
     enum status status =
-        bytes ? tensor_file_read(file, 0, bytes, count) : status_set(STATUS_FAILED, "out of memory");
+        bytes ? tensor_file_read(file, 0, bytes, count) : status_set(STATUS_EXHAUSTED, "out of memory");
     if (status == STATUS_OK)
         status = npy_header_parse(bytes, count, &header);
     free(bytes);

@@ -66,7 +66,7 @@ enum status order_open(const struct order_plan *plan, struct order *order)
         (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
-    return status_set(STATUS_FAILED, "out of memory for the order of %u samples", plan->samples);
+    return status_set(STATUS_EXHAUSTED, "out of memory for the order of %u samples", plan->samples);
 }
 
 void order_close(struct order *order)
@@ -207,7 +207,8 @@ enum status order_measure(const struct order_plan *plan, const struct order *ord
     uint32_t *seen = calloc(plan->shards + 1, sizeof *seen);
     enum status status = STATUS_OK;
     if (!sorted || !seen)
-        status = status_set(STATUS_FAILED, "out of memory to measure the order of %u samples", order->count);
+        status =
+            status_set(STATUS_EXHAUSTED, "out of memory to measure the order of %u samples", order->count);
     else {
         memcpy(sorted, order->samples, order->count * sizeof *sorted);
         qsort(sorted, order->count, sizeof *sorted, by_number);

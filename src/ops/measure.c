@@ -240,7 +240,7 @@ static enum status measure_results(const struct ops *ops, const struct variant *
     chunk->values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
     chunk->scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
     if (!chunk->values || !chunk->scales)
-        status = status_set(STATUS_FAILED, "out of memory for measures");
+        status = status_set(STATUS_EXHAUSTED, "out of memory for measures");
     if (status == STATUS_OK)
         status = read_results(ops, variant, state, chunk, measures);
     free(chunk->values);

@@ -160,7 +160,7 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
     struct picture *pictures = calloc(synth->batch, sizeof *pictures);
     enum status status = STATUS_OK;
     if (!pixels || !pictures)
-        status = status_set(STATUS_FAILED, "out of memory for pictures of the batch; lower --batch");
+        status = status_set(STATUS_EXHAUSTED, "out of memory for pictures of the batch; lower --batch");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_image image = synth_image_at(synth->first, synth->stride, synth->class_count, 0, j);
         struct synth_fetch fetch = {.j = j, .pixels = pixels + j * bytes};

@@ -461,7 +461,7 @@ static enum status digest(const struct synth *synth, const struct variant *varia
     enum status status = STATUS_OK;
     unsigned long long sum = 0;
     if (!pixels)
-        status = status_set(STATUS_FAILED, "out of memory for the digest of the images");
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the digest of the images");
     for (uint64_t j = 0; status == STATUS_OK && j < synth->batch; j++) {
         struct synth_fetch fetch = {.j = j, .pixels = pixels};
         status = variant->fetch(state, &fetch);

@@ -38,7 +38,7 @@ enum status exchange_share_collect(enum status status, const float *own, size_t 
     float *all = malloc(ranks * room * sizeof *all);
     size_t *begins = malloc((ranks + 1) * sizeof *begins);
     if (status == STATUS_OK && !(all && begins))
-        status = status_set(STATUS_FAILED, "out of memory for the moments of all ranks");
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the moments of all ranks");
     status = comm_agree(status);
     if (status == STATUS_OK)
         status = gather(own, room, all, begins);
