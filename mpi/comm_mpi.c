@@ -194,7 +194,7 @@ static enum status join(void)
     MPI_TRY(MPI_Comm_rank(machine, &local_rank));
     MPI_TRY(MPI_Comm_size(machine, &local_size));
     if (rank == 0 && !(noted = calloc((size_t)size, sizeof *noted)))
-        return status_set(STATUS_FAILED, "out of memory for %d ranks", size);
+        return status_set(STATUS_EXHAUSTED, "out of memory for %d ranks", size);
     return STATUS_OK;
 }
 

@@ -98,7 +98,7 @@ static enum status open_with(const void *input, int threads, void **state)
 {
     struct reader *reader = *state = calloc(1, sizeof *reader);
     return reader ? reader_open(reader, input, threads, ((const struct load *)input)->batch, files_epoch)
-                  : status_set(STATUS_FAILED, "out of memory");
+                  : status_set(STATUS_EXHAUSTED, "out of memory");
 }
 
 static enum status files_setup(const struct resources *resources, const void *input, void **state)

@@ -79,8 +79,9 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     worker->labels = calloc(reader->load->batch, sizeof *worker->labels);
     if (worker->slots && worker->held && worker->latency && worker->labels)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "out of memory for %u samples of %zu bytes; lower --batch or --shuffle",
-                      reader->slots, reader->stride);
+    return status_set(STATUS_EXHAUSTED,
+                      "out of memory for %u samples of %zu bytes; lower --batch or --shuffle", reader->slots,
+                      reader->stride);
 }
 
 /* Computes the memory of the slots and labels, and the part of it that one batch per worker fills. */
@@ -478,7 +479,8 @@ static enum status open_set(struct reader *reader)
     wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
     uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return status_set(STATUS_FAILED, "out of memory for %zu bytes to measure the copy bandwidth", wanted);
+        return status_set(STATUS_EXHAUSTED, "out of memory for %zu bytes to measure the copy bandwidth",
+                          wanted);
     reader->set = memory;
     reader->set_bytes = reader->copied_bytes = wanted;
     if (dataset->shards && !dataset->remote)

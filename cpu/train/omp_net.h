@@ -232,7 +232,7 @@ static inline float *net_deltas(const struct net *net, const struct block *block
 
 /* ---- omp_plan.c ---- */
 
-/* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out,
+/* Creates the blocks and allocates memory for net->train. STATUS_EXHAUSTED if memory runs out,
  * STATUS_UNAVAILABLE if the order of the layers is not supported, STATUS_USAGE if the batch is too large. The
  * caller calls net_free(), even after a failure. */
 enum status net_plan(struct net *net);

@@ -543,7 +543,7 @@ enum status net_plan(struct net *net)
     for (int i = 0; net->workers && i < net->threads; i++)
         plan_worker(net, &net->workers[i]);
     if (net->out_of_memory)
-        return status_set(STATUS_FAILED,
+        return status_set(STATUS_EXHAUSTED,
                           "omp: out of memory for a batch of %" PRIu32 " samples; lower --batch", net->batch);
     return STATUS_OK;
 }

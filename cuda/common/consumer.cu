@@ -323,7 +323,7 @@ extern "C" enum status consumer_open(int device, double step_s, const struct tas
     struct cuda_consumer *self = static_cast<struct cuda_consumer *>(calloc(1, sizeof *self));
     *consumer = nullptr;
     if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     self->consumer.type = &type;
     self->device = device;
     pthread_mutex_init(&self->lock, nullptr);

@@ -22,8 +22,8 @@ struct product {
 };
 
 /* Allocates the matrices and fills them on `stream`. Sets `units` such that a step is one wave of blocks.
- * STATUS_FAILED if memory runs out. The caller calls product_close(), even after a failure; product_close()
- * also accepts a zeroed struct. */
+ * STATUS_EXHAUSTED if memory runs out. The caller calls product_close(), even after a failure;
+ * product_close() also accepts a zeroed struct. */
 enum status product_open(int device, cudaStream_t stream, struct product *product);
 void product_close(struct product *product);
 

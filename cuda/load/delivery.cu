@@ -54,7 +54,7 @@ static enum status open_queue(struct delivery *delivery, struct output_queue *qu
     queue->held_epoch = static_cast<uint32_t *>(calloc(delivery->slots, sizeof *queue->held_epoch));
     queue->buffers = static_cast<struct batch_buffer *>(calloc(delivery->buffers, sizeof *queue->buffers));
     if (!queue->held || !queue->held_epoch || !queue->buffers)
-        return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
+        return status_set(STATUS_EXHAUSTED, "out of memory for %u slots", delivery->slots);
     TRY(stream_open(&queue->stream));
     CUDA_TRY(cudaMalloc(&queue->tensor, delivery->slots * delivery->stride));
     CUDA_TRY(cudaMalloc(&queue->labels, delivery->slots * sizeof *queue->labels));
@@ -74,7 +74,7 @@ static enum status open_all(struct delivery *delivery)
     delivery->ready = new (std::nothrow) std::deque<uint32_t>[delivery->workers];
     delivery->left = static_cast<uint64_t *>(calloc(delivery->workers, sizeof *delivery->left));
     if (!delivery->queues || !delivery->ready || !delivery->left)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
     CUDA_TRY(cudaMalloc(&delivery->checksums, delivery->workers * sizeof *delivery->checksums));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));

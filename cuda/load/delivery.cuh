@@ -131,7 +131,7 @@ static enum status delivery_setup(const struct resources *resources, const void 
     STATE *created = new (std::nothrow) STATE();
     *state = created;
     return created ? OPEN(created, resources, static_cast<const struct load *>(input))
-                   : status_set(STATUS_FAILED, "out of memory");
+                   : status_set(STATUS_EXHAUSTED, "out of memory");
 }
 
 /* Implements ready() of variants whose state has a struct delivery as its first member. Prepares run

@@ -34,7 +34,7 @@ static enum status room_to_verify(struct output_queue *queue)
     if (check->wanted && check->tensor && check->labels && check->hashes && check->read)
         return STATUS_OK;
     delivery_check_free(check);
-    return status_set(STATUS_FAILED, "out of memory to verify");
+    return status_set(STATUS_EXHAUSTED, "out of memory to verify");
 }
 
 void delivery_check_free(struct delivery_check *check)

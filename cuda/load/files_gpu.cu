@@ -127,7 +127,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     files->delivery.result.memory_bytes += bytes; /* files->host */
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));
     if (!files->host)
-        return status_set(STATUS_FAILED, "out of memory for a sample of %llu bytes",
+        return status_set(STATUS_EXHAUSTED, "out of memory for a sample of %llu bytes",
                           (unsigned long long)bytes);
     CUDA_TRY(cudaMalloc(&files->device, bytes));
     return STATUS_OK;

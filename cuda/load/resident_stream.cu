@@ -67,7 +67,7 @@ enum status resident_stream_open(struct resident_stream *stream, const uint8_t *
     stream->kept = kept;
     stream->failed = static_cast<bool *>(calloc(stream->entries_max, sizeof *stream->failed));
     if (!stream->failed)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     for (struct resident_stage &stage : stream->stages) {
         CUDA_TRY(cudaMallocHost(&stage.host, stream->stage_bytes));
         CUDA_TRY(cudaMalloc(&stage.device, stream->stage_bytes));

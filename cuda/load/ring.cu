@@ -358,7 +358,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     worker->unpacked = static_cast<cudaEvent_t *>(calloc(ring->buffers, sizeof *worker->unpacked));
     worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
     if (!worker->copied || !worker->unpacked || !worker->chunks)
-        return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
+        return status_set(STATUS_EXHAUSTED, "out of memory for a ring of %u buffers", ring->buffers);
     TRY(stream_open(&worker->copies)); /* has a high priority, because nvJPEG launches kernels on it */
     CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
     CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
@@ -366,7 +366,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
         worker->chunks[b].pieces =
             static_cast<struct piece *>(calloc(ring->type->pieces_max, sizeof(struct piece)));
         if (!worker->chunks[b].pieces)
-            return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
+            return status_set(STATUS_EXHAUSTED, "out of memory for a ring of %u buffers", ring->buffers);
         CUDA_TRY(cudaEventCreateWithFlags(&worker->copied[b], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&worker->unpacked[b], cudaEventDisableTiming));
     }
@@ -411,7 +411,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
     if (!ring->workers || !ring->shares)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     for (uint32_t w = 0; w < workers; w++) {
         struct ring_worker *worker = &ring->workers[w];
         worker->ring = ring;

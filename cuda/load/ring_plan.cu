@@ -41,7 +41,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     if (!opened) {
         if (piece.handle && worker->ring->type->close)
             worker->ring->type->close(worker, piece.handle);
-        return status_set(STATUS_FAILED, "out of memory for an open shard");
+        return status_set(STATUS_EXHAUSTED, "out of memory for an open shard");
     }
     opened->handle = piece.handle;
     opened->users = 1;

@@ -168,7 +168,7 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
     TRY(ring_open(&shards->ring, resources, load, &shards_gpu_type));
     shards->mappings = static_cast<uint8_t **>(calloc(load->dataset->file_count, sizeof *shards->mappings));
     if (!shards->mappings)
-        return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
+        return status_set(STATUS_EXHAUSTED, "out of memory for %u shards", load->dataset->file_count);
     return guard_open(&shards->guard);
 }
 

@@ -323,7 +323,7 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
 {
     struct fused_plan *self = static_cast<struct fused_plan *>(calloc(1, sizeof *self));
     if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     self->synth = synth;
     self->device = device;
     self->background = background;

@@ -51,7 +51,7 @@ enum status fused_graph_open(const struct fused_plan *plan, uint64_t count, cuda
 {
     struct fused_graph *self = static_cast<struct fused_graph *>(calloc(1, sizeof *self));
     if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     enum status status = capture(plan, self, count, stream);
     if (status != STATUS_OK)
         fused_graph_close(self);

@@ -126,7 +126,7 @@ template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
         TRY(self->launcher.launch(work, STAGE_NOISE, self->batch.clock.stream));
         void *copy = malloc(work.segments() * noise::bytes);
         if (!copy)
-            return status_set(STATUS_FAILED, "out of memory for the noise of an image");
+            return status_set(STATUS_EXHAUSTED, "out of memory for the noise of an image");
         cudaError_t error = cudaMemcpyAsync(copy, self->noise_memory, work.segments() * noise::bytes,
                                             cudaMemcpyDeviceToHost, self->batch.clock.stream);
         if (error == cudaSuccess)

@@ -265,7 +265,7 @@ template <class self> struct staged {
         self *made = static_cast<self *>(calloc(1, sizeof *made));
         *state = made;
         return made ? made->make(resources, static_cast<const struct synth *>(input))
-                    : status_set(STATUS_FAILED, "out of memory");
+                    : status_set(STATUS_EXHAUSTED, "out of memory");
     }
 
     static enum status run(void *state, uint64_t number, struct run_time *time)
@@ -389,7 +389,7 @@ template <class self> struct staged_generator {
         static const struct generator_type type = {make, memory_bytes, close};
         staged_generator *made = static_cast<staged_generator *>(calloc(1, sizeof *made));
         if (!made)
-            return status_set(STATUS_FAILED, "out of memory");
+            return status_set(STATUS_EXHAUSTED, "out of memory");
         made->generator.type = &type;
         made->synth = *synth;
         made->synth.batch = request->batch;

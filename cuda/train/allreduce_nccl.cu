@@ -81,7 +81,7 @@ static enum status check_gpus(int device)
                                      __FILE__, __LINE__);
     TRY(comm_agree(status));
     cudaUUID_t *all = static_cast<cudaUUID_t *>(calloc((size_t)comm_local_size(), sizeof *all));
-    status = comm_agree(all ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    status = comm_agree(all ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory"));
     if (status == STATUS_OK)
         status = comm_gather_local(&properties.uuid, sizeof *all, all);
     int other = -1;
@@ -117,7 +117,7 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
 {
     struct library_call *self = static_cast<struct library_call *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(!self ? status_set(STATUS_FAILED, "out of memory")
+    TRY(comm_agree(!self ? status_set(STATUS_EXHAUSTED, "out of memory")
                    : request->type == ALLREDUCE_F32_AS_BF16
                        ? status_set(STATUS_UNAVAILABLE, "NCCL cannot send float values as bf16")
                        : nccl_load()));

@@ -110,7 +110,7 @@ enum status peer_open(const struct allreduce_request *request, void **state)
 {
     struct peer *self = static_cast<struct peer *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
     self->request = *request;
     self->peers.rank = comm_rank();
     self->peers.ranks = comm_size();

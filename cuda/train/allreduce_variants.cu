@@ -137,7 +137,7 @@ static enum status open_run(const struct way *way, const struct resources *resou
 {
     struct allreduce_run *self = static_cast<struct allreduce_run *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
     self->job = static_cast<const struct allreduce_job *>(input);
     self->way = way;
     self->number = UINT64_MAX;

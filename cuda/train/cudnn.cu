@@ -344,7 +344,7 @@ static enum status choose_once(const struct device_layer *layer, uint32_t count)
         TRY(choose_all(layer, &chosen));
         one_size = static_cast<struct algorithms *>(malloc(sizeof *one_size));
         if (!one_size)
-            return status_set(STATUS_FAILED, "cudnn: out of memory");
+            return status_set(STATUS_EXHAUSTED, "cudnn: out of memory");
         *one_size = chosen;
         self->all = one_size;
     }
@@ -384,7 +384,7 @@ static enum status prepare(struct device_layer *layer, uint32_t batch, struct al
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     if (!self)
-        return status_set(STATUS_FAILED, "cudnn: out of memory");
+        return status_set(STATUS_EXHAUSTED, "cudnn: out of memory");
     layer->library = self;
     self->allocations = allocations;
     self->stream = stream;

@@ -65,7 +65,7 @@ static inline enum status device_engine_new(const struct train *train, const str
     struct device_engine *engine = static_cast<ENGINE *>(calloc(1, sizeof(ENGINE)));
     *state = engine;
     if (!engine)
-        return status_set(STATUS_FAILED, "cuda: out of memory");
+        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
     engine->train = train;
     engine->functions = functions;
     engine->device = resources->device;

@@ -114,7 +114,7 @@ static enum status on_device_open(struct exchange *exchange, const struct allred
 {
     struct on_device *self = static_cast<struct on_device *>(calloc(1, sizeof *self));
     exchange->state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
     self->by = by;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
@@ -271,7 +271,7 @@ static enum status open_staged(struct staged *self, int device, size_t count)
     self->piece_max = count / EXCHANGE_PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
     self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
     if (!self->pieces)
-        return status_set(STATUS_FAILED, "out of memory for the exchange");
+        return status_set(STATUS_EXHAUSTED, "out of memory for the exchange");
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaHostAlloc(&self->host, count * sizeof *self->host, cudaHostAllocDefault));
     TRY(stream_open(&self->out));
@@ -288,7 +288,7 @@ static enum status staged_open(struct exchange *exchange)
     struct staged *self = static_cast<struct staged *>(calloc(1, sizeof *self));
     exchange->state = self;
     return comm_agree(self ? open_staged(self, exchange->device, exchange->count)
-                           : status_set(STATUS_FAILED, "out of memory"));
+                           : status_set(STATUS_EXHAUSTED, "out of memory"));
 }
 
 static void staged_close(struct exchange *exchange)

@@ -41,7 +41,7 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     if (strcmp(name, "fused") != 0) {
         feed->host_numbers = static_cast<uint64_t *>(malloc(batch * sizeof *feed->host_numbers));
         if (!feed->host_numbers)
-            return status_set(STATUS_FAILED, "cuda: out of memory");
+            return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
     }
     if (!on_device)
         CUDA_TRY(cudaMallocHost(&feed->staging, batch * data_stored_bytes(train->data, DATA_TRAIN)));
@@ -158,7 +158,7 @@ static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *s
     struct device_feed *feed = batch->feed;
     struct drawn_batch *argument = static_cast<struct drawn_batch *>(malloc(sizeof *argument));
     if (!argument)
-        return status_set(STATUS_FAILED, "cuda: out of memory");
+        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
     *argument = *batch;
     cudaError_t error = cudaLaunchHostFunc(feed->stream, draw_on_host, argument);
     if (error != cudaSuccess)

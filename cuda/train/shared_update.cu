@@ -54,7 +54,7 @@ static enum status set_share(const struct train *train, const float *arena, floa
     const size_t bytes = moment_values(train) * sizeof *share;
     float *own = static_cast<float *>(malloc(bytes));
     if (!own)
-        return status_set(STATUS_FAILED, "out of memory for moments");
+        return status_set(STATUS_EXHAUSTED, "out of memory for moments");
     exchange_share_take(arena, train->model->arena_values, own);
     enum status status = cuda_status(cudaMemcpy(share, own, bytes, cudaMemcpyHostToDevice),
                                      "copying moments to the device", __FILE__, __LINE__);
@@ -68,7 +68,7 @@ static enum status get_share(const struct train *train, enum status status, cons
     const size_t bytes = moment_values(train) * sizeof *share;
     float *own = static_cast<float *>(malloc(bytes));
     if (status == STATUS_OK && !own)
-        status = status_set(STATUS_FAILED, "out of memory for moments");
+        status = status_set(STATUS_EXHAUSTED, "out of memory for moments");
     if (status == STATUS_OK)
         status = cuda_status(cudaMemcpy(own, share, bytes, cudaMemcpyDeviceToHost),
                              "copying moments from the device", __FILE__, __LINE__);

@@ -256,7 +256,8 @@ static enum status make_sets(struct step_backend *self, uint32_t batch)
         set->values = calloc(set->count, data->sample_bytes);
         set->labels = static_cast<uint32_t *>(calloc(set->count, sizeof *set->labels));
         if (!set->values || !set->labels)
-            return status_set(STATUS_FAILED, "out of memory for a batch of %u samples; lower --batch", batch);
+            return status_set(STATUS_EXHAUSTED, "out of memory for a batch of %u samples; lower --batch",
+                              batch);
     }
     return STATUS_OK;
 }
@@ -299,7 +300,7 @@ static enum status make(struct step_backend *self, const struct task *task)
     fill_train(self, task);
     self->arena = static_cast<float *>(calloc(2 * self->model.arena_values, sizeof *self->arena));
     if (!self->arena)
-        return status_set(STATUS_FAILED, "out of memory for the parameters");
+        return status_set(STATUS_EXHAUSTED, "out of memory for the parameters");
     model_initialise(&self->model, self->train.seed, self->arena);
     TRY(make_sets(self, task->batch));
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
@@ -316,7 +317,7 @@ extern "C" enum status step_backend_open(int device, const struct task *task, st
     struct step_backend *self = static_cast<struct step_backend *>(calloc(1, sizeof *self));
     *backend = nullptr;
     if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     self->device = device;
     enum status status = make(self, task);
     if (status != STATUS_OK) {

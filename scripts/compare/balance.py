@@ -113,8 +113,14 @@ def side_by_side(options, speeds, train_size):
         if "--train-size" in command:
             at = command.index("--train-size")
             del command[at:at + 2]
+        command = [word for word in command if not word.startswith("--train-size=")]
         runs.append(started([*command, "--train-size", str(max(1, int(train_size * speed / max(speeds))))]))
-    return sum(speed_of(finished(run)) for run in runs)
+    try:
+        return sum(speed_of(finished(run)) for run in runs)
+    finally:
+        for run in runs:  # after a failure, the others still run
+            run.kill()
+            run.wait()
 
 
 def together(options, balance):

@@ -17,7 +17,7 @@ static enum status add(struct config *config, char *argument)
     char **argv = argument ? realloc(config->argv, ((size_t)config->argc + 2) * sizeof *argv) : NULL;
     if (!argv) {
         free(argument);
-        return status_set(STATUS_FAILED, "out of memory for the command line");
+        return status_set(STATUS_EXHAUSTED, "out of memory for the command line");
     }
     argv[config->argc++] = argument;
     argv[config->argc] = NULL;

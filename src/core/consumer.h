@@ -64,8 +64,8 @@ struct consumer {
  * an otherwise idle device. The calibration accepts an error of 2 %, or of 10 % with a warning. Calibrates
  * and measures for about a second (longer if a step takes more than 10 ms), during which nothing else should
  * run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if training
- * does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be calibrated.
- * Nothing is left allocated after a failure. */
+ * does not fit in the device's memory; STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if the step cannot
+ * be calibrated. Nothing is left allocated after a failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
 /* Waits for all steps, then resets the training state. Called before another variant delivers batches. */
@@ -82,7 +82,7 @@ static inline enum status consumer_begin(struct consumer *consumer)
 
 /* Consumes a batch in host memory: copies it to the device through a small ring of pinned buffers and runs a
  * step after the copy. Blocks while the ring is full. When it returns, the batch may be overwritten. Thread
- * safe. STATUS_FAILED if memory runs out or CUDA fails. */
+ * safe. STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if CUDA fails. */
 static inline enum status consumer_take_host(struct consumer *consumer, const struct batch *batch)
 {
     return consumer->type->take_host(consumer, batch);

@@ -320,7 +320,7 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     options->operand_count = 0;
     if (!list || !options->given) {
         free(list);
-        return status_set(STATUS_FAILED, "out of memory for %zu options", count);
+        return status_set(STATUS_EXHAUSTED, "out of memory for %zu options", count);
     }
 
     /* '-' makes getopt_long() return 1 for an argument that is not an option, without moving it to the end.

@@ -58,7 +58,7 @@ void row_real(struct row *row, const char *column, double value)
 enum status row_check(const struct row *row)
 {
     if (row->failed)
-        return status_set(STATUS_FAILED, "out of memory for a row of results");
+        return status_set(STATUS_EXHAUSTED, "out of memory for a row of results");
     return STATUS_OK;
 }
 
@@ -143,7 +143,7 @@ static enum status csv_format(const struct row *rows, size_t count, struct csv_l
         }
         free(lines->text);
     }
-    return status_set(STATUS_FAILED, "out of memory for a row of results");
+    return status_set(STATUS_EXHAUSTED, "out of memory for a row of results");
 }
 
 /* ---- Examining a file ---- */
@@ -530,7 +530,7 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
                           "program");
     lines.text = strdup(text);
     if (!lines.text)
-        return status_set(STATUS_FAILED, "out of memory for the rows");
+        return status_set(STATUS_EXHAUSTED, "out of memory for the rows");
     size_t missing = 0;
     enum status status = find_missing(path, text + header_bytes, lines.text + header_bytes, &missing);
     lines.bytes = strlen(lines.text);

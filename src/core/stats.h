@@ -27,7 +27,7 @@ struct stats {
 
 /* Computes the statistics of `count` >= 1 samples. They must be in the order of measurement, because
  * autocorrelation widens the interval of the median. Percentiles interpolate linearly between order
- * statistics (Hyndman and Fan's type 7). STATUS_FAILED if memory runs out. */
+ * statistics (Hyndman and Fan's type 7). STATUS_EXHAUSTED if memory runs out. */
 enum status stats_compute(const double *samples, size_t count, struct stats *stats);
 
 /* Sorts `count` >= 1 values and returns the middle one; for an even count, the upper of the middle two. */

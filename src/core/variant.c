@@ -194,7 +194,7 @@ enum status variant_select(const char *list, const char *workload, const struct 
     char *names = strdup(list), *last = names ? strrchr(names, ',') : NULL;
     enum status status = STATUS_OK;
     if (!*chosen || !names)
-        status = status_set(STATUS_FAILED, "out of memory while selecting variants");
+        status = status_set(STATUS_EXHAUSTED, "out of memory while selecting variants");
     else if (strcmp(list, "all") == 0)
         choose_all(workload ? workload : "synth", *chosen, count);
     else if (last && !*trim(last + 1))

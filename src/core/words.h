@@ -14,7 +14,7 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
 /* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
 void list_words(char *text, size_t size, const char *const *words, size_t count);
 
-/* Whether `word` is one of `words`, which end with NULL. */
+/* Returns whether `word` is one of `words`, which end with NULL. */
 bool is_one_of(const char *word, const char *const *words);
 
 /* Removes the blanks and tabs at both ends of `text`, in place. Returns its new start. */

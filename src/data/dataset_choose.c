@@ -43,7 +43,7 @@ static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
     return count;
 }
 
-/* Whether a warning about a folder was printed before. Training opens one folder twice. */
+/* Returns whether a warning about a folder was printed before. Training opens one folder twice. */
 static bool is_known(const char *path)
 {
     static char known[PATH_MAX];

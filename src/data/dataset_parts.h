@@ -16,7 +16,7 @@
 
 /* ---- dataset.c ---- */
 
-/* Sets a message about the list of samples and returns STATUS_FAILED. */
+/* Sets a message about the list of samples and returns STATUS_EXHAUSTED. */
 enum status dataset_out_of_memory(void);
 
 /* Makes room for one more sample or file in an array, like array_grow(). */

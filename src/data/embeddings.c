@@ -30,7 +30,7 @@ struct embeddings_file {
 
 static enum status out_of_memory(void)
 {
-    return status_set(STATUS_FAILED, "out of memory for the list of embeddings");
+    return status_set(STATUS_EXHAUSTED, "out of memory for the list of embeddings");
 }
 
 /* ---- Selecting tensors ---- */

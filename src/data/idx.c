@@ -145,7 +145,7 @@ static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **by
     struct gzip gzip = {.packed = packed, .left = packed_size};
     *bytes = NULL;
     if (inflateInit2(&gzip.stream, 15 + 16) != Z_OK) /* + 16 selects the gzip format */
-        return status_set(STATUS_FAILED, "out of memory for zlib");
+        return status_set(STATUS_EXHAUSTED, "out of memory for zlib");
     enum status status = unpack_all(&gzip, bytes, size);
     inflateEnd(&gzip.stream);
     return status;

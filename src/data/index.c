@@ -71,7 +71,7 @@ static enum status sign(const char *text, size_t size, char line[128])
 
 /* ---- Writing ---- */
 
-#define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for an index")
+#define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for an index")
 
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance)
 {

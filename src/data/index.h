@@ -87,8 +87,8 @@ struct index_text {
     size_t size;
 };
 
-/* The functions with a status return STATUS_FAILED if memory runs out, or if index_check_name() refuses a
- * name. */
+/* The functions with a status return STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if index_check_name()
+ * refuses a name. */
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
@@ -134,7 +134,7 @@ enum status wids_parse(const char *text, size_t size, struct wids *wids);
 void wids_free(struct wids *wids);
 
 /* Formats a wids index of the data set `name`. The caller frees `*text`. STATUS_FAILED if a name is not UTF-8
- * or memory runs out; STATUS_UNAVAILABLE in builds without jansson. */
+ * or memory runs out, which jansson does not distinguish; STATUS_UNAVAILABLE in builds without jansson. */
 enum status wids_format(const char *name, const struct index *index, char **text);
 
 FDSL_C_END

@@ -7,10 +7,11 @@
 #include "core/array.h"
 #include "core/portable.h"
 
-#define VALUES_MAX    8000000 /* maximum number of values per pickle; they occupy about 600 MB */
+#define VALUES_MAX 8000000 /* maximum number of values per pickle; they occupy 450 MB, without their items \
+                            */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
-#define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for its pickle")
+#define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")
 #define TRUNCATED     status_set(STATUS_FAILED, "its pickle is truncated")
 
 struct pickle_block {

@@ -49,7 +49,7 @@ enum status prepare_read_options(struct job *job, const struct config *config);
 enum status prepare_check_options(struct job *job);
 
 /* Formats one line with all options that affect the bytes of the data set, job->provenance. Equal lines mean
- * equal data sets. Call after the source has been opened. STATUS_FAILED without memory. */
+ * equal data sets. Call after the source has been opened. STATUS_EXHAUSTED without memory. */
 enum status prepare_describe(struct job *job);
 
 #endif

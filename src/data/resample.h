@@ -102,7 +102,7 @@ struct resampler {
 };
 
 /* Begins an image of in_width x in_height pixels of RESAMPLE_PIXEL_BYTES, which becomes out_width x
- * out_height pixels of 3 bytes. STATUS_FAILED if memory runs out. */
+ * out_height pixels of 3 bytes. STATUS_EXHAUSTED if memory runs out. */
 enum status resample_begin(struct resampler *resampler, uint32_t in_width, uint32_t in_height,
                            uint32_t out_width, uint32_t out_height);
 

@@ -45,7 +45,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
     if (!text_close(stream)) {
         free(*header);
         *header = NULL;
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     }
     length = *size - sizeof length; /* little-endian, like every machine that this program is built for */
     memcpy(*header, &length, sizeof length);

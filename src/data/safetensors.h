@@ -28,7 +28,7 @@ enum status safetensors_write(const char *path, const char *const about[], const
                               size_t count);
 
 /* Formats what precedes the values in such a file: the length, and the header. The caller frees `*header`.
- * The values of `tensors` are not used. STATUS_FAILED if memory runs out. */
+ * The values of `tensors` are not used. STATUS_EXHAUSTED if memory runs out. */
 enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
                                char **header, size_t *size);
 

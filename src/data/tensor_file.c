@@ -38,7 +38,7 @@ enum status tensor_file_add(struct tensor_file *file, const struct tensor *tenso
 {
     if (!tensor->name || !array_grow(&file->tensors, file->count, sizeof *file->tensors)) {
         free(tensor->name);
-        return status_set(STATUS_FAILED, "out of memory for its list of tensors");
+        return status_set(STATUS_EXHAUSTED, "out of memory for its list of tensors");
     }
     file->tensors[file->count++] = *tensor;
     return STATUS_OK;

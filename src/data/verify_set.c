@@ -238,7 +238,7 @@ static enum status check_extra(struct check *check)
     char **found = paths.names;
     bool *listed = calloc(paths.count + 1, sizeof *listed);
     if (status == STATUS_OK && !listed)
-        status = status_set(STATUS_FAILED, "out of memory for the files of %s", check->folder);
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the files of %s", check->folder);
     if (status == STATUS_OK && paths.count > 0)
         qsort(found, paths.count, sizeof *found, compare_names);
     for (uint64_t i = 0; status == STATUS_OK && paths.count > 0 && i < check->index.sample_count; i++) {

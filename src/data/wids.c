@@ -85,7 +85,9 @@ enum status wids_format(const char *name, const struct index *index, char **text
         whole = json_array_append_new(list, shard_of(&index->units[i])) == 0;
     *text = whole ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
-    return ALLOCATED(*text, "%s: cannot write the wids index: a name is not UTF-8, or out of memory", name);
+    return *text ? STATUS_OK
+                 : status_set(STATUS_FAILED,
+                              "%s: cannot write the wids index: a name is not UTF-8, or out of memory", name);
 }
 
 #else

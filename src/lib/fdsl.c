@@ -209,7 +209,7 @@ enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generat
         return relay(status);
     struct fdsl_generator *self = calloc(1, sizeof *self);
     if (!self)
-        return relay(status_set(STATUS_FAILED, "out of memory"));
+        return relay(status_set(STATUS_EXHAUSTED, "out of memory"));
     self->device = config->device;
     self->process = getpid();
     status = environment_enter(&before);
@@ -451,7 +451,7 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
                       : aligned_alloc(HOST_ALIGNMENT,
                                       (bytes + HOST_ALIGNMENT - 1) / HOST_ALIGNMENT * HOST_ALIGNMENT);
         if (!*memory)
-            status = status_set(STATUS_FAILED, "out of memory for %zu bytes", bytes);
+            status = status_set(STATUS_EXHAUSTED, "out of memory for %zu bytes", bytes);
     } else if (status == STATUS_OK) {
         int before = device_current();
         status = device_alloc(device, bytes, memory);

@@ -49,8 +49,8 @@ static enum status count_by_mincore(int fd, uint64_t bytes, uint64_t all, struct
     void *mapping = states ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     enum status status = STATUS_OK;
     if (!states)
-        status =
-            status_set(STATUS_FAILED, "out of memory for the states of %llu pages", (unsigned long long)all);
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the states of %llu pages",
+                            (unsigned long long)all);
     else if (mapping == MAP_FAILED || mincore(mapping, bytes, states) != 0)
         status = status_set(STATUS_FAILED, "cannot query the page cache: %s", strerror(errno));
     for (uint64_t i = 0; status == STATUS_OK && i < all; i++)

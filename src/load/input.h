@@ -137,7 +137,7 @@ FDSL_C_BEGIN
 struct order_plan load_plan(const struct load *load, int threads);
 
 /* Computes the expected checksum of this rank's part of run `number`, from the hashes that the plain reader
- * (data/plain.h) computed. STATUS_FAILED if memory runs out. */
+ * (data/plain.h) computed. STATUS_EXHAUSTED if memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 

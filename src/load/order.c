@@ -66,7 +66,7 @@ enum status order_open(const struct order_plan *plan, struct order *order)
         (!plan->keyed || order->keys))
         return STATUS_OK;
     order_close(order);
-    return status_set(STATUS_FAILED, "out of memory for the order of %u samples", plan->samples);
+    return status_set(STATUS_EXHAUSTED, "out of memory for the order of %u samples", plan->samples);
 }
 
 void order_close(struct order *order)

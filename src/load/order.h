@@ -77,7 +77,7 @@ void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin
  * on. A worker's batch has `batch` samples, or its whole share if that is smaller. */
 uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch);
 
-/* Allocates an order that can hold any epoch of any worker of the plan. STATUS_FAILED if memory runs out;
+/* Allocates an order that can hold any epoch of any worker of the plan. STATUS_EXHAUSTED if memory runs out;
  * nothing is then allocated. */
 enum status order_open(const struct order_plan *plan, struct order *order);
 void order_close(struct order *order);
@@ -94,7 +94,7 @@ struct order_quality {
     double shards; /* mean number of distinct shards in a full batch; 0 without shards or full batches */
 };
 
-/* Measures the quality of an order for batches of `batch` samples. STATUS_FAILED if memory runs out. */
+/* Measures the quality of an order for batches of `batch` samples. STATUS_EXHAUSTED if memory runs out. */
 enum status order_measure(const struct order_plan *plan, const struct order *order, uint32_t batch,
                           struct order_quality *quality);
 

@@ -43,7 +43,7 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     struct image image;
     bool is_image = false;
     enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
-                               : status_set(STATUS_FAILED, "out of memory for an image");
+                               : status_set(STATUS_EXHAUSTED, "out of memory for an image");
     if (status == STATUS_OK)
         status = image_fit(fit, members_format(member->extension), bytes, member->size, 0, 0, &scratch,
                            &image, &is_image);

@@ -8,8 +8,8 @@
  * to a rank. */
 enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
-/* Whether each run decodes another part of an image. A damaged image is then lost only in the runs whose part
- * meets the damage. */
+/* Returns whether each run decodes another part of an image. A damaged image is then lost only in the runs
+ * whose part meets the damage. */
 static bool parts_vary(const struct load *load)
 {
     return load->fit.res && load->fit.how != FIT_RESIZE;

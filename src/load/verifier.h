@@ -43,7 +43,7 @@ static inline void losses_clear(struct losses *losses)
 
 FDSL_C_BEGIN
 
-/* Opens a verifier for all runs of a variant. STATUS_FAILED if memory runs out. The caller closes the
+/* Opens a verifier for all runs of a variant. STATUS_EXHAUSTED if memory runs out. The caller closes the
  * verifier, even after a failure. A zeroed verifier may be closed. */
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan);
 void verifier_close(struct verifier *verifier);

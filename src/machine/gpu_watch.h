@@ -20,8 +20,8 @@ struct gpu_watched {
 struct gpu_watch;
 
 /* Starts watching the GPU with this PCI bus id ("0000:01:00.0"). If the id is empty or NVML cannot read this
- * GPU, `*watch` becomes NULL. The caller ends the watch with gpu_watch_end(). STATUS_FAILED if memory or
- * threads run out. */
+ * GPU, `*watch` becomes NULL. The caller ends the watch with gpu_watch_end(). STATUS_EXHAUSTED if
+ * memory runs out, STATUS_FAILED if the thread cannot be started. */
 enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch);
 
 /* Stops watching, fills `*watched` and frees the watch. Call right after the timed runs, while phase_now() is

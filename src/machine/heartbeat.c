@@ -21,9 +21,9 @@ struct heartbeat {
     struct shared_ring *memory;
     _Atomic uint64_t *counts; /* shared, one per rank of this machine */
     struct card *cards;
-    uint64_t *seen;        /* the counts at the last check */
-    uint32_t *silent;      /* number of checks since each count changed */
-    uint32_t limit;        /* number of checks, not a time: while this process is stopped, it does not check */
+    uint64_t *seen;   /* the counts at the last check */
+    uint32_t *silent; /* number of checks since each count changed */
+    uint32_t limit;   /* number of checks, not a time: while this process is stopped, it does not check */
     struct ticker *ticker; /* NULL: not started */
 };
 
@@ -98,7 +98,7 @@ enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat)
     if (comm_size() == 1)
         return STATUS_OK;
     struct heartbeat *self = *heartbeat = calloc(1, sizeof *self);
-    TRY(comm_agree(self ? allocate(self) : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(self ? allocate(self) : status_set(STATUS_EXHAUSTED, "out of memory")));
     if (share_memory(self) == STATUS_OK)
         return comm_agree(start(self, limit_s));
     status_warn("stopped ranks cannot be detected, because the ranks cannot share memory: %s", status_text());

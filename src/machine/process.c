@@ -352,7 +352,7 @@ enum status process_tree_open(struct process_tree **tree)
     new->proc = opendir("/proc");
     enum status status = STATUS_OK;
     if (!new->outside || !new->inside)
-        status = status_set(STATUS_FAILED, "out of memory");
+        status = status_set(STATUS_EXHAUSTED, "out of memory");
     else if (!new->proc || prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L) != 0)
         status = status_set(STATUS_FAILED, "cannot watch processes: %s", strerror(errno));
     if (status != STATUS_OK) {

@@ -28,7 +28,7 @@ void process_use_own(struct process_use *use);
 struct process_tree;
 
 /* Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER). The caller frees `*tree`
- * with process_tree_free(). STATUS_FAILED if /proc cannot be read or memory runs out. */
+ * with process_tree_free(). STATUS_FAILED if /proc cannot be read, STATUS_EXHAUSTED if memory runs out. */
 enum status process_tree_open(struct process_tree **tree);
 void process_tree_free(struct process_tree *tree);
 

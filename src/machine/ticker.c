@@ -67,6 +67,8 @@ int ticker_open(double period_s, ticker_tick *tick, void *context, struct ticker
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!error)
         return 0;
+    pthread_cond_destroy(&self->wake);
+    pthread_mutex_destroy(&self->lock);
     free(self);
     *ticker = NULL;
     return error;

@@ -157,7 +157,7 @@ static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint
     if (ops->steps[OPS_COMPACT])
         expected->rows = malloc((ops->count + 1) * sizeof *expected->rows);
     if (!expected->kept || !expected->wrong || (ops->steps[OPS_COMPACT] && !expected->rows))
-        return status_set(STATUS_FAILED, "out of memory to verify");
+        return status_set(STATUS_EXHAUSTED, "out of memory to verify");
     if (ops->steps[OPS_DEDUP] || ops->steps[OPS_HASH])
         TRY(ops_oracle_hash(ops, oracle));
     for (uint64_t i = 0; i < ops->count; i++)
@@ -241,7 +241,7 @@ static enum status compare_outputs(const struct expected *expected, const struct
     uint64_t rows = CHUNK_BYTES / row_bytes + 1;
     for (int array = OPS_ORDER; array < OPS_ARRAYS; array++)
         if (chunk->bytes[array] && !(chunk->results[array] = malloc(rows * chunk->bytes[array])))
-            return status_set(STATUS_FAILED, "out of memory to verify");
+            return status_set(STATUS_EXHAUSTED, "out of memory to verify");
     for (uint64_t first = 0; row_bytes > 1 && first < expected->outputs; first += rows) {
         chunk->first = first;
         chunk->count = expected->outputs - first < rows ? expected->outputs - first : rows;

@@ -19,19 +19,19 @@ struct ops_oracle {
     uint64_t distinct; /* number of different hashes of valid rows */
 };
 
-/* Computes which rows are valid. The caller frees the oracle, even after a failure. STATUS_FAILED if memory
- * runs out. */
+/* Computes which rows are valid. The caller frees the oracle, even after a failure. STATUS_EXHAUSTED if
+ * memory runs out. */
 enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle);
 void ops_oracle_free(struct ops_oracle *oracle);
 
-/* Computes `hashes`, `by_hash` and `distinct`, unless an earlier call has done so. STATUS_FAILED if memory
+/* Computes `hashes`, `by_hash` and `distinct`, unless an earlier call has done so. STATUS_EXHAUSTED if memory
  * runs out. */
 enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
 /* Counts the wrong input rows of run `number`. An input row is wrong if its mask value is wrong, or if its
  * output row has a wrong number, value, scale or hash. All rows count as wrong if the number of the run, the
- * number of rows or the tensor scale is wrong. Returns the errors of fetch(), or STATUS_FAILED if memory runs
- * out. */
+ * number of rows or the tensor scale is wrong. Returns the errors of fetch(), or STATUS_EXHAUSTED if memory
+ * runs out. */
 enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
                               void *state, uint64_t number, uint64_t *wrong);
 

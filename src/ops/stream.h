@@ -11,7 +11,7 @@ FDSL_C_BEGIN
 
 /* Measures STREAM triad, a[i] = b[i] + 3 c[i], on `threads` threads: 24 bytes per element, the best of a few
  * repetitions. The three arrays together have `bytes` bytes, but at least 192 KiB and at most 384 MiB.
- * STATUS_FAILED if memory runs out. */
+ * STATUS_EXHAUSTED if memory runs out. */
 enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s);
 
 FDSL_C_END

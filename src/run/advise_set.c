@@ -26,7 +26,7 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
     bool is_image = false;
     uint8_t *bytes = malloc(member->size + 1);
     enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
-                               : status_set(STATUS_FAILED, "out of memory for an image");
+                               : status_set(STATUS_EXHAUSTED, "out of memory for an image");
     if (status == STATUS_OK)
         status =
             image_decode(members_format(member->extension), bytes, member->size, scratch, &image, &is_image);

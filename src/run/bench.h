@@ -64,7 +64,7 @@ typedef void bench_progress(void *context, size_t samples, double elapsed_s, dou
  * median of together->bench has settled or the time is over. If one rank fails, all fail. The only exception
  * is the final statistics of a rank, which may fail on that rank alone.
  *
- * STATUS_FAILED if memory runs out; otherwise the status of the run that failed. */
+ * STATUS_EXHAUSTED if memory runs out; otherwise the status of the run that failed. */
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
                           bench_progress *progress, void *context, struct bench *bench,
                           struct bench_together *together);

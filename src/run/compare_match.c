@@ -544,7 +544,7 @@ enum status compare_match(struct comparison *comparison)
     comparison->pairs = calloc(capacity + 1, sizeof *comparison->pairs);
     enum status status = entries && values && comparison->pairs
                              ? make_pairs(comparison, entries, values)
-                             : status_set(STATUS_FAILED, "out of memory for %zu rows", capacity);
+                             : status_set(STATUS_EXHAUSTED, "out of memory for %zu rows", capacity);
     free(entries);
     free(values);
     TRY(status);

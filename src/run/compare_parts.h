@@ -27,8 +27,8 @@ void side_add(struct side *side, double value, double error);
 
 /* Adds a run of `count` >= 2 epochs, given by their positive values in the order of measurement. The value of
  * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. The
- * error is unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if
- * memory runs out. */
+ * error is unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_EXHAUSTED
+ * if memory runs out. */
 enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {
@@ -139,7 +139,8 @@ enum status compare_choose_measure(struct comparison *comparison);
 void compare_print_measures(void);
 
 /* Finds the columns, matches the rows into comparison->pairs and judges each pair. Warns about rows that have
- * no value. STATUS_USAGE if a column is missing; STATUS_FAILED if no rows match or memory runs out. */
+ * no value. STATUS_USAGE if a column is missing; STATUS_FAILED if no rows match, STATUS_EXHAUSTED if memory
+ * runs out. */
 enum status compare_match(struct comparison *comparison);
 
 /* Returns the text of key column number `key`, which is the same in all rows of the pair. The text is owned

@@ -63,17 +63,19 @@ struct monitor {
     double begin_s;        /* start time by timer_now_s() */
     bool traffic;          /* the period is long enough to measure PCIe traffic */
 
-    /* Used only by the thread: the time of the latest sample of the processes, and their counters at that
-     * time. The counters are negative before the first sample. */
+    /* Used only by the thread, and by monitor_stop() after the thread has ended: the time of the latest
+     * sample of the processes, and their counters at that time. The counters are negative before the first
+     * sample. */
     double looked_s, counters[PROCESS_COUNTERS];
+    double cpu_s;  /* CPU time of the thread */
+    size_t missed; /* samples that were not taken in time, or lost to a lack of memory */
 
     /* Shared, protected by the lock */
     pthread_mutex_t lock;
     size_t variant; /* the number of the current variant's summary, from 1; 0: none */
     struct monitor_sample *samples;
-    size_t count;         /* of `samples`, which are not yet written */
-    size_t taken, missed; /* since the start; `missed` includes samples lost to a lack of memory */
-    double cpu_s;         /* CPU time of the thread */
+    size_t count;                      /* of `samples`, which are not yet written */
+    size_t taken;                      /* since the start */
     struct monitor_summary *summaries; /* one per variant */
     size_t summary_count;
 };

@@ -60,7 +60,7 @@ static enum status gather(const void *mine, size_t bytes, void **all)
     *all = leads ? malloc((size_t)comm_size() * bytes) : NULL;
     enum status status = STATUS_OK;
     if (leads && !*all)
-        status = status_set(STATUS_FAILED, "out of memory for the results of %d ranks", comm_size());
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the results of %d ranks", comm_size());
     status = comm_agree(status);
     if (status == STATUS_OK)
         status = comm_gather(mine, bytes, *all);

@@ -39,7 +39,8 @@ struct result {
 struct report;
 
 /* Begins a report on stdout in settings->format. `baseline` is the name of the baseline of speed-ups, or NULL
- * if it is not among the chosen variants. report_end() frees `*report`. STATUS_FAILED if memory runs out. */
+ * if it is not among the chosen variants. report_end() frees `*report`. STATUS_EXHAUSTED if memory runs out.
+ */
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report);
 
 /* Adds a result. Prints it at once, except for JSON. STATUS_FAILED if stdout cannot be written. */

@@ -173,7 +173,7 @@ void runner_free_baseline(struct runner *runner);
 
 /* Sets result->speedup and result->baseline from the times of the baseline on this rank, or on all ranks
  * combined if `all` is true. If the current variant is the baseline, first adds the time of `result` to these
- * times. STATUS_FAILED if memory runs out. */
+ * times. STATUS_EXHAUSTED if memory runs out. */
 enum status runner_compare(struct runner *runner, bool all, struct result *result);
 
 /* ---- runner_warn.c ---- */

@@ -154,7 +154,7 @@ static enum status publish_together(struct runner *runner, void *state, const st
     if (status == STATUS_OK && runner->settings->workload->ranks.check_total)
         status = check_total(runner, &all);
     if (status == STATUS_OK && !every)
-        status = status_set(STATUS_FAILED, "out of memory for the rows of %zu ranks", ranks);
+        status = status_set(STATUS_EXHAUSTED, "out of memory for the rows of %zu ranks", ranks);
     if (status == STATUS_OK) {
         memcpy(every, rows, ranks * sizeof *rows);
         every[ranks] = all;

@@ -58,12 +58,12 @@ struct settings {
  * option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With `--prepare
  * --help`, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller calls
  * settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this build
- * or machine lacks what they ask for; STATUS_FAILED if memory runs out. */
+ * or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
 /* Selects combination number `combination` of the axes. The first call saves the variants and parameters as
- * given; each call first restores them. STATUS_FAILED if memory runs out. */
+ * given; each call first restores them. STATUS_EXHAUSTED if memory runs out. */
 enum status settings_combine(struct settings *settings, size_t combination);
 
 /* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may

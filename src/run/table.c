@@ -28,7 +28,7 @@ static enum status refuse(const struct parse *parse, const char *what)
 
 static enum status out_of_memory(const char *path)
 {
-    return status_set(STATUS_FAILED, "%s: out of memory for its rows", path);
+    return status_set(STATUS_EXHAUSTED, "%s: out of memory for its rows", path);
 }
 
 static enum status add_cell(struct parse *parse, const char *text)

@@ -142,7 +142,7 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
     if (ferror(reading->stream))
         return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
     if (faulty < 0)
-        return status_set(STATUS_FAILED, "%s: out of memory", source);
+        return status_set(STATUS_EXHAUSTED, "%s: out of memory", source);
     /* inih continues after a line that it cannot parse. The handler's error may therefore be on a later
      * line. */
     if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
@@ -164,7 +164,7 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
     if (path)
         TRY(class_open(path, &reading.stream));
     else if (!(reading.stream = fmemopen((void *)classes_cfg, strlen(classes_cfg), "r")))
-        return status_set(STATUS_FAILED, "out of memory");
+        return status_set(STATUS_EXHAUSTED, "out of memory");
     enum status status = read_ranges(&reading, source);
     fclose(reading.stream);
     if (status == STATUS_OK)

@@ -60,7 +60,7 @@ static enum status host_open(const struct synth *synth, const struct variant *va
     self->variant = variant;
     self->labels = malloc(request->batch * sizeof *self->labels);
     enum status status = self->labels ? variant->setup(&request->resources, &self->synth, &self->state)
-                                      : status_set(STATUS_FAILED, "out of memory");
+                                      : status_set(STATUS_EXHAUSTED, "out of memory");
     if (status != STATUS_OK) {
         host_close(&self->generator);
         return status;

@@ -96,7 +96,8 @@ FDSL_C_BEGIN
  * list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section `preset`
  * of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(),
  * even after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes;
- * STATUS_UNAVAILABLE if ranges must be read and this build has no inih; STATUS_FAILED if memory runs out. */
+ * STATUS_UNAVAILABLE if ranges must be read and this build has no inih; STATUS_EXHAUSTED if memory runs out.
+ */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 

@@ -190,7 +190,7 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
         return STATUS_OK;
     slots_free(*slots, count);
     *slots = NULL;
-    return status_set(STATUS_FAILED, "--verify: out of memory; lower --vertices, --orbits or --res");
+    return status_set(STATUS_EXHAUSTED, "--verify: out of memory; lower --vertices, --orbits or --res");
 }
 
 /* ---- Noise that cannot be replayed: distribution and streams ---- */
@@ -235,7 +235,7 @@ static enum status noise_check_make(const struct synth *synth, struct noise_chec
     if (check->fetched && check->expected && check->streams)
         return STATUS_OK;
     noise_check_free(check);
-    return status_set(STATUS_FAILED, "--verify: out of memory for the noise streams; lower --batch");
+    return status_set(STATUS_EXHAUSTED, "--verify: out of memory for the noise streams; lower --batch");
 }
 
 /* Records the first draws of each noise stream of one image. If `sample` is true, also adds the image's noise
@@ -320,7 +320,7 @@ static enum status fetch_slots(const struct checked *checked, uint64_t begin, in
         bool sample = j < NOISE_IMAGES;
         float *scratch = sample ? malloc(2 * sizeof(float) * synth->segments_max) : NULL;
         if (sample && !scratch)
-            return status_set(STATUS_FAILED, "--verify: out of memory");
+            return status_set(STATUS_EXHAUSTED, "--verify: out of memory");
         noise_check_add(check, synth, traits, image_of(checked, j), slots[i].noise, scratch, sample);
         free(scratch);
     }

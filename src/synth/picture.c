@@ -26,7 +26,7 @@
 #define SHEET_GROUND        64u /* gray of the border */
 #define PROGRESS_PERIOD_S   0.1
 #define INDEX_NAME          "index.tsv"
-#define OUT_OF_MEMORY(path) status_set(STATUS_FAILED, "%s: out of memory", path)
+#define OUT_OF_MEMORY(path) status_set(STATUS_EXHAUSTED, "%s: out of memory", path)
 
 enum status picture_available(void)
 {

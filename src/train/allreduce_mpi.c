@@ -31,7 +31,7 @@ static enum status mpi_setup(const struct resources *resources, const void *inpu
     (void)resources;
     enum status status = memory_check(3 * job->bytes, "the arrays", "lower --bytes");
     if (status == STATUS_OK && !(mpi && (mpi->values = malloc(job->bytes))))
-        status = status_set(STATUS_FAILED, "out of memory for an array of %zu bytes", job->bytes);
+        status = status_set(STATUS_EXHAUSTED, "out of memory for an array of %zu bytes", job->bytes);
     TRY(comm_agree(status));
     mpi->job = job;
     mpi->number = UINT64_MAX;

@@ -321,7 +321,7 @@ static enum status open_cifar(const struct data_request *request, struct data *d
 {
     char path[PATH_MAX], *paths = calloc(CIFAR_BATCHES, PATH_MAX);
     enum status status =
-        paths ? read_cifar(request, paths, path, data) : status_set(STATUS_FAILED, "out of memory");
+        paths ? read_cifar(request, paths, path, data) : status_set(STATUS_EXHAUSTED, "out of memory");
     free(paths);
     return status;
 }

@@ -186,7 +186,7 @@ static enum status make_room(const struct data *data, enum data_part part, struc
         set->values = values;
     uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
     if (!labels)
-        return status_set(STATUS_FAILED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
+        return status_set(STATUS_EXHAUSTED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
                           room->option);
     set->labels = labels;
     room->now = wanted;
@@ -360,7 +360,7 @@ static enum status choose(const struct source_reader *reader, struct data_range 
     *chosen = calloc(range.count, 1);
     enum status status = turns && counts && sizes && *chosen
                              ? take_in_turn(reader, range, limit, turns, counts, sizes, *chosen)
-                             : status_set(STATUS_FAILED, "out of memory to choose samples");
+                             : status_set(STATUS_EXHAUSTED, "out of memory to choose samples");
     free(turns);
     free(counts);
     free(sizes);
@@ -443,7 +443,7 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
     uint8_t *chosen = NULL;
     enum status status =
-        batch && scratch ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to read samples");
+        batch && scratch ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory to read samples");
     if (status == STATUS_OK)
         status = choose(reader, range, limit, &chosen);
     if (status == STATUS_OK) {

@@ -28,9 +28,9 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
 
 /* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. For
  * class folders, chooses `limit` samples by taking the classes in turn, and adds them in the order of the
- * source. The first sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED, with
- * the sample's number, if a sample is broken or differs from the first; STATUS_USAGE if the set does not fit
- * into memory. */
+ * source. The first sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED,
+ * with the sample's number, if a sample is broken or differs from the first; STATUS_USAGE if the set does not
+ * fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part);
 

@@ -12,7 +12,7 @@ static enum status open_piece(struct exchange_pieces *pieces, size_t index, enum
                 longer[pieces->count] = NULL;
             pieces->reducers = longer;
         } else if (status == STATUS_OK)
-            status = status_set(STATUS_FAILED, "out of memory for the exchange");
+            status = status_set(STATUS_EXHAUSTED, "out of memory for the exchange");
     } else if (pieces->reducers[index])
         return STATUS_OK;
     TRY(comm_agree(status));

@@ -120,7 +120,7 @@ enum status export_batch(const struct train *train, const struct resources *reso
     uint8_t *pixels = malloc(data->sample_values);
     enum status status = numbers && values && pixels
                              ? feed_open(train, resources, &feed)
-                             : status_set(STATUS_FAILED, "--save-batch: out of memory");
+                             : status_set(STATUS_EXHAUSTED, "--save-batch: out of memory");
     if (status == STATUS_OK)
         status = write_samples(train, &feed, count, folder, numbers, values, pixels);
     feed_close(&feed);

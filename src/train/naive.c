@@ -207,7 +207,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     bool allocated = allocate(naive);
     TRY(memory_check(naive->bytes, "naive: the network and its batch", "lower --batch"));
     return allocated ? feed_open(train, resources, &naive->feed)
-                     : status_set(STATUS_FAILED, "naive: out of memory for %.1f GB; lower --batch",
+                     : status_set(STATUS_EXHAUSTED, "naive: out of memory for %.1f GB; lower --batch",
                                   1e-9 * (double)naive->bytes);
 }
 

@@ -134,7 +134,7 @@ static enum status pipeline_open(const struct train *train, const struct resourc
         pipeline->number = (uint32_t)comm_rank();
         pipeline->stage.capacity = train->batch / plan->micros + (train->batch % plan->micros != 0);
     }
-    TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_FAILED, "out of memory")));
+    TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_EXHAUSTED, "out of memory")));
     TRY(pipe_cut(&pipeline->own, plan->engine, resources, plan->stages, pipeline->stage.capacity, begins));
     return open_stage(pipeline, resources, begins);
 }

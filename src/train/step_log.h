@@ -27,7 +27,7 @@ enum status step_log_check(const char *path);
 
 /* Opens a log of an engine that trains `train`; `path` and `train` must stay valid as long as the log.
  * `ranks` is the number of ranks. Unless the run `resumes`, warns if the file has rows that readers
- * cannot tell apart from the rows of this run. STATUS_FAILED if memory runs out; for engines on a device,
+ * cannot tell apart from the rows of this run. STATUS_EXHAUSTED if memory runs out; for engines on a device,
  * fails like device_describe(). The caller closes the log, even after a failure. */
 enum status step_log_open(const char *path, const struct engine *engine, const struct train *train,
                           const struct resources *resources, int ranks, bool resumes, struct step_log **log);

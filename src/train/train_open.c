@@ -137,7 +137,7 @@ static enum status read_balance(const struct train_parameters *parameters, const
     opened->shares = malloc(ranks * sizeof *opened->shares);
     return opened->weights && opened->shares
                ? balance_parse(parameters->balance, ranks, &opened->job.balance, opened->weights)
-               : status_set(STATUS_FAILED, "out of memory for the shares");
+               : status_set(STATUS_EXHAUSTED, "out of memory for the shares");
 }
 
 /* Sets the shares that the ranks have until trainers change them. */

@@ -265,7 +265,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     for (size_t i = 0; i < COUNT_OF(states); i++)
         room &= train_state_for(train, &states[i]);
     if (status == STATUS_OK && !room)
-        status = status_set(STATUS_FAILED, "out of memory to verify");
+        status = status_set(STATUS_EXHAUSTED, "out of memory to verify");
     status = comm_agree(status);
     if (status == STATUS_OK)
         status = (number > 0 ? compare_epoch : compare_steps)(trainer, oracle, states);

@@ -374,7 +374,7 @@ static enum status graph_open(const struct train *train, const struct resources 
     struct graph_state *graph = static_cast<struct graph_state *>(calloc(1, sizeof *graph));
     *state = graph;
     if (!graph)
-        return status_set(STATUS_FAILED, "graph: out of memory");
+        return status_set(STATUS_EXHAUSTED, "graph: out of memory");
     graph->train = train;
     graph->device = resources->device;
     return open_all(graph);

@@ -110,7 +110,7 @@ row_at(const struct patch_plan &plan, const struct patch_source &source, struct 
     erase_row(plan, move.erase, at, values);
 }
 
-/* Whether mixing changes any of the TAPS values from `at` on. */
+/* Returns whether mixing changes any of the TAPS values from `at` on. */
 static __device__ __forceinline__ bool mixes_row(const struct mix &mix, struct pixel at)
 {
     return !mix.cut || (at.y >= mix.top && at.y < mix.bottom && at.x < mix.right && at.x + TAPS > mix.left);
