@@ -42,7 +42,7 @@ struct report;
  * if it is not among the chosen variants. report_end() frees `*report`. STATUS_FAILED if memory runs out. */
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report);
 
-/* Adds a result. Prints it at once, except for JSON. STATUS_FAILED if stdout cannot be written. */
+/* Adds a result. Prints it immediately, except for JSON. STATUS_FAILED if stdout cannot be written. */
 enum status report_add(struct report *report, const struct result *result);
 
 /* Ends and frees the report. Prints the whole document for JSON. STATUS_FAILED if stdout cannot be
