@@ -296,7 +296,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: gpu_batch [--product]\n");
         return 2;
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_batch: %s\n", status_text());
         return 4;

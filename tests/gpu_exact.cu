@@ -1,6 +1,6 @@
-/* Compares the closed forms that the variant `fused` uses with the definitions, on the GPU. Where possible,
- * tests all inputs. make check-gpu runs this program. Prints one line per check. Exit status 3 if a check
- * fails, 4 without a GPU. */
+/* Compares, on the GPU, the closed forms in the variant `fused` with their definitions, for all inputs if
+ * possible. make check-gpu runs this program. Prints one line per check. Exit status 3 if a check fails, 4
+ * without a GPU. */
 #include <stdio.h>
 
 #include "machine/device.h"

@@ -324,7 +324,7 @@ int main(int argc, char **argv)
 {
     int tried = 0, failures = 0;
     bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
     if (argc == 2 && strcmp(argv[1], "--count") == 0) {
         printf("%zu\n", COUNT_OF(trials));
         return 0;

@@ -424,7 +424,7 @@ static const struct set listed[] = {{7, 64, 23, 7, false, "gbase", false},
 int main(int argc, char **argv)
 {
     brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_live: %s\n", status_text());
         return 4;

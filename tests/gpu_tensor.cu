@@ -193,7 +193,7 @@ int main(int argc, char **argv)
 {
     int failures = 0;
     bool brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_tensor: %s\n", status_text());
         return 4;

@@ -376,7 +376,7 @@ int main(int argc, char **argv)
     const char *number = option("--seed", &argc, &argv);
     if (number)
         seed = strtoull(number, NULL, 10);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_train: %s\n", status_text());
         return 4;

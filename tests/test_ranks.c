@@ -192,7 +192,7 @@ Test(cores, only_cores_that_a_rank_may_use_are_divided)
     expect_plan((const unsigned long[]){0x03, 0x03}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x01, 0x02});
 }
 
-/* Divides cores of one hardware thread each. */
+/* Divides `core_count` cores, each with one hardware thread, and expects these numbers of cores per rank. */
 static void expect_cores(const uint32_t *extra, int ranks, int core_count, const int *expected)
 {
     struct cores_mask masks[4], allowed = mask((1ul << core_count) - 1), cores[64];

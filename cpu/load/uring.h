@@ -10,8 +10,8 @@
  * STATUS_UNAVAILABLE with the reason otherwise. */
 enum status uring_probe(const int *operations);
 
-/* Submits queued requests. Requests that Linux does not accept at once stay queued until a later call submits
- * them. Returns STATUS_OK, or STATUS_FAILED with the reason. */
+/* Submits queued requests. Requests that Linux does not accept immediately stay queued until a later call
+ * submits them. Returns STATUS_OK, or STATUS_FAILED with the reason. */
 enum status uring_submit(struct io_uring *ring);
 
 /* Submits queued requests and waits for at least one completion. Returns STATUS_OK, or STATUS_FAILED with the

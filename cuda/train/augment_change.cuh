@@ -107,8 +107,8 @@ static __device__ void sum_values(const struct change_plan &plan, const uint8_t 
     __syncthreads();
 }
 
-/* Counts the values of a plane. Equal consecutive values of a thread are added at once, because many images
- * are mostly black. */
+/* Counts the values of a plane. A thread adds a run of equal values with one atomic operation, because many
+ * images are mostly black. */
 template <bool FITS>
 static __device__ void count_values(const struct change_plan &plan, const uint8_t *plane,
                                     struct change_shared *shared)

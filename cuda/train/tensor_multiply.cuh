@@ -22,7 +22,8 @@
  * stored. Points past the end are 0. */
 template <class Operand, class Format, int EXTENT, bool BY_DEPTH = Operand::ALONG_DEPTH> struct tensor_loader;
 
-/* Stored by lines: a thread keeps its lines in registers, and computes each point once for all of them. */
+/* Loader of tiles that are stored by lines. A thread keeps its lines in registers, and computes each point
+ * once for all of them. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, false> {
     static constexpr int UNIT = Format::UNIT, APART = TENSOR_THREADS / TENSOR_UNITS, LINES = EXTENT / APART;
     static constexpr int KEPT = 1; /* keeps no lines in shared memory, but an array needs one element */
@@ -62,7 +63,8 @@ template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand,
     }
 };
 
-/* Stored by depth: a thread reads one point of each tile, for many lines. The lines are in shared memory. */
+/* Loader of tiles that are stored by depth. A thread reads one point of each tile, for many lines. The lines
+ * are in shared memory. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, true> {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT, APART = TENSOR_THREADS / DEPTH,
                          GROUPS = EXTENT / UNIT / APART;

@@ -93,7 +93,7 @@ static inline enum status consumer_take_host(struct consumer *consumer, const st
  * now). If `done_event` is not NULL, `*done_event` becomes a cudaEvent_t that is recorded after the step;
  * after that event, the batch may be overwritten. The consumer owns the event and records it again
  * CONSUMER_STEPS_AHEAD steps later. Blocks while CONSUMER_STEPS_AHEAD steps (fewer for real training steps)
- * are in flight; otherwise returns at once. Thread safe. */
+ * are in flight; otherwise returns immediately. Thread safe. */
 #define CONSUMER_STEPS_AHEAD 256
 static inline enum status consumer_take_device(struct consumer *consumer, const struct batch *batch,
                                                void *ready_event, void **done_event)

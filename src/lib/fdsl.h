@@ -154,7 +154,7 @@ FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fd
 FDSL_API uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator);
 
 /* Generates images first .. first + count - 1 into `images`. Stores their class ids in `labels` unless it is
- * NULL. `count` is 1 to the `batch` of the configuration.
+ * NULL. `count` must be at least 1, and at most the `batch` of the configuration.
  *
  * On the CPU, `images` must be aligned to its element type, `stream` must be NULL, and the images are
  * complete when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images`

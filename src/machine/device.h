@@ -42,8 +42,8 @@ static inline enum status device_probe_variant(const struct resources *resources
     return device_probe(resources->device);
 }
 
-/* Gets the architecture that this build's code for CUDA device `device` was compiled for (90 for sm_90), and
- * whether the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+/* Describes the code in this build that CUDA device `device` runs: its architecture (90 for sm_90), and
+ * whether the driver compiles it from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_code(int device, int *architecture, bool *at_load);
 
 /* Describes CUDA device `device`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */

@@ -104,7 +104,7 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     ticker_close(watch->ticker);
     watched->power_w = mean_power_w(watch);
     /* If the runs took less than one period, the thread has no reading. A reading now still shows the clocks
-     * of the runs, because clocks do not drop at once. */
+     * of the runs, because clocks do not drop immediately. */
     look(watch);
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);

@@ -11,8 +11,8 @@ struct ticker;
  * multiple of the period, and `missed` is the number of calls left out. */
 typedef void ticker_tick(void *context, uint64_t missed);
 
-/* Starts a thread that calls `tick` at once and then every `period_s` seconds. Returns 0, or the errno if the
- * thread cannot be started; `*ticker` is then NULL. */
+/* Starts a thread that calls `tick` immediately and then every `period_s` seconds. Returns 0, or the errno if
+ * the thread cannot be started; `*ticker` is then NULL. */
 int ticker_open(double period_s, ticker_tick *tick, void *context, struct ticker **ticker);
 
 /* Stops the thread after the current call. Ignores NULL. */

@@ -17,7 +17,7 @@ enum status format_check(int format);
 /* Prints one row as CSV (header and line) or as a JSON object. */
 enum status format_row(const struct row *row, int format);
 
-/* Prints rows with the same columns to stdout: CSV lines at once, JSON as one document at the end. Prints
+/* Prints rows with the same columns to stdout: CSV lines immediately, JSON as one document at the end. Prints
  * nothing for FORMAT_TABLE. */
 struct row_printer {
     int format;

@@ -351,7 +351,7 @@ static void print_line(struct report *report, const struct result *result)
     if (shows_stall(report->settings))
         print_stall(result);
     putchar('\n');
-    fflush(stdout); /* show each line at once, because an epoch can take long */
+    fflush(stdout); /* show each line immediately, because an epoch can take long */
 }
 
 /* ---- The monitor ---- */

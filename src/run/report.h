@@ -43,7 +43,7 @@ struct report;
  */
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report);
 
-/* Adds a result. Prints it at once, except for JSON. STATUS_FAILED if stdout cannot be written. */
+/* Adds a result. Prints it immediately, except for JSON. STATUS_FAILED if stdout cannot be written. */
 enum status report_add(struct report *report, const struct result *result);
 
 /* Ends and frees the report. Prints the whole document for JSON. STATUS_FAILED if stdout cannot be

@@ -57,7 +57,7 @@ struct augment_numbers {
 
 struct augment_plan {
     uint64_t seed;
-    uint32_t samples;           /* size of the training set; larger numbers are copies (train_picked()) */
+    uint32_t samples; /* size of the training set; a sample number from here on is a copy (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
     bool gray; /* all channels of an image are equal: then they are also equal after all operations */

@@ -171,7 +171,7 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
 }
 
 /* Makes room for `count` more samples, at most CHUNK. If `known` is true, room->most is the exact number of
- * samples, so all memory is allocated at once. */
+ * samples, and the first call allocates all memory. */
 static enum status make_room(const struct data *data, enum data_part part, struct data_set *set,
                              uint64_t count, bool known, struct room *room)
 {
