@@ -73,7 +73,7 @@ Test(figures_train, captions_and_notes_name_the_options)
     shell(FIGURES "learning_loss");
     EXPECT_OUT("2 of your rows are on no line, because other parameters differ: train-naive, loss "
                "cross-entropy, clip_norm none, mixup 0)");
-    /* Rows that newer rows of the same training replace are not named. */
+    /* The message does not name rows that were replaced by newer rows of the same training run. */
     shell("cd $D/results && sed '1d; s/2027/2028/' train.csv | grep 2028 >> train.csv; grep -v ',2026' "
           "train.csv > new; mv new train.csv");
     shell(FIGURES "learning_loss");

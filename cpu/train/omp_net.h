@@ -155,8 +155,8 @@ struct net {
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
-    /* Per sample: number of gradient values that are kept until the backward pass reaches the earlier block
-     * that an ADD uses. */
+    /* Number of values per sample in worker->held: gradients for the earlier blocks that ADD blocks use. They
+     * are kept there until the backward pass reaches those blocks. */
     size_t held_values;
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;

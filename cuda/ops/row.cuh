@@ -250,8 +250,8 @@ static __device__ __forceinline__ uint64_t hash_end(const struct hash_keys &keys
     return xxh3_avalanche(bytes * XXH3_PRIME64_1 + merged);
 }
 
-/* Computes XXH3-64 of a row, with seed 0. Each lane adds every 32nd part of 16 bytes. Such a part is a quad
- * if values have 4 bytes. The last 64 bytes are added with the keys `keys.last`. */
+/* Computes XXH3-64 of a row, with seed 0. Lane l adds the 16-byte parts l, l + 32, l + 64, ... A part is a
+ * quad if values have 4 bytes. The last 64 bytes are added with the keys `keys.last`. */
 template <enum row_kind KIND, enum dtype TYPE, int COUNT>
 static __device__ __forceinline__ uint64_t warp_hash(const struct hash_keys &keys,
                                                      struct window<TYPE, COUNT> &window, const uint8_t *row,

@@ -111,8 +111,8 @@ struct device_batch {
     void *tables;
     struct device_clock clock;
     uint64_t run; /* number of the latest run */
-    /* Set only while a generator draws: the list of image numbers in device memory, and its copy in host
-     * memory. NULL: the images of run `run`. */
+    /* The list of image numbers in device memory, and its copy in host memory. Both are set only while a
+     * generator draws; otherwise they are NULL, and the images are those of run `run`. */
     const uint64_t *numbers, *host_numbers;
     /* Allocated device memory, including the `scratch_bytes` of device_batch_open(). A caller that allocates
      * more scratch memory adds the difference. */

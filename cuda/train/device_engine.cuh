@@ -35,7 +35,7 @@ struct device_engine_functions {
 struct device_engine {
     const struct train *train;
     const struct device_engine_functions *functions;
-    int device, threads; /* threads: of the host, for live samples that the host draws */
+    int device, threads; /* `threads`: CPU threads that draw live samples */
     uint32_t capacity;   /* maximum number of samples of a batch */
     cudaStream_t stream;
     struct allocations allocations;

@@ -225,7 +225,7 @@ enum status pool_backward(const struct device_layer *layer, const struct pass *p
 struct dropout_plan {
     uint64_t seed;
     uint32_t epoch, layer, threshold;
-    uint32_t sample_values, count; /* sample_values: per sample; count: samples in the batch */
+    uint32_t sample_values, count; /* values per sample; samples in the batch */
     struct divider fours;          /* number of groups of NEIGHBOURS elements per sample, rounded up */
     float factor;
 };

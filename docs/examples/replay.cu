@@ -1,4 +1,5 @@
-/* Captures the generation of a batch into a CUDA graph. Each replay generates the following images.
+/* Captures the generation of a batch into a CUDA graph. Each replay generates the images that follow those of
+ * the previous replay.
  *
  *     nvcc replay.cu $(pkg-config --cflags --libs fdsl) -o replay && ./replay
  */

@@ -305,7 +305,7 @@ class Generator:
         also apply to next.
         next: int64 or uint64, one element on the generator's device. Generates images next[0], next[0] + 1, ..., then
         adds `step` (None: count) to next[0], on the stream. Each replay of a captured CUDA graph therefore generates
-        the following images. "gbase" and "bat" support neither numbers nor next (Unavailable).
+        the images that follow those of the previous replay. "gbase" and "bat" support neither numbers nor next (Unavailable).
         stream: a CUDA stream (address, torch.cuda.Stream or CuPy stream; 0: the default stream) that exists until
         the generator's next call. None: for a PyTorch tensor or a CuPy array, that library's current stream; for
         an fdsl.Array or a __cuda_array_interface__, its stream; else the default stream. On the CPU, it must be None.

@@ -12,7 +12,7 @@
  * option in the tables has the new name. */
 struct former {
     const char *was, *now;
-    const char *number; /* advice if the value is a number: the user means a count; NULL: no advice */
+    const char *number; /* advice if the value is a number (the user means a count); NULL: no advice */
 };
 extern const struct former option_formers[];
 extern const size_t option_former_count;

@@ -14,7 +14,7 @@
 struct idx {
     uint32_t axes;
     uint32_t shape[IDX_AXES_MAX];
-    const uint8_t *values; /* in C order; their number is the product of the shape */
+    const uint8_t *values; /* in C order; their number is the product of the axis lengths in `shape` */
     uint8_t *owned;        /* buffer that idx_free() frees; NULL after idx_parse() */
 };
 

@@ -163,8 +163,8 @@ static enum status read_member(uint8_t **at, const uint8_t *end, struct zip_memb
     return STATUS_OK;
 }
 
-/* Compares a member with its local header, and sets the offset of its data. `end` is the end of the members.
- */
+/* Compares a member with its local header, and sets the offset of its data. All members must end at or before
+ * the offset `end`. */
 static enum status read_local(const struct tensor_file *file, uint64_t end, struct zip_member *member)
 {
     uint8_t local[LOCAL_BYTES];

@@ -157,8 +157,8 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
-/* Sets scale and offset for a given mean and standard deviation > 0 of each channel. Bytes count as 0 to 1.
- */
+/* Sets scale and offset for a given mean and standard deviation > 0 of each channel. If samples are bytes,
+ * both refer to values scaled to 0 .. 1. */
 void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
                        const double deviation[DATA_CHANNELS_MAX]);
 

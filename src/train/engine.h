@@ -448,10 +448,10 @@ struct engine {
     struct engine_bounds bounds;
     bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial
                          scale */
-    bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
+    bool feeds;       /* supports every enum data_feed; if false, only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */
     bool benchmarks;  /* supports train->cudnn_benchmark */
-    bool augments;    /* supports all of struct augment; otherwise only shift and flip */
+    bool augments;    /* supports all of struct augment; if false, only shift and flip */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* Supports an exchange that updates the parameters (exchange_method.updates). */

@@ -116,7 +116,7 @@ static const struct option_spec options[] = {
      "do not normalise samples with the training set's mean and standard deviation"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), NULL, -1e6, 1e6, NULL, true,
      "normalise samples with this mean and the standard deviation of --std: one value, or one per channel; "
-     "bytes count as 0 to 1 (default: the training set's mean)"},
+     "for bytes, both refer to values scaled to 0 to 1 (default: the training set's mean)"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), NULL, 1e-6, 1e6, NULL, true,
      "normalise samples with this standard deviation and the mean of --mean: one value, or one per channel "
      "(default: the training set's standard deviation)"},

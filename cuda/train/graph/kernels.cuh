@@ -112,7 +112,7 @@ struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
     uint32_t steps, stride;         /* steps per epoch; samples of a full step on all ranks */
-    struct graph_share share, last; /* share: of a full step; last: of an epoch's last step */
+    struct graph_share share, last; /* this rank's samples of a full step, and of an epoch's last step */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;

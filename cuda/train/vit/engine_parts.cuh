@@ -55,8 +55,8 @@ struct vit : device_engine {
     bf16 *patches, *branch, *class_sums, *class_norms;
     struct vit_moments *class_moments;
     float *logits;
-    /* Gradients. deltas: of the sums; branch_deltas: of the outputs of a branch; wide_deltas: of (q, k, v) or
-     * of the hidden values; in_deltas: of the inputs of a linear layer; class_deltas: of class_norms. */
+    /* Gradients of: the sums (deltas), the outputs of a branch (branch_deltas), (q, k, v) or the hidden
+     * values (wide_deltas), the inputs of a linear layer (in_deltas), and class_norms (class_deltas). */
     bf16 *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
     bf16 *logit_rounded; /* logit_deltas in bf16 */
     float *logit_deltas;
