@@ -78,16 +78,17 @@ static enum status measure_calls(const struct load *load, const struct variant *
                                                           {"close_p50_s", "close_p99_s", "close_p999_s"}};
     static const double quantiles[] = {0.5, 0.99, 0.999};
     struct run_time unused;
-    struct load_result result;
+    FREED struct load_result *result = malloc(sizeof *result);
+    TRY(ALLOCATED(result, "out of memory for the result of a run"));
     load->control->timed_calls = true;
     enum status status = variant_run(variant, state, 0, &unused);
     load->control->timed_calls = false;
     TRY(status);
-    TRY(variant->fetch(state, &result));
+    TRY(variant->fetch(state, result));
     for (int call = 0; call < LOAD_CALLS; call++)
         for (int q = 0; q < 3; q++)
             measures_real(measures, columns_of[call][q],
-                          latency_quantile_s(&result.latency[call], quantiles[q]), 4);
+                          latency_quantile_s(&result->latency[call], quantiles[q]), 4);
     return STATUS_OK;
 }
 
@@ -126,9 +127,10 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
 static enum status measure_copy_and_order(const struct load *load, const struct variant *variant, void *state,
                                           struct measures *measures)
 {
-    struct load_result result;
-    TRY(copy_in_turn(load, variant, state, &result, measures));
-    return measure_order(load, variant, result.threads, measures);
+    FREED struct load_result *result = malloc(sizeof *result);
+    TRY(ALLOCATED(result, "out of memory for the result of a run"));
+    TRY(copy_in_turn(load, variant, state, result, measures));
+    return measure_order(load, variant, result->threads, measures);
 }
 
 /* Warns if the latest warm run read from a storage device, or if pages are not resident after the run. */
@@ -150,34 +152,35 @@ enum status load_observe(const void *input, const struct variant *variant, void 
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
     struct cache_pages after;
-    struct load_result result;
-    TRY(variant->fetch(state, &result));
+    FREED struct load_result *result = malloc(sizeof *result);
+    TRY(ALLOCATED(result, "out of memory for the result of a run"));
+    TRY(variant->fetch(state, result));
     TRY(load_resident(load, &after));
-    warn_of_cooling(load, &result, &after);
+    warn_of_cooling(load, result, &after);
     if (!dataset->uncounted)
         measures_put(
             measures, "skipped", "%llu",
-            (unsigned long long)((load->rank ? 0 : dataset->skipped) + result.skipped / load->epochs));
-    if (!result.before.hidden)
-        measures_put(measures, "resident_share_before", "%.4f", cache_share(&result.before));
+            (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
+    if (!result->before.hidden)
+        measures_put(measures, "resident_share_before", "%.4f", cache_share(&result->before));
     if (!after.hidden)
         measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
-    if (result.device_known)
-        measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result.device_bytes);
-    measures_memory(measures, result.useful_bytes, (double)result.memory_bytes);
-    measures_put(measures, "checksum", "%016llx", (unsigned long long)result.checksum.sum);
-    if (result.gds)
-        measures_put(measures, "gds", "%s", result.gds);
-    if (result.decoder)
-        measures_put(measures, "decoded_by", "%s", result.decoder);
-    if (result.decoder && result.jpeg_engine_share >= 0)
-        measures_put(measures, "jpeg_engine_share", "%.2f", result.jpeg_engine_share);
+    if (result->device_known)
+        measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result->device_bytes);
+    measures_memory(measures, result->useful_bytes, (double)result->memory_bytes);
+    measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
+    if (result->gds)
+        measures_put(measures, "gds", "%s", result->gds);
+    if (result->decoder)
+        measures_put(measures, "decoded_by", "%s", result->decoder);
+    if (result->decoder && result->jpeg_engine_share >= 0)
+        measures_put(measures, "jpeg_engine_share", "%.2f", result->jpeg_engine_share);
     if (((const struct load_traits *)variant->traits)->resident)
         measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
     if (load->decode)
-        measures_put(measures, "decode_s", "%.6g", result.decode_s);
+        measures_put(measures, "decode_s", "%.6g", result->decode_s);
     if (load->augment)
-        measures_put(measures, "augment_s", "%.6g", result.augment_s);
+        measures_put(measures, "augment_s", "%.6g", result->augment_s);
     return STATUS_OK;
 }
 

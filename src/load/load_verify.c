@@ -115,13 +115,14 @@ enum status load_verify(const void *input, const struct variant *variant, void *
 {
     const struct load_job *job = input;
     const struct load_traits *traits = variant->traits;
-    struct load_result result;
     *wrong = 0;
-    TRY(variant->fetch(state, &result));
-    if (result.number != number) {
+    FREED struct load_result *result = malloc(sizeof *result);
+    TRY(ALLOCATED(result, "out of memory to verify"));
+    TRY(variant->fetch(state, result));
+    if (result->number != number) {
         *wrong = (uint64_t)load_work(input, variant).items;
         return STATUS_OK;
     }
-    return job->control.whole ? count_unseen(job, variant, number, &result, wrong)
+    return job->control.whole ? count_unseen(job, variant, number, result, wrong)
                               : traits->verify_slots(state, wrong);
 }
