@@ -68,7 +68,8 @@ static void open_data(const struct trial *trial, struct data *data)
                    .unscaled = false};
     request.resources = {.threads = 16, .device = 0};
     must(data_open(&request, data));
-    data_normalise_by(data, 0.5, 0.5);
+    const double half[3] = {0.5, 0.5, 0.5};
+    data_normalise_by(data, half, half);
 }
 
 static void open_train(const struct trial *trial, struct run *run)
