@@ -10,7 +10,7 @@
 #include "ops/duplicates.h"
 #include "ops/input.h"
 
-TestSuite(ops, .timeout = 60);
+TestSuite(ops, .timeout = 300);
 
 /* ---- Generated rows ---- */
 
