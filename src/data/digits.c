@@ -149,7 +149,7 @@ static enum status digits_open(const struct source_request *request, struct sour
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "file format of an image; jpeg has quality 90"},
+     "file format of an image. jpeg has quality 90. KIND is one of"},
 };
 
 const struct source source_digits = {

@@ -250,7 +250,7 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 #define ENCODE                                                                              \
     {                                                                                       \
         "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
-            "file format of an image; jpeg has quality 90"                                  \
+            "file format of an image. jpeg has quality 90. KIND is one of"                  \
     }
 
 static const struct option_spec idx_options[] = {

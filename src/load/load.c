@@ -33,13 +33,13 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "folder with the samples: single files or tar shards; --prepare creates one. Or the URL of tar shards: "
+     "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar shards: "
      "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or an Azure "
      "container"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
      "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
-     "maximum size of --cache-dir; the least recently used shards are removed first. 0 is unlimited"},
+     "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, option_max, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,

@@ -53,7 +53,7 @@ static const struct option_spec options[] = {
     {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
      "largest valid norm"},
     {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
-     "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
+     "type that rows are converted to. nvfp4 has one scale per 16 values, mxfp4 one per 32. TYPE is one of"},
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
      "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,

@@ -33,7 +33,7 @@ static const struct option_spec specs[] = {
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
      "folder that keeps copies of the shards of a URL; reading these copies is then measured too"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
-     "maximum size of --cache-dir; 0 is unlimited"},
+     "maximum size of --cache-dir; 0 means no limit"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
      "measure only the first shards of a folder: as many as fit into this size, but at least one"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, false,

@@ -239,7 +239,7 @@ static void exchange_rates(const void *input, double median_s, struct measures *
 const struct workload workload_exchange = {
     .name = "exchange",
     .schema = "exchange/1",
-    .summary = "all-reduces: adds up arrays over all ranks, like the gradients of training on several ranks",
+    .summary = "all-reduces: adds up arrays over all ranks, as training on several ranks does with gradients",
     .item = "all-reduces",
     .options = options,
     .option_count = COUNT_OF(options),

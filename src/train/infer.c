@@ -18,12 +18,13 @@ struct parameters {
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options of the "
-     "samples that are not given keep their values from training"},
+     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options that "
+     "choose "
+     "the samples keep their values from training, unless you give them"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
-                ", which inference does not use", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
+                ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
                 " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per run; the default is never larger than the test set. max finds the largest batch that fits "

@@ -39,7 +39,7 @@ struct job_parameters {
      "take the first N training samples; from class folders, the first of every class, then the second of every " \
      "class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "take the first N test samples; from class folders, as --train-size does (default: " test_sizes ")"},                                    \
+     "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
@@ -47,7 +47,7 @@ struct job_parameters {
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
-     "resize images to this width and height; none: do not (default: " out_res_ ")"},                         \
+     "resize images to this width and height; none: keep their size (default: " out_res_ ")"},                \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \

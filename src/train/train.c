@@ -97,7 +97,7 @@ static const struct option_spec options[] = {
     {"interpolation", "HOW", OPTION_CHOICE, AT(interpolation), "bilinear", 0, 0, interpolations, true,
      "how --fit random-resized-crop resizes training samples. HOW is one of"},
     {"rand-augment", "M", OPTION_REAL, AT(rand_augment), NULL, 0, 30, NULL, true,
-     "apply operations of RandAugment with this magnitude (0 to 30) to each training sample; none: do not "
+     "apply operations of RandAugment with this magnitude (0 to 30) to each training sample; none: off "
      "(default: none)"},
     {"rand-augment-ops", "N", OPTION_COUNT, AT(rand_augment_ops), "2", 1, 16, NULL, true,
      "number of operations that --rand-augment applies to a sample"},
@@ -105,10 +105,10 @@ static const struct option_spec options[] = {
      "probability that a rectangle of a training sample is filled with noise"},
     {"mixup", "ALPHA", OPTION_REAL, AT(mixup), "0", 0, 1000, NULL, true,
      "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
-     "do not"},
+     "off"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
      "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
-     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
+     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: off. With --mixup as "
      "well, each step draws one of the two"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
@@ -125,10 +125,13 @@ static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout and augmentation"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
-     "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
-     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
-     "peer-fused also updates the parameters, and each rank holds the moments of only its share. auto takes "
-     "the first of peer, nccl and mpi that works. METHOD is one of"},
+     "how ranks add up their gradients. mpi adds them up in host memory. The other methods are for GPU "
+     "variants: nccl uses NVIDIA's library; with peer, GPUs of one machine read each other's memory; "
+     "peer-bf16 "
+     "is peer with gradients sent as bf16; peer-fused is peer that also updates the parameters, and each "
+     "rank "
+     "holds only the moments of its share. auto takes the first of peer, nccl and mpi that works. METHOD is "
+     "one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
@@ -150,8 +153,8 @@ static const struct option_spec options[] = {
      "first. 1f1b alternates forward and backward passes. zb-h1 is like 1f1b, but computes gradients of "
      "weights while 1f1b would wait. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export or of tensors saved by torch.save(), whose name ends in .safetensors, .pt, .pth or "
+     "start with the parameters in this file, or in the latest checkpoint of this folder. The file is a "
+     "checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, .pth or "
      ".pth.tar. The model must be the same. If the number of classes differs, or the file has no last layer, "
      "that layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
