@@ -2,7 +2,7 @@
 # those of axes.gp, y_name, and
 #
 #   series, series_style[], joined[]                         joined: 1 with a line, 0 points only
-#   panels, panel_title[], gap                               gap: distance of panels in px
+#   panels, panel_title[], gap                               gap: distance between panels in px
 #   panel_first[], panel_last[]                              the first and the last series of a panel
 #   cells, cell_panel[], cell_row[], cell_x[], cell_text[]   the table of efficiencies
 #

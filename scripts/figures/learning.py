@@ -113,7 +113,7 @@ def to_accuracy(measured):
 def logged_runs(measured):
     """Returns the runs in files of train --log: pairs of a key and rows in order of steps. If the user has such files, leaves out
     those of the reference. The key is (variant, model, device, ranks, seed, file, number of the run in the file). Where the step
-    falls back, the run continues if it repeats the losses of earlier steps, as a resumed run does. Otherwise a new run begins."""
+    number decreases, the run continues if it repeats the losses of earlier steps, as a resumed run does. Otherwise a new run begins."""
     yours = [log for log in measured.logs if log["source"] == "yours"]
     parts = collections.defaultdict(list)  # rows in which the step rises
     for log in yours or measured.logs:
