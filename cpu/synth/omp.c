@@ -239,7 +239,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 
 /* ---- Drawing ---- */
 
-/* Pixel addresses come from a list, so this loop is bound by its stores alone. */
+/* Pixel addresses come from a list, so only the stores limit the speed of this loop. */
 static void paint_gray(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
     uint8_t *origin = pen->origin, gray = (uint8_t)pen->value;
@@ -288,8 +288,8 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     omp->kernel->begin(arc);
 }
 
-/* Begins a stage if stages are timed separately, and returns its start time. In other runs, stages have no
- * clock reads and no NVTX ranges. */
+/* If stages are timed separately, begins a stage and returns its start time. Otherwise does nothing, so that
+ * runs read no clock and open no NVTX ranges for stages. */
 static double begin_stage(const struct omp *omp, const char *name)
 {
     if (!omp->timed)

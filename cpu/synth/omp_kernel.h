@@ -1,4 +1,4 @@
-/* Internals of the variant `omp`. Its kernels are CPU code for one instruction set each.
+/* Internals of the variant `omp`. Each of its kernels is CPU code for one instruction set.
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
  * block contains the random words of two orbits. The kernel then converts the lines of each orbit to a list

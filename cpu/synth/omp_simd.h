@@ -9,7 +9,7 @@
 
 enum {
     BORDERS = 4,
-    ORBITS_SURE = 1 << 16 /* while more orbits remain, no line is culled */
+    ORBITS_SURE = 1 << 16 /* lines are culled only in the last ORBITS_SURE orbits */
 };
 
 /* ---- Vertices ---- */

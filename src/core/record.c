@@ -289,7 +289,7 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
     return STATUS_OK;
 }
 
-/* The caller frees `*text`, also if this fails. */
+/* Reads a whole file. The caller frees `*text`, even after a failure. */
 static enum status read_all(int fd, const char *path, char **text, size_t *bytes)
 {
     struct stat info;

@@ -23,8 +23,7 @@ enum status {
                                STATUS_FAILED, the data are not the cause, so --on-error skip does not apply */
 };
 
-/* Returns the exit status of the program. It is the code itself, but that of STATUS_FAILED for
- * STATUS_EXHAUSTED. */
+/* Returns the exit status of the program: STATUS_FAILED for STATUS_EXHAUSTED, else the code itself. */
 int status_exit(enum status code);
 
 /* Returns the status for a failed system call. `cause` is the errno. */

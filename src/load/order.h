@@ -1,7 +1,7 @@
-/* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. Samples and
- * order are pure functions of the seed, the epoch, the worker's number and the number of workers. They do not
- * depend on earlier epochs. With the same number of workers, all variants that use the same kind of order
- * read in the same order. There are three kinds:
+/* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. The samples
+ * and their order are pure functions of the seed, the epoch, the worker's number and the number of workers.
+ * They do not depend on earlier epochs. With the same number of workers, all variants that use the same kind
+ * of order read in the same order. There are three kinds:
  *
  * Files: one permutation of all samples, divided into one share per worker.
  *

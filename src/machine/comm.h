@@ -45,8 +45,8 @@ int comm_local_size(void);
  * ranks sleep, which leaves their cores free. */
 enum status comm_agree(enum status status);
 
-/* Not collective: for a rank that failed while the other ranks may be waiting for it outside of this
- * interface, for example in GPU kernels. This rank prints status_text() and aborts all ranks. With one rank,
+/* Not collective. A rank calls this function after a failure if other ranks may be waiting for it outside of
+ * this interface, for example in GPU kernels. Prints status_text() and aborts all ranks. With one rank,
  * returns `status`. */
 enum status comm_give_up(enum status status);
 

@@ -24,7 +24,7 @@ struct ops_part {
 
 /* Settings that change between runs. */
 struct ops_control {
-    bool timed; /* variants that combine steps in one pass measure the time of each step */
+    bool timed; /* measure the time of each step, also in variants that combine steps in one pass */
 };
 
 /* The input. Run n processes the rows of this rank rotated by n: row i of the run is row (i + n) mod count of
