@@ -2,9 +2,9 @@
  * shows where the time goes.
  *
  * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
- * independent of each other, so a polygon is cut into ranges of consecutive vertices ("arcs"). A part is two
- * opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the image.
- * Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
+ * independent of each other, so a polygon can be cut into ranges of consecutive vertices ("arcs"). A part is
+ * two opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the
+ * image. Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
  * determines the pixel's gray.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to

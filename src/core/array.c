@@ -5,8 +5,8 @@
 
 #define FIRST 16 /* elements of the first allocation; a power of two */
 
-/* The capacity is the smallest power of two that is at least FIRST and at least `count`. From FIRST on, the
- * array is therefore full if `count` is a power of two. */
+/* The capacity is the smallest power of two that is at least FIRST and at least `count`. An array of at least
+ * FIRST elements is therefore full if `count` is a power of two. */
 bool array_grow(void *array, size_t count, size_t size)
 {
     void *now, *larger;

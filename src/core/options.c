@@ -100,8 +100,8 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
-/* Values of options->given: where the option was given, plus GIVEN_FORMER * (i + 1) if it was given as
- * option_formers[i].was. */
+/* Values of options->given: where the option was given. If it was given by its former name
+ * option_formers[i].was, GIVEN_FORMER * (i + 1) is added. */
 enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
 
 /* One option that getopt_long() has recognised. */

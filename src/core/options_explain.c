@@ -1,4 +1,4 @@
-/* Messages about options that the parser refuses, with the option that is probably meant. */
+/* Messages about options that the parser refuses. They suggest the option that is probably meant. */
 #include "core/options_parts.h"
 
 #include <stdlib.h>

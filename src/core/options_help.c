@@ -23,8 +23,8 @@ static void print_wrapped(FILE *stream, const char *text)
     fputc('\n', stream);
 }
 
-/* Returns the default that `defaults`, which may be NULL, has for the option, or else the default in its
- * table. */
+/* Returns the default of an option: the value in `defaults` if there is one, else the value in the option
+ * table. `defaults` may be NULL. */
 static const char *default_of(const struct option_spec *spec, const char *const *defaults)
 {
     for (; defaults && *defaults; defaults += 2)

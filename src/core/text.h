@@ -21,7 +21,7 @@ void text_join(char *text, size_t size, const char *separator, const char *forma
 /* Closes a stream. Returns whether everything was written. */
 bool text_close(FILE *stream);
 
-/* Returns whether `text` ends in `end` and is longer. */
+/* Returns whether `text` ends in `end` and is longer than `end`. */
 bool text_ends_in(const char *text, const char *end);
 
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control

@@ -73,8 +73,8 @@ FDSL_C_BEGIN
 /* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
-/* Returns the total number of samples in one batch per worker, for the `workers` workers from number `first`
- * on. A worker's batch has `batch` samples, or its whole share if that is smaller. */
+/* Returns the sum of the batch sizes of `workers` workers, the first of which is worker `first`. The batch of
+ * a worker has `batch` samples, or its whole share if the share is smaller. */
 uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch);
 
 /* Allocates an order that can hold any epoch of any worker of the plan. STATUS_EXHAUSTED if memory runs out;

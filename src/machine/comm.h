@@ -98,7 +98,7 @@ extern bool comm_shares_memory;
 struct comm_channel;
 
 /* One end of a channel whose messages have at most `bytes` bytes each. The sender can continue while
- * `buffers` messages are on their way, not counting the one that the receiver uses. Both ends must give the
+ * `buffers` messages are in flight, not counting the message that the receiver uses. Both ends must give the
  * same sizes. */
 struct comm_channel_spec {
     int peer;

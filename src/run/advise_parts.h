@@ -43,8 +43,8 @@ void advise_compute(const struct advice_question *question, struct advice *advic
 
 /* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is
  * within ADVISE_MARGIN of the highest are compared. The way that takes less disk and memory is better. If
- * these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the faster one if
- * an energy is unknown. Unknown sizes count as 0. */
+ * these sizes differ by at most ADVISE_SMALL_BYTES, the way that uses less energy is better. If an energy is
+ * unknown, the faster way is better. Unknown sizes count as 0. */
 #define ADVISE_MARGIN      0.03
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
