@@ -22,8 +22,8 @@ struct comm_channel {
 
 /* ---- Waiting ---- */
 
-/* Sets `*ready` to whether `request` is complete. If `request` is NULL: whether the ring has room for a
- * message (sender) or contains a message (receiver). */
+/* Sets `*ready` to true if `request` is complete. If `request` is NULL, checks the ring instead: the sender
+ * is ready if the ring has room for a message, the receiver if the ring contains a message. */
 static enum status is_ready(const struct comm_channel *channel, MPI_Request *request, bool *ready)
 {
     int done;
@@ -148,7 +148,7 @@ static enum status prepare_mpi(struct comm_channel *channel)
 {
     struct comm_channel_spec *spec = &channel->spec;
     if (!spec->sends)
-        spec->buffers = 2; /* one message arrives while the caller uses the other */
+        spec->buffers = 2; /* a message can arrive in one buffer while the caller reads the other */
     TRY(comm_check_message(spec->bytes));
     channel->requests = malloc(spec->buffers * sizeof *channel->requests);
     channel->memory = calloc(spec->buffers, spec->bytes);

@@ -317,7 +317,7 @@ enum status comm_give_up(enum status status)
         return status;
     broken = true;
     status_warn_own("%s", status_text());
-    (void)MPI_Abort(MPI_COMM_WORLD, STATUS_FAILED); /* immediately: closing may wait for the other ranks */
+    (void)MPI_Abort(MPI_COMM_WORLD, STATUS_FAILED); /* do not close first: closing may wait for other ranks */
     return status;
 }
 

@@ -1,11 +1,11 @@
 /* Sums of arrays over the ranks of one machine in shared memory (machine/comm.h, comm_reduce()).
  *
- * The arrays are added up in blocks. Each rank has a part of the block that it adds up. It copies its
- * values of the other parts into its slot of the shared memory. When all ranks have copied their values, each
- * rank adds up its part in rank order and stores the sums in the free part of its slot. When all ranks have
- * stored their sums, each rank copies the sums of the other parts. If a block is small, each rank copies all
- * its values and adds up the whole block, which saves the second wait. Consecutive blocks alternate between
- * two slots per rank, so a rank can fill one slot while other ranks still read its previous slot. */
+ * The arrays are added up in blocks. Each rank is responsible for one part of a block. It copies its values
+ * of the other parts into its slot of the shared memory. When all ranks have copied their values, each rank
+ * adds up its part in rank order and stores the sums in the free part of its slot. When all ranks have stored
+ * their sums, each rank copies the sums of the other parts. If a block is small, each rank copies all its
+ * values and adds up the whole block, which saves the second wait. Consecutive blocks alternate between two
+ * slots per rank, so a rank can fill one slot while other ranks still read its previous slot. */
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -8,7 +8,8 @@
 
 static const struct {
     const char *ranks, *rank;
-    long least; /* with fewer ranks, the variable does not prove a launch */
+    long least; /* minimum number of ranks; a smaller number does not prove that a launcher started the
+                 * process */
 } launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", 1}, /* Open MPI */
     {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", 1},   /* MVAPICH */

@@ -463,7 +463,7 @@ Test(cli, other_files_are_not_overwritten)
     static const struct {
         const char *option, *name, *words;
     } outputs[] = {
-        {"--npy", "a.npy", "a.npy exists and is not a NumPy file; name another, or remove it"},
+        {"--npy", "a.npy", "a.npy exists and is not a NumPy file; choose another file, or remove it"},
         {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program wrote it"},
         {"--npy", "c.npy", "c.labels.npy exists and is not a NumPy file"},
         {"--write-classes", "a.csv", "a.csv exists and is not a list of classes"},

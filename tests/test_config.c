@@ -59,7 +59,7 @@ Test(config, invalid_lines_are_named)
         {"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
         {"batch = 2\nrse = 4\n", "--config c.ini: line 2: unknown option '--rse'; did you mean '--res'?"},
         {"res = 4\n\n; size\nres = 5\n", "--config c.ini: line 4: --res is given twice"},
-        {"config = d.ini\n", "--config c.ini: line 1: a file cannot name another file"},
+        {"config = d.ini\n", "--config c.ini: line 1: a file cannot include another file"},
         {"[images]\nres = many\n", "--config c.ini: line 2: --res: 'many' is not a whole number"},
         {"res = no\n", "--config c.ini: line 1: --res: 'no' is not a whole number"},
         {"output = f16\ndtype = f32\n",

@@ -436,7 +436,7 @@ Test(train_cli, export_overwrites_only_exports)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
     expect_refusal(2, "--export text --dry-run",
-                   "text exists and is not a safetensors file of fdsl-bench; name another");
+                   "text exists and is not a safetensors file of fdsl-bench; choose another");
     expect_refusal(2, "--export-step text", "text exists");
     expect_refusal(2, "--export-data zeros", "zeros exists");
     EXPECT(0, "[ \"$(cat text)\" = mine ]");

@@ -245,7 +245,7 @@ static enum status mapped_ready(void *state, uint64_t number)
 {
     struct mapped *mapped = state;
     if (mapped->reader.load->cache != LOAD_WARM)
-        unmap(mapped); /* mapped pages cannot be evicted, and the run must include the mapping */
+        unmap(mapped); /* because mapped pages cannot be evicted, and the timed run must include mmap() */
     TRY(reader_ready(mapped, number));
     return mapped->reader.load->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
 }

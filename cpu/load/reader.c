@@ -160,7 +160,7 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
     worker->delivered = 0;
     order_make(&verifier->plan, epoch, number, &worker->order);
     worker->status = worker->reader->epoch(worker);
-    if (worker->status != STATUS_OK) /* messages are per thread */
+    if (worker->status != STATUS_OK) /* copy the message, because status_text() is per thread */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
     else
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
@@ -269,8 +269,8 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
                       member->extension);
 }
 
-/* Decodes the image of one sample and, with --compute train, reads its label. Each sample needs an image:
- * a sample that is only read would make decoding look faster. */
+/* Decodes the image of one sample and, with --compute train, reads its label. Fails if a sample has no image:
+ * samples that are only read would make decoding look faster. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
@@ -358,7 +358,7 @@ static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
         batch.values = worker->images;
         batch.bytes = worker->images_bytes;
     }
-    if (load->pictures) { /* one image per sample, all of the same shape */
+    if (load->pictures) { /* there is one image per sample, and all images have the same shape */
         batch.stride = worker->images_bytes / count;
         batch.type = load->augment ? DTYPE_F32 : load->pictures->type;
         batch.interleaved = load->pictures->interleaved && !load->augment;

@@ -66,8 +66,8 @@ void reader_close(struct reader *reader);
  * slots, a sample is copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
-/* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. `state` is
- * a struct whose first member is a struct reader, as in all functions up to reader_verify_slots(). */
+/* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. Here, and
+ * in all functions up to reader_verify_slots(), `state` is a struct whose first member is a struct reader. */
 enum status reader_ready(void *state, uint64_t number);
 
 /* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the checksum of the

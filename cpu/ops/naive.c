@@ -50,7 +50,7 @@ static void mask(struct naive *naive)
         naive->results.kept[i] = row_valid(naive->ops, row_at(naive, i));
 }
 
-/* Drops duplicates among the kept rows. If there is no mask, all rows are candidates. */
+/* Drops duplicates among the rows that the mask keeps, or among all rows if there is no mask. */
 static void dedup(struct naive *naive)
 {
     const struct ops *ops = naive->ops;

@@ -20,7 +20,7 @@
 
 #define TILE_BYTES  ((size_t)64 << 10)
 #define TILE_ROWS   1024  /* maximum rows per tile */
-#define MASK_FACTOR 16    /* tiles of rows that are only masked are at most this many times larger */
+#define MASK_FACTOR 16    /* if rows are only masked, tiles may be larger by up to this factor */
 #define MASK_TILES  16    /* minimum number of these larger tiles per thread */
 #define LIST_ROWS   65536 /* rows per tile of a pass that only lists kept rows */
 #define SPINS       1000  /* polls before a waiting thread yields its core */
@@ -43,7 +43,7 @@ struct omp {
     /* The state of the current run: */
     uint64_t shift, next_tile;
     uint64_t last; /* number of the last tile in the latest pass */
-    uint64_t kept; /* without compaction: number of kept rows */
+    uint64_t kept; /* number of kept rows; only without compaction */
     struct ops_format format;
     struct ops_draw draw;
     uint32_t *largest; /* per thread: the bits of the largest finite magnitude */
@@ -144,7 +144,7 @@ static void mask(const struct omp *omp, uint64_t begin, uint64_t end)
                           ops->norm_min, ops->norm_max);
 }
 
-/* Hashes the kept rows. If there is no mask, all rows are candidates. */
+/* Hashes the rows that the mask keeps, or all rows if there is no mask. */
 static void hash_candidates(const struct omp *omp, uint64_t begin, uint64_t end)
 {
     const struct ops *ops = omp->ops;

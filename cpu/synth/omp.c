@@ -2,9 +2,9 @@
  * shows where the time goes.
  *
  * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
- * independent of each other, so a polygon is cut into ranges of consecutive vertices ("arcs"). A part is two
- * opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the image.
- * Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
+ * independent of each other, so a polygon can be cut into ranges of consecutive vertices ("arcs"). A part is
+ * two opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the
+ * image. Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
  * determines the pixel's gray.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
@@ -239,7 +239,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 
 /* ---- Drawing ---- */
 
-/* Pixel addresses come from a list, so this loop is bound by its stores alone. */
+/* Pixel addresses come from a list, so only the stores limit the speed of this loop. */
 static void paint_gray(const struct omp_pen *pen, const int32_t *pixels, size_t count)
 {
     uint8_t *origin = pen->origin, gray = (uint8_t)pen->value;
@@ -288,8 +288,8 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     omp->kernel->begin(arc);
 }
 
-/* Begins a stage if stages are timed separately, and returns its start time. In other runs, stages have no
- * clock reads and no NVTX ranges. */
+/* If stages are timed separately, begins a stage and returns its start time. Otherwise does nothing, so that
+ * runs read no clock and open no NVTX ranges for stages. */
 static double begin_stage(const struct omp *omp, const char *name)
 {
     if (!omp->timed)

@@ -1,4 +1,4 @@
-/* Internals of the variant `omp`. Its kernels are CPU code for one instruction set each.
+/* Internals of the variant `omp`. Each of its kernels is CPU code for one instruction set.
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
  * block contains the random words of two orbits. The kernel then converts the lines of each orbit to a list
@@ -34,7 +34,8 @@ struct omp_tables {
     float gradients[NOISE_TABLE_COUNT]; /* from noise_gradients() */
     /* (hashes[s][c & 31] >> 4 * (c >> 5)) & 15 is the low four bits of the hash of cell c + s. */
     uint32_t hashes[2][32];
-    float hash_gradients[16];         /* indexed by these four bits: the scaled gradient, times 2^-24 */
+    float hash_gradients[16];         /* indexed by the low four bits of a hash: the scaled gradient, times
+                                       * 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
     int32_t step_pixel[OCTANT_COUNT]; /* per octant: result of omp_pack_step(), in canvas pixels */
 

@@ -9,7 +9,7 @@
 
 enum {
     BORDERS = 4,
-    ORBITS_SURE = 1 << 16 /* while more orbits remain, no line is culled */
+    ORBITS_SURE = 1 << 16 /* lines are culled only in the last ORBITS_SURE orbits */
 };
 
 /* ---- Vertices ---- */
@@ -226,7 +226,8 @@ static void flush(struct pixels *pixels, const struct omp_pen *pen)
     pixels->count = 0;
 }
 
-/* Reserves space for `count` pixels, and OMP_SHORT more that stores of whole vectors may overwrite. */
+/* Reserves space for `count` pixels, and for OMP_SHORT more, because stores of whole vectors may write beyond
+ * the last pixel. */
 static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct omp_pen *pen)
 {
     if (pixels->count + count + OMP_SHORT > COUNT_OF(pixels->list))

@@ -245,7 +245,7 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 {
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
-    if (!feed_computes(&net->feed)) /* otherwise omp_steps() filled the list */
+    if (!feed_computes(&net->feed)) /* otherwise omp_steps() has filled step_numbers */
         train_batch(net->train, order, step, net->step_numbers);
     compute_gradients(net, epoch, step);
     exchange(net);
@@ -272,8 +272,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->train = train;
     net->kernel = kernels[isa_best()];
     net->gemm = gemm;
-    /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
-     * must be woken. */
+    /* A small batch is computed on one thread: it takes less time than the synchronisation of several
+     * threads, especially if a sleeping thread must be woken. */
     const struct stage *stage = train->stage;
     net->most = stage ? stage->capacity : train_part_max(train);
     net->accumulates = stage || train_parts(train) > 1;
@@ -325,8 +325,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
-    /* The same threads generate and augment samples, which happens between two steps. A parallel region then
-     * covers one step only. */
+    /* If samples are generated or augmented, the same threads do this between two steps. A parallel region
+     * then covers a single step. */
     uint32_t at_once = feed_computes(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
         uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);

@@ -25,8 +25,8 @@ void barrier_destroy(struct barrier *barrier)
 }
 
 /* OpenMP's own barriers spin for milliseconds. If other processes also need the cores, the spinning threads
- * keep the last thread from running. In a measurement with other processes, a training step took six times as
- * much CPU time. This barrier therefore spins briefly and then sleeps. */
+ * keep the last thread from running. In a measurement with other processes, a training step with OpenMP's
+ * barriers took six times as much CPU time. This barrier therefore spins briefly and then sleeps. */
 void barrier_wait(struct barrier *barrier)
 {
     uint32_t threads = (uint32_t)omp_get_num_threads(), round = atomic_load(&barrier->passed);

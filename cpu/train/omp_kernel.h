@@ -36,7 +36,7 @@ struct gemm {
 /* Max-pooling. Each position has `pitch` floats, one per channel and some for padding. For each window and
  * channel, finds the maximum and its position. */
 struct pool {
-    struct shape in, out; /* their channel counts are not used */
+    struct shape in, out; /* the channels of these shapes are ignored */
     const uint32_t *kernel;
     size_t pitch;
 };

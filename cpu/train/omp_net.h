@@ -163,8 +163,8 @@ struct net {
     uint32_t *argmax;
     uint8_t *draws;
 
-    /* Pipelines that separate the gradients of inputs and weights: the gradients of the outputs of
-     * convolutions, per sample. Otherwise NULL. */
+    /* The gradients of the convolutions' outputs, per sample. Only for pipelines that compute the gradients
+     * of inputs and those of weights separately; otherwise NULL. */
     size_t kept_delta_values;
     float *kept_deltas;
 

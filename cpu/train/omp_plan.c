@@ -430,8 +430,8 @@ static void plan_rows(struct net *net, struct block *block)
     }
 }
 
-/* Determines which block writes the gradients of `target` first, and assigns memory to them: an array of a
- * block whose backward pass is done, or a new one. */
+/* Determines which block writes the gradients of `target` first. Assigns memory to these gradients: a new
+ * array, or the array of a block whose backward pass is done. */
 static void give_deltas(struct net *net, struct block *target, const struct block *writer, float **spare,
                         uint32_t *spares)
 {

@@ -67,7 +67,7 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
             net_clear_sums(net);
         barrier_wait(&net->barrier);
         net_backward(net, micro->epoch, of);
-        if (in_deltas && net->flat == 1) /* otherwise net_backward() has written in_deltas */
+        if (in_deltas && net->flat == 1) /* with blocks before FLAT, net_backward() writes in_deltas */
             give_rows(net, flat, flat->deltas, in_deltas);
     }
     return STATUS_OK;

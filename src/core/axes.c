@@ -38,7 +38,7 @@ static enum status add_value(struct axis *axis, const char *text)
                   "out of memory for the values of --%s", spec->name));
     char *mine = axis->texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
-    if (!*mine) /* options_text() wrote nothing: the value is "none", or a count of 0 without a default */
+    if (!*mine) /* options_text() writes nothing for "none", and for a count of 0 without a default */
         strcpy(mine, option_takes_none(spec) ? "none" : "0");
     for (size_t i = 0; i < axis->count; i++)
         if (strcmp(axis->texts[i], mine) == 0)
@@ -274,9 +274,9 @@ bool axes_describe_rest(const struct axes *axes, size_t combination, char *text,
     *text = '\0';
     while (end > 0 && value_index(axes, end - 1, combination) == 0)
         end--;
-    /* Write one command for each axis that has values left. The command sets this axis to these values, and
-     * the earlier axes to their current values. It omits the later axes, because the original command
-     * contains their lists. */
+    /* Write one command for each axis with values that are not measured yet. The command gives the axis these
+     * values, and the earlier axes their current values. It omits the later axes, because the original
+     * command contains their lists. */
     for (size_t last = end; last-- > 0;) {
         const struct axis *axis = &axes->at[last];
         size_t first = value_index(axes, last, combination) + (last + 1 < end);

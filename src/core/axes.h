@@ -11,7 +11,7 @@
 
 #define AXES_MAX         16
 #define AXIS_TEXT_BYTES  32    /* room for any number, and for any word that an option accepts */
-#define COMBINATIONS_MAX 10000 /* more combinations are probably a typing error */
+#define COMBINATIONS_MAX 10000 /* more combinations than this are probably a typing error */
 
 struct axis {
     const struct option_spec *spec;
@@ -59,7 +59,7 @@ enum status axes_select(const struct axes *axes, size_t combination);
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
 
 /* Writes the values of the axis, starting at index `first`, as a list ("8,16") into a buffer of `size` bytes,
- * truncated if they do not fit. Returns the length of the whole text. */
+ * truncated if they do not fit. Returns the length before truncation. */
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
 
 /* Writes the options with which a user continues at combination number `combination`. They replace the

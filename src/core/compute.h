@@ -10,7 +10,8 @@
 #include "core/options.h"
 #include "core/status.h"
 
-/* Range of the step time. The gap of about 2 us between two steps is 2 % of the shortest step. */
+/* Range of the step time. Two steps are about 2 us apart; the minimum keeps this gap at or below 2 % of a
+ * step. */
 #define COMPUTE_MIN_MS 0.1
 #define COMPUTE_MAX_MS 1000
 

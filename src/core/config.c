@@ -71,10 +71,9 @@ static int take_line(void *context, const char *section, const char *name, const
     size_t bytes = strlen(name) + strlen(value) + sizeof "--=";
     (void)section;
     if (strcmp(name, "config") == 0) {
-        reading->status =
-            status_set(STATUS_USAGE,
-                       "--config %s: line %d: a file cannot name another file; copy the other file's lines",
-                       config->path, reading->line);
+        reading->status = status_set(
+            STATUS_USAGE, "--config %s: line %d: a file cannot include another file; copy its lines instead",
+            config->path, reading->line);
         return 0;
     }
     char *argument = malloc(bytes);

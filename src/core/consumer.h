@@ -61,11 +61,11 @@ struct consumer {
 
 /* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()), each step trains a
  * network, and `step_s` is ignored. If `task` is NULL, each step is a kernel that takes `step_s` seconds on
- * an otherwise idle device. The calibration accepts an error of 2 %, or of 10 % with a warning. Calibrates
- * and measures for about a second (longer if a step takes more than 10 ms), during which nothing else should
- * run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if training
- * does not fit in the device's memory; STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if the step cannot
- * be calibrated. Nothing is left allocated after a failure. */
+ * an otherwise idle device. Calibration errors of up to 2 % are accepted silently, errors of up to 10 % with
+ * a warning. Calibrates and measures for about a second (longer if a step takes more than 10 ms), during
+ * which nothing else should run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a
+ * GPU; STATUS_USAGE if training does not fit in the device's memory; STATUS_EXHAUSTED if memory runs out,
+ * STATUS_FAILED if the step cannot be calibrated. Nothing is left allocated after a failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
 /* Waits for all steps, then resets the training state. Called before another variant delivers batches. */

@@ -101,7 +101,7 @@ static enum status check(const char *path)
         return errno == ENOENT ? file_check_new(path)
                                : status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
     if (!S_ISREG(info.st_mode))
-        return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
+        return status_set(STATUS_USAGE, "%s is not a regular file; choose another file", path);
     char real[PATH_MAX], buffer[PATH_MAX];
     /* For a link, check the folder of its target: writing replaces the target, not the link. */
     const char *folder = folder_of(realpath(path, real) ? real : path, buffer);
@@ -130,8 +130,8 @@ enum status file_check_kind(const char *path, const struct file_kind *kind)
         return status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(cause));
     return any == 0 || ((size_t)count == kind->count && memcmp(bytes, kind->bytes, kind->count) == 0)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "%s exists and is not a %s; name another, or remove it", path,
-                            kind->name);
+               : status_set(STATUS_USAGE, "%s exists and is not a %s; choose another file, or remove it",
+                            path, kind->name);
 }
 
 bool file_write_all(int fd, const char *bytes, size_t count)
@@ -316,7 +316,7 @@ enum status file_begin(struct file_writer *writer, const char *path)
     TRY(ALLOCATED(writer->target, "%s cannot be written: out of memory", path));
     if (stat(writer->target, &info) == 0 && !S_ISREG(info.st_mode)) {
         enum status status =
-            status_set(STATUS_FAILED, "%s is not a regular file; name another", writer->target);
+            status_set(STATUS_FAILED, "%s is not a regular file; choose another file", writer->target);
         writer_free(writer, false);
         return status;
     }

@@ -26,8 +26,8 @@ struct file_kind {
     size_t count;
 };
 
-/* Checks that file_write_atomic() could write `path`: the folder is writable, and `path` does not exist or is
- * a regular file that is empty or has the magic number of `kind`. Changes nothing. STATUS_USAGE with the
+/* Checks that file_write_atomic() could write `path`. Its folder must be writable. If `path` exists, it must
+ * be a regular file that is empty or has the magic number of `kind`. Changes nothing. STATUS_USAGE with the
  * reason and a remedy if not. */
 enum status file_check_kind(const char *path, const struct file_kind *kind);
 
@@ -70,8 +70,8 @@ void file_remove_on_signals(void);
 void file_say_on_signal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the
- * deferred signal. The program calls them around the writing of results that exist only in memory.
- * file_signal_held() returns whether a signal is deferred; loops that wait must then give up. */
+ * deferred signal. The program calls these functions before and after it writes results that exist only in
+ * memory. file_signal_held() returns whether a signal is deferred; loops that wait must then give up. */
 void file_hold_signals(void);
 bool file_signal_held(void);
 void file_release_signals(void);

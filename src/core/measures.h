@@ -4,7 +4,7 @@
 
 #include "core/portable.h"
 
-#define MEASURES_MAX     64 /* the most columns per workload */
+#define MEASURES_MAX     64 /* maximum number of columns per workload */
 #define MEASURE_TEXT_MAX 64 /* bytes per value, including the terminating zero */
 
 /* The rule by which the row of all ranks together (rank=all) combines the values of the ranks. The rule also
@@ -13,7 +13,7 @@ enum combine {
     COMBINE_FIRST,    /* text that is the same on all ranks */
     COMBINE_SAME,     /* a number that is the same on all ranks */
     COMBINE_COMMON,   /* text: kept if it is the same on all ranks, else empty */
-    COMBINE_NONE,     /* empty: ranks measure it at different times, so their values cannot be combined */
+    COMBINE_NONE,     /* empty: the ranks measure this value at different times, so it cannot be combined */
     COMBINE_MIN,      /* the minimum */
     COMBINE_MEAN,     /* the mean */
     COMBINE_MAX,      /* the maximum */

@@ -100,8 +100,8 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
-/* Values of options->given: where the option was given, plus GIVEN_FORMER * (i + 1) if it was given as
- * option_formers[i].was. */
+/* Values of options->given: where the option was given. If it was given by its former name
+ * option_formers[i].was, GIVEN_FORMER * (i + 1) is added. */
 enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
 
 /* One option that getopt_long() has recognised. */
@@ -152,7 +152,7 @@ static enum status check_former(const struct options *options, const struct foun
     const struct former *former = found->former;
     if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
         size_t index;
-        bool trains = option_has_name(options, "train-size", &index); /* training repeats no runs */
+        bool trains = option_has_name(options, "train-size", &index); /* train has no --loops */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
                           trains ? "--train-size N trains on N samples" : former->number, former->now,
                           found->spec->argument);
@@ -419,7 +419,7 @@ bool options_given(const struct options *options, const char *name)
     if (!options->given || !option_has_name(options, name, &index) || options->given[index] == 0)
         return false;
     const struct option_spec *spec = option_spec_at(options, index, &values);
-    char text[8] = "set"; /* long enough to tell whether there is a value */
+    char text[8] = "set"; /* may be truncated: only whether it is empty matters */
     if (option_takes_none(spec))
         options_text(spec, values, text, sizeof text);
     return *text;

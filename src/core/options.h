@@ -13,10 +13,11 @@ struct axes;
 struct config;
 
 /* An option that is not given and has no default has the value false, 0, NaN, -1 or NULL, depending on its
- * kind. A count without a default therefore needs a minimum of at least 1, unless 0 means "not given", as for
- * --threads. Numbers without a default accept "none" for "not given": real numbers, texts of numbers, and
- * counts with such a minimum. With "none", a user can switch off a value of options->defaults, for example
- * one that a recipe sets. */
+ * kind. A count without a default therefore needs a minimum of at least 1, unless its value 0 has the same
+ * effect as not giving the option. The word "none" means "not given". It cancels a value of
+ * options->defaults, for example one that a recipe sets. Real numbers accept "none" if they have no default
+ * or the default 0. Texts of numbers accept it if they have no default; so do counts and sizes whose minimum
+ * is at least 1. */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
@@ -85,9 +86,9 @@ struct options {
  * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
  * yes, on, false, no or off. Allocates options->given; call options_free(), even after a failure.
- * STATUS_USAGE for an unknown option (suggests the nearest name), an ambiguous prefix, an option with a value
- * that is given twice, a missing or unexpected argument, or a value that is not a number or is out of range.
- * If the option is in a file, the message names the file and the line. */
+ * STATUS_USAGE for an unknown option (suggests the nearest name), an ambiguous prefix, a repeated option that
+ * takes a value, a missing or unexpected argument, or a value that is not a number or is out of range. If the
+ * option is in a file, the message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 
@@ -127,16 +128,16 @@ void options_text(const struct option_spec *spec, const void *values, char *text
  * array_bytes, because every row has a column bytes for the roofline. */
 void options_column(const struct option_spec *spec, char *column, size_t size);
 
-/* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only whether
- * one is given, because ranks may write to different files. `besides` is a NULL-terminated list of options,
- * or NULL. An option in this list is hashed only if it has a list or range. */
+/* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), the hash covers only
+ * whether one is given, because ranks may write to different files. `besides` is a NULL-terminated list of
+ * options, or NULL. An option in this list is hashed only if it has a list or range. */
 uint64_t options_hash(const struct options *options, const char *const *besides);
 
 /* Prints the options of one table for --help. `defaults` is as in struct options. */
 void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults);
 
-/* Prints the options in options->defaults that were not given, with their values, as a command line. Leaves
- * out the options for which `applies` returns false. Prints nothing without such options. */
+/* Prints, as a command line, those options of options->defaults that were not given and for which `applies`
+ * returns true. Prints nothing if there are none. */
 void options_print_defaults(FILE *stream, const struct options *options,
                             bool (*applies)(const void *context, const char *name), const void *context);
 

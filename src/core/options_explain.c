@@ -1,4 +1,4 @@
-/* Messages about options that the parser refuses, with the option that is probably meant. */
+/* Messages about options that the parser refuses. They suggest the option that is probably meant. */
 #include "core/options_parts.h"
 
 #include <stdlib.h>
@@ -8,8 +8,9 @@
 
 #define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
 
-/* Names that other programs, above all timm, give to options. They are not accepted; the error message names
- * our option for the same purpose, with a value if it needs one. `ours` is NULL if there is none. */
+/* Option names of other programs, above all timm. These names are not accepted. The error message suggests
+ * our option for the same purpose, with a value if the option needs one. `ours` is NULL if we have no such
+ * option. */
 static const struct foreign {
     const char *theirs, *ours, *value;
 } foreigns[] = {
@@ -87,9 +88,8 @@ static const struct foreign *find_foreign(const char *name)
     return NULL;
 }
 
-/* Sets a message for the option name of another program: it suggests our option. If this is not an option of
- * the current workload, the message says where it belongs. Returns STATUS_OK if no part of the program knows
- * the option. */
+/* Sets a message for the option name of another program if `options` do not contain our option. The message
+ * says where our option belongs. Returns STATUS_OK if no part of the program knows our option. */
 static enum status explain_foreign(const struct options *options, int shown, const char *argument,
                                    const struct foreign *foreign)
 {

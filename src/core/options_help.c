@@ -23,7 +23,8 @@ static void print_wrapped(FILE *stream, const char *text)
     fputc('\n', stream);
 }
 
-/* Returns the option's default: the one in `defaults`, which may be NULL, or the one of its table. */
+/* Returns the default of an option: the value in `defaults` if there is one, else the value in the option
+ * table. `defaults` may be NULL. */
 static const char *default_of(const struct option_spec *spec, const char *const *defaults)
 {
     for (; defaults && *defaults; defaults += 2)
@@ -55,7 +56,7 @@ void options_help(FILE *stream, const struct option_spec *specs, size_t count, c
             text_append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
         const char *fallback = default_of(spec, defaults);
         char *usual = strstr(text, " (default: ");
-        if (usual && fallback != spec->fallback) /* the default that the help text names does not apply */
+        if (usual && fallback != spec->fallback) /* `defaults` overrides the help text */
             cut(usual, strchr(usual, ')'));
         if (fallback)
             text_append(text, sizeof text, " (default %s)", fallback);

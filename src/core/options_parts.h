@@ -39,7 +39,7 @@ enum status option_set_default(const struct option_spec *spec, void *values);
 
 /* ---- options_explain.c: STATUS_USAGE with a message that names the option that is probably meant ---- */
 
-/* For an argument that getopt_long() refused: it is either ambiguous or unknown. */
+/* Sets the message for an ambiguous or unknown option, which getopt_long() refused. */
 enum status option_explain_refused(const struct options *options, const char *argument);
 
 /* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
@@ -48,8 +48,8 @@ enum status option_explain_missing(const struct option_spec *spec, const char *w
 /* Sets the message for an argument that is not an option. `previous` is the argument before it. */
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument);
 
-/* For a refused value: appends a suggestion to the message if another option with a similar name accepts the
- * value. Returns STATUS_USAGE. */
+/* Completes the message for a value that `spec` refused: if an option with a similar name accepts the value,
+ * suggests that option. Returns STATUS_USAGE. */
 enum status option_explain_value(const struct options *options, const struct option_spec *spec,
                                  const char *value);
 

@@ -1,5 +1,6 @@
-/* Random permutations with random access: permutation_at() returns element i of a permutation of n elements
- * without computing the others, in constant memory, bit-identical on host and device.
+/* Random permutations with random access. permutation_at() returns element i of a permutation of n elements
+ * without computing the other elements. It needs constant memory, and its results are bit-identical on host
+ * and device.
  *
  * A Feistel network permutes the numbers of 2h bits, where h is the smallest number with h >= 4 and 2^(2h) >=
  * n. Smaller h are not used, because networks of 4 bits (h = 2) are biased for any number of rounds. Numbers

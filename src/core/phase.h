@@ -12,7 +12,7 @@ enum phase {
     PHASE_VERIFY, /* untimed runs whose results are verified or delivered, and the verification */
     PHASE_WARM_UP,
     PHASE_TIMED,
-    PHASE_MEASURE, /* untimed runs for other measures, and writing rows */
+    PHASE_MEASURE, /* untimed runs that measure further columns, and the output of rows */
     PHASE_TEARDOWN
 };
 
@@ -73,8 +73,8 @@ static inline void range_pop(void)
 
 FDSL_C_END
 
-/* RANGE(READ); opens the range RANGE_READ. The range ends with the enclosing block, even if the block
- * returns. */
+/* RANGE(READ); opens the range RANGE_READ. The range ends when control leaves the enclosing block, even by a
+ * return. */
 #ifdef __cplusplus
 struct range_scope {
     explicit range_scope(const char *name)

@@ -289,7 +289,7 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
     return STATUS_OK;
 }
 
-/* The caller frees `*text`, also if this fails. */
+/* Reads a whole file. The caller frees `*text`, even after a failure. */
 static enum status read_all(int fd, const char *path, char **text, size_t *bytes)
 {
     struct stat info;
@@ -430,7 +430,7 @@ static enum status append_lines(int fd, const char *path, const struct row *row,
         TRY(cut_torn_line(fd, path, &extent, locked));
 
     size_t skipped = extent.whole_bytes > 0 ? lines->header_bytes : 0;
-    /* A full disk or quota may only be reported by fsync(). */
+    /* A full disk or an exceeded quota may be reported only by fsync(). */
     if (file_write_all(fd, lines->text + skipped, lines->bytes - skipped) && fsync(fd) == 0) {
         if (!skipped)
             file_sync_folder(path);

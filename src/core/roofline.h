@@ -29,9 +29,9 @@ struct least_work {
 struct machine_peaks {
     double flops_per_s[UNIT_COUNT];
     double memory_bytes_per_s;
-    double cache_bytes; /* the most data that can stay in caches between two runs */
-    double chip_bytes;  /* the most data that can stay on chip within a run, including registers and shared
-                           memory */
+    double cache_bytes; /* maximum amount of data that can stay in caches between two runs */
+    double chip_bytes;  /* maximum amount of data that can stay on chip within a run, including registers and
+                         * shared memory */
     double bus_bytes_per_s;
 };
 

@@ -23,8 +23,7 @@ enum status {
                                STATUS_FAILED, the data are not the cause, so --on-error skip does not apply */
 };
 
-/* Returns the exit status of the program. It is the code itself, but that of STATUS_FAILED for
- * STATUS_EXHAUSTED. */
+/* Returns the exit status of the program: STATUS_FAILED for STATUS_EXHAUSTED, else the code itself. */
 int status_exit(enum status code);
 
 /* Returns the status for a failed system call. `cause` is the errno. */
@@ -95,8 +94,8 @@ void status_print(void);
  * format and arguments follow, and returns STATUS_EXHAUSTED. */
 #define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_EXHAUSTED, __VA_ARGS__))
 
-/* Before the declaration of an initialised pointer: its memory is freed at the end of the scope, also if a
- * TRY() leaves the scope. */
+/* Placed before the declaration of an initialised pointer. Frees its memory at the end of the scope, even if
+ * a TRY() leaves the scope. */
 #define FREED __attribute__((cleanup(status_free_)))
 static inline void status_free_(void *pointer)
 {

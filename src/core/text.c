@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-#define ESCAPED_MAX 16 /* the most bytes per character after escaping: four times \xNN */
+#define ESCAPED_MAX 16 /* maximum number of bytes per character after escaping: four times \xNN */
 
 void text_append(char *text, size_t size, const char *format, ...)
 {

@@ -12,8 +12,8 @@
 
 FDSL_C_BEGIN
 
-/* Append formatted text to `text`, a string in a buffer of `size` bytes. They truncate what does not fit.
- * text_join() writes `separator` first, unless `text` is empty. */
+/* Append formatted text to `text`, a string in a buffer of `size` bytes. Both functions truncate text that
+ * does not fit. text_join() writes `separator` first, unless `text` is empty. */
 void text_append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void text_join(char *text, size_t size, const char *separator, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -21,7 +21,7 @@ void text_join(char *text, size_t size, const char *separator, const char *forma
 /* Closes a stream. Returns whether everything was written. */
 bool text_close(FILE *stream);
 
-/* Returns whether `text` ends in `end` and is longer. */
+/* Returns whether `text` ends in `end` and is longer than `end`. */
 bool text_ends_in(const char *text, const char *end);
 
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control

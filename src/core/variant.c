@@ -129,7 +129,7 @@ static enum status explain_not_built(const char *needs)
         if (parts[i].built || !needs_part(needs, parts[i].part))
             continue;
         text_join(lacks, sizeof lacks, " and ", "no %s", parts[i].words);
-        if (strcmp(parts[i].part, "CUDA") == 0) /* a build without CUDA does not look for these headers */
+        if (strcmp(parts[i].part, "CUDA") == 0) /* builds without CUDA never look for cuBLAS and cuDNN */
             break;
     }
     return status_set(STATUS_UNAVAILABLE, "not built: this build has %s", lacks);

@@ -39,7 +39,7 @@ struct workload {
      * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;
 
-    /* Name of the CPU variant that runs in place of GPU variants on ranks that --rank-device gives the CPU.
+    /* Name of the CPU variant that replaces GPU variants on ranks that --rank-device assigns to the CPU.
      * NULL: there is none. */
     const char *cpu_stand_in;
 
@@ -145,8 +145,8 @@ struct workload {
     /* For workloads whose batches a training step can consume (--compute). Set step() and either hand_over()
      * or set_consumer(). run/consumed.h implements the rest. */
     struct {
-        /* Returns the training step in `parameters`. It is complete once the input is open; before that only
-         * its presence is known. NULL: the workload does not support --compute. */
+        /* Returns the training step in `parameters`. Before the input is open, only the member `text` is set.
+         * NULL: the workload does not support --compute. */
         const struct compute *(*step)(const void *parameters);
 
         /* For one batch per run: passes the batch of run `number`, the latest run of `state`, to the

@@ -50,9 +50,9 @@ struct array_picture {
 struct arrays {
     enum dtype type;
     uint64_t value_count;           /* number of values per sample */
-    struct array_picture *pictures; /* by sample number; NULL unless images are decoded */
-    struct array_sample *samples;   /* by sample number */
-    struct array_extent *extents;   /* by sample number */
+    struct array_picture *pictures; /* indexed by sample number; NULL unless images are decoded */
+    struct array_sample *samples;   /* indexed by sample number */
+    struct array_extent *extents;   /* indexed by sample number */
     uint64_t bytes_max;             /* size of the largest extent */
 };
 

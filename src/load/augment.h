@@ -16,8 +16,8 @@
 /* Parameters of augmentation. */
 struct augmentation {
     struct augment move;
-    /* Per channel, after the shift: (value - mean) * scale; bytes are first divided by 255. Channels from
-     * number `channels` on use mean[0] and scale[0]. */
+    /* Per channel, after the shift: (value - mean) * scale; bytes are first divided by 255. Channels with an
+     * index of at least `channels` use mean[0] and scale[0]. */
     float mean[AUGMENT_CHANNELS_MAX], scale[AUGMENT_CHANNELS_MAX];
     uint32_t channels;
     uint64_t seed;

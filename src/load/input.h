@@ -126,7 +126,7 @@ struct load_result {
                               last sample period before fetch(); negative if NVML does not report it */
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
-    double useful_bytes;   /* bytes of one batch per thread, and of a resident data set */
+    double useful_bytes;   /* useful part of memory_bytes: one batch per thread, and the resident data set */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
 };

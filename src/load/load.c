@@ -279,7 +279,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     TRY(compute_read(&parameters->compute));
     parameters->decode |= parameters->augment || parameters->out_res;
     if (parameters->out_res && !options_given(given, "shift"))
-        parameters->shift = 0; /* --fit moves the image already */
+        parameters->shift = 0; /* with --out-res, --fit can shift the image */
     struct members members;
     TRY(members_parse(parameters->image, parameters->label, parameters->member, &members));
     struct load_job *job = *input = calloc(1, sizeof *job);
@@ -315,8 +315,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes the properties that determine the orders and the checksums of timed runs. These are, for every
- * sample in order, its key, its edges (data/checksum.h) and its size; and the first sample of every shard. */
+/* Hashes the properties that determine the orders and the checksums of timed runs: the key, the edges
+ * (data/checksum.h) and the size of every sample, in order, and the first sample of every shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -438,7 +438,8 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    /* Every run loses the same samples, or almost the same (parts_vary() in verifier.c). */
+    /* Subtract the samples that the latest run lost. Other runs lose the same samples, or almost the same
+     * (parts_vary() in verifier.c). */
     const struct checksum *lost = &load->control->lost;
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,

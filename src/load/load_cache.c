@@ -77,8 +77,8 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
     if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* to count its pages, each file was opened, which cached its directory entry and
-                             inode; drops both if permitted */
+        cache_drop_all(); /* drop the directory entries and inodes that were cached when files were opened to
+                           * count pages */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,

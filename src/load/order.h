@@ -1,7 +1,7 @@
-/* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. Samples and
- * order are pure functions of the seed, the epoch, the worker's number and the number of workers. They do not
- * depend on earlier epochs. With the same number of workers, all variants that use the same kind of order
- * read in the same order. There are three kinds:
+/* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. The samples
+ * and their order are pure functions of the seed, the epoch, the worker's number and the number of workers.
+ * They do not depend on earlier epochs. With the same number of workers, all variants that use the same kind
+ * of order read in the same order. There are three kinds:
  *
  * Files: one permutation of all samples, divided into one share per worker.
  *
@@ -73,8 +73,8 @@ FDSL_C_BEGIN
 /* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
-/* Returns the total number of samples in one batch per worker, for the `workers` workers from number `first`
- * on. A worker's batch has `batch` samples, or its whole share if that is smaller. */
+/* Returns the sum of the batch sizes of `workers` workers, the first of which is worker `first`. The batch of
+ * a worker has `batch` samples, or its whole share if the share is smaller. */
 uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch);
 
 /* Allocates an order that can hold any epoch of any worker of the plan. STATUS_EXHAUSTED if memory runs out;

@@ -8,8 +8,8 @@
  * to a rank. */
 enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
-/* Returns whether each run decodes another part of an image. A damaged image is then lost only in the runs
- * whose part meets the damage. */
+/* Returns whether every run decodes a different part of each image. If so, a damaged image is lost only in
+ * the runs that decode the damaged part. */
 static bool parts_vary(const struct load *load)
 {
     return load->fit.res && load->fit.how != FIT_RESIZE;

@@ -1,6 +1,6 @@
 /* Verifies every run of the workload `load`. A run must start with the page cache in the requested state. It
  * must deliver every sample once per epoch, with the bytes that the plain reader (data/plain.h) read. All
- * runs of a row must lose the same samples, unless each run decodes another part of an image. */
+ * runs of a row must lose the same samples, unless every run decodes a different part of each image. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 
@@ -30,10 +30,10 @@ struct losses {
     struct checksum checksum;    /* sum of the expected checksums of these samples */
     uint64_t fresh;              /* number of these samples that no earlier run lost */
     bool changed;                /* a sample was read in an earlier run and is lost now, or the reverse */
-    char why[LOSSES_TOLD][1024]; /* error messages of the first fresh ones */
+    char why[LOSSES_TOLD][1024]; /* error messages of the first `fresh` samples */
 };
 
-/* Call before each run. Leaves the texts, because clearing them would take time in short runs. */
+/* Call before each run. Does not clear the messages in `why`, because this would take time in short runs. */
 static inline void losses_clear(struct losses *losses)
 {
     losses->checksum.count = losses->checksum.bytes = losses->checksum.sum = 0;
@@ -63,7 +63,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,
                    uint64_t lost);
 
-/* Adds a worker's losses to the total. Warns of samples that are lost for the first time. */
+/* Adds a worker's losses to the total. Warns about samples that are lost for the first time. */
 void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.

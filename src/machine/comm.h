@@ -45,8 +45,8 @@ int comm_local_size(void);
  * ranks sleep, which leaves their cores free. */
 enum status comm_agree(enum status status);
 
-/* Not collective: for a rank that failed while the other ranks may be waiting for it outside of this
- * interface, for example in GPU kernels. This rank prints status_text() and aborts all ranks. With one rank,
+/* Not collective. A rank calls this function after a failure if other ranks may be waiting for it outside of
+ * this interface, for example in GPU kernels. Prints status_text() and aborts all ranks. With one rank,
  * returns `status`. */
 enum status comm_give_up(enum status status);
 
@@ -98,7 +98,7 @@ extern bool comm_shares_memory;
 struct comm_channel;
 
 /* One end of a channel whose messages have at most `bytes` bytes each. The sender can continue while
- * `buffers` messages are on their way, not counting the one that the receiver uses. Both ends must give the
+ * `buffers` messages are in flight, not counting the message that the receiver uses. Both ends must give the
  * same sizes. */
 struct comm_channel_spec {
     int peer;

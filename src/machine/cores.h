@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-#define CORES_MAX       8192 /* the most hardware threads that Linux supports on x86-64 */
+#define CORES_MAX       8192 /* maximum number of hardware threads that Linux supports on x86-64 */
 #define CORES_WORD_BITS (8 * sizeof(unsigned long))
 
 /* A set of hardware threads, in the layout of Linux affinity masks. */
@@ -16,7 +16,7 @@ struct cores_mask {
     unsigned long words[CORES_MAX / 8 / sizeof(unsigned long)];
 };
 
-/* The result of cores_take(), in increasing order of importance for a warning. */
+/* The result of cores_take(), in ascending order of severity. */
 enum cores_outcome {
     CORES_KEPT,   /* the launcher gave each rank its own hardware threads and left none unused, or there is
                    * only one rank */
@@ -35,8 +35,8 @@ struct cores_plan {
  * each rank. `allowed` has all hardware threads that this job may use. `cores` has the hardware threads of
  * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. Divides only cores that at
  * least one rank may run on. If `extra` is NULL, all ranks get the same number of cores. Otherwise each rank
- * gets one core, and the ranks divide the other cores in proportion to `extra`, which has one number per
- * rank, not all 0. A pure function. */
+ * gets one core, and the remaining cores are divided in proportion to `extra`. `extra` has one number per
+ * rank; the numbers must not all be 0. A pure function. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t *extra, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);

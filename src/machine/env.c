@@ -78,7 +78,7 @@ static void capture_processors(struct env *env)
 
 #else
 
-enum { CPUS_MAX = 8192 }; /* the most hardware threads that Linux supports on x86-64 */
+enum { CPUS_MAX = 8192 }; /* maximum number of hardware threads that Linux supports on x86-64 */
 
 static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, size_t size)
 {

@@ -12,7 +12,7 @@
 
 #define PERIOD_S      0.05
 #define CLOCKS_MAX    8192 /* MHz; higher clocks count as this value */
-#define ENERGY_SPAN_S 0.8  /* minimum for a mean power: the energy counter changes only every 100 ms */
+#define ENERGY_SPAN_S 0.8  /* minimum time for a mean power; the energy counter changes every 100 ms */
 
 /* A histogram of clocks in MHz, so that the median needs no list of samples. */
 struct clocks {

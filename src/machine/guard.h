@@ -24,14 +24,14 @@ enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
 
 /* After guard_fill(), accesses to lost pages outside guard_run() and guard_copy() read zeros, on any thread,
- * and the program continues with these wrong values. guard_filled() returns whether this has happened since
- * guard_fill(). guard_close() ends the filling. Only one open guard may fill at a time. */
+ * and the program continues with these wrong values. guard_filled() returns whether an access has read such
+ * zeros since guard_fill(). guard_close() ends this behaviour. Only one open guard may fill at a time. */
 void guard_fill(struct guard *guard);
 bool guard_filled(void);
 
-/* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` is then interrupted
- * at the access, so it must not hold a lock, allocate memory or change the shared state of a library while it
- * reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
+/* Calls `work(context)`. Returns false if `work` accessed a page that no longer exists. The access interrupts
+ * `work`, which therefore must not hold a lock, allocate memory or change the shared state of a library while
+ * it reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
  * each thread of a parallel region must call guard_run() itself. `work` must not call functions of this
  * header. */
 bool guard_run(void (*work)(void *context), void *context);

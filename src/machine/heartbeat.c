@@ -23,7 +23,7 @@ struct heartbeat {
     struct card *cards;
     uint64_t *seen;   /* the counts at the last check */
     uint32_t *silent; /* number of checks since each count changed */
-    uint32_t limit;   /* number of checks, not a time: while this process is stopped, it does not check */
+    uint32_t limit;   /* checks, not seconds, so that time in which this process is stopped does not count */
     struct ticker *ticker; /* NULL: not started */
 };
 

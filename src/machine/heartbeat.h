@@ -13,8 +13,8 @@ FDSL_C_BEGIN
 struct heartbeat;
 
 /* Collective: starts the threads. A count may stay the same for `limit_s` seconds. `*heartbeat` must be NULL
- * before the call. It stays NULL if there is nothing to watch, or if the ranks cannot share memory, which a
- * warning reports. The caller closes it, even after a failure. */
+ * before the call. It stays NULL if there is nothing to watch. If the ranks cannot share memory, it also
+ * stays NULL, and a warning is printed. The caller closes it, even after a failure. */
 enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat);
 
 /* Stops the thread. The other ranks then no longer expect this rank's count to change. Not collective.

@@ -4,7 +4,7 @@
 
 static const char *const names[ISAS] = {"scalar", "avx2", "avx512"};
 
-static enum isa forced = ISAS; /* ISAS: none */
+static enum isa forced = ISAS; /* ISAS: isa_force() has no effect */
 
 static enum isa best_of_machine(void)
 {

@@ -6,7 +6,7 @@
 
 enum isa {
     ISA_SCALAR,
-    ISA_AVX2,   /* AVX2, FMA, F16C and POPCNT, which the CPUs with AVX2 have */
+    ISA_AVX2,   /* AVX2, FMA, F16C and POPCNT, which all CPUs with AVX2 have */
     ISA_AVX512, /* AVX-512 F, BW, DQ and VL, in addition to ISA_AVX2 */
     ISAS
 };
@@ -14,7 +14,7 @@ enum isa {
 /* Returns the best instruction set of this machine. */
 enum isa isa_best(void);
 
-/* Implement instruction_set() of struct variant: the name of isa_best(), and "scalar". */
+/* Implement instruction_set() of struct variant. They return the name of isa_best(), or "scalar". */
 const char *isa_best_name(void);
 const char *isa_scalar_name(void);
 

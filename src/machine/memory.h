@@ -9,9 +9,9 @@
 
 FDSL_C_BEGIN
 
-/* Returns the memory in bytes that this process can still allocate. This is the smaller of MemAvailable and
- * the bytes left under the cgroup's limits, divided by the number of processes that share it
- * (memory_share()). */
+/* Returns the memory in bytes that this process can still allocate. Takes MemAvailable or the bytes left
+ * under the cgroup's limits, whichever is smaller, and divides this number by the number of processes that
+ * share the memory (memory_share()). */
 uint64_t memory_available_bytes(void);
 
 /* Checks that `bytes` bytes for `what` ("the batch") can be allocated. STATUS_USAGE names both sizes and the

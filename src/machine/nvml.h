@@ -32,8 +32,8 @@ struct gpu_traffic {
 FDSL_C_BEGIN
 
 /* All functions here are thread safe. `pci_bus_id` ("0000:01:00.0") identifies the device, because CUDA and
- * NVML may number devices differently. Without NVML, or if NVML does not know the device, the functions with
- * a status return STATUS_UNAVAILABLE with the reason. */
+ * NVML may number devices differently. Without NVML, or if NVML does not know the device, functions that
+ * return a status return STATUS_UNAVAILABLE with the reason. */
 
 /* Writes the name of the model ("NVIDIA H200"). */
 enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size);

@@ -137,7 +137,7 @@ static bool read_stat(pid_t pid, struct process *process)
     process->inherited[PROCESS_CPU_S] = tick_s * (double)(child_user + child_system);
     process->used[PROCESS_CPU_S] =
         own_cpu_s(pid, tick_s * (double)(user + system)) + process->inherited[PROCESS_CPU_S];
-    return state != 'X' && state != 'x'; /* X: its parent is inheriting its counters */
+    return state != 'X' && state != 'x'; /* X: the parent is inheriting the counters */
 }
 
 /* ---- The processes of the tree ---- */

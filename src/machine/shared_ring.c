@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HEADER_BYTES 4096 /* a page, so that the buffers begin at a page, too */
+#define HEADER_BYTES 4096 /* one page, so that the buffers begin at a page boundary */
 #define LINE_BYTES   64   /* size of a cache line */
 
 /* The beginning of the shared memory. Each counter is in its own cache line, because only one process writes
@@ -90,8 +90,8 @@ void shared_ring_attached(struct shared_ring *ring)
     ring->file = -1;
 }
 
-/* In another container, the numbers of the offer may belong to another process and file. The size and the
- * token detect this. O_NONBLOCK: opening a pipe must not block. */
+/* If the writer runs in another container, its process id and file descriptor may mean another file here. The
+ * size and the token detect this. O_NONBLOCK prevents blocking if that file is a pipe. */
 static enum status attach(struct shared_ring *ring, const struct shared_ring_offer *offer)
 {
     char path[64];

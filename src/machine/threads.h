@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define THREADS_MAX 8192 /* the most hardware threads that Linux supports on x86-64 */
+#define THREADS_MAX 8192 /* maximum number of hardware threads that Linux supports on x86-64 */
 
 /* Gets the number of CPU threads that OMP_NUM_THREADS requests. In a list ("4,2"), only the first number
  * counts; the others are for nested levels. `*threads` is 0 if the variable is unset or empty. Returns false

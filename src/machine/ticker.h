@@ -7,8 +7,8 @@
 
 struct ticker;
 
-/* A function that the thread calls. If a call takes longer than the period, the next call comes at the next
- * multiple of the period, and `missed` is the number of calls left out. */
+/* A function that the thread calls. If a call takes longer than the period, the next call starts at the next
+ * multiple of the period. `missed` is the number of skipped calls. */
 typedef void ticker_tick(void *context, uint64_t missed);
 
 /* Starts a thread that calls `tick` immediately and then every `period_s` seconds. Returns 0, or the errno if

@@ -21,8 +21,8 @@ struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, doub
     return (struct input){seed, columns, dtype, fixed_share(bad), fixed_share(duplicates)};
 }
 
-/* Returns how many of the rows 0 to row - 1 are chosen, if a share of all rows is chosen at equal distances.
- * The unit of `share` is 2^-32. */
+/* If rows are chosen at equal distances, and `share` is the chosen share of all rows in units of 2^-32,
+ * returns how many of the rows 0 to row - 1 are chosen. */
 static uint64_t chosen_before(uint64_t share, uint64_t row)
 {
     return row * share >> 32;

@@ -24,7 +24,7 @@ struct ops_part {
 
 /* Settings that change between runs. */
 struct ops_control {
-    bool timed; /* variants that combine steps in one pass measure the time of each step */
+    bool timed; /* measure the time of each step, also in variants that combine steps in one pass */
 };
 
 /* The input. Run n processes the rows of this rank rotated by n: row i of the run is row (i + n) mod count of
@@ -113,7 +113,7 @@ static inline uint64_t ops_shift(const struct ops *ops, uint64_t number)
     return ops->count && !ops->sample ? number % ops->count : 0;
 }
 
-/* Returns the position, within this rank's rows, of row `i` of a run with this shift. */
+/* Converts row number `i` of a run with this shift to a position within this rank's rows. */
 static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint64_t i)
 {
     return i < ops->count - shift ? i + shift : i + shift - ops->count;

@@ -96,8 +96,8 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 #define STREAM_ROUNDS 9
 #define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
 
-/* Measures the bandwidth of runs / the reference bandwidth. Runs and measurements of the bandwidth alternate,
- * so that both see the same state of the machine. */
+/* Measures the bandwidth of runs relative to the reference bandwidth. Runs alternate with measurements of the
+ * reference bandwidth, so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
                                   struct measures *measures)
 {

@@ -25,7 +25,8 @@ struct ops_job {
     struct ops_oracle *oracle;
 };
 
-/* Limits of the bounds of norms: the squares are normal floats. */
+/* Range of --norm-min (if it is not 0) and --norm-max. In this range, the square of a norm is a normal
+ * float. */
 #define OPS_NORM_LEAST 1e-15
 #define OPS_NORM_MOST  1e19
 

@@ -87,7 +87,7 @@ struct expected {
     uint8_t *wrong; /* indexed by row of the run */
 };
 
-/* Returns the number, within the run, of the row at a position within this rank's rows. */
+/* Converts a position within this rank's rows to the row number within the run. */
 static uint64_t row_of(const struct expected *expected, uint64_t position)
 {
     return ops_position(expected->ops, (expected->ops->count - expected->shift) % expected->ops->count,

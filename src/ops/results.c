@@ -66,8 +66,8 @@ void *ops_allocate(size_t bytes)
     return memory;
 }
 
-/* Adds up the bytes of the results, or allocates them if `results` is not NULL. Returns UINT64_MAX if memory
- * runs out. */
+/* Returns the bytes of all arrays. If `results` is not NULL, also allocates the arrays, and returns
+ * UINT64_MAX if memory runs out. */
 static uint64_t each_array(const struct ops *ops, struct ops_results *results)
 {
     uint64_t outputs = ops_outputs(ops, ops->count), count = ops->count;

@@ -74,7 +74,7 @@ static void print_help(void)
 
 /* ---- Candidates ---- */
 
-/* Places that images can come from. */
+/* Where images come from. */
 enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
 
 /* A source of images. `name_of_files` and `variant_of_files` are the name and variant for a data set of
@@ -82,7 +82,7 @@ enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
 static const struct candidate {
     const char *name, *name_of_files;
     enum place place;
-    bool gpu; /* delivers on a GPU */
+    bool gpu; /* delivers images in GPU memory */
     const char *workload, *variant, *variant_of_files, *cache;
 } candidates[] = {
     {"generating on the GPU", NULL, GENERATED, true, "synth", "fused", NULL, NULL},
@@ -213,13 +213,13 @@ static void fill_arguments(const struct situation *situation, const struct candi
     }
     add_number(arguments, "--res", situation->set.res);
     add_number(arguments, "--channels", situation->set.channels);
-    /* The types in which the variants of load deliver pixels. */
+    /* Generate the element types that the variants of the workload load deliver. */
     add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
     add(arguments, "--classes", "1000");
 }
 
-/* Sets the disk and memory that a way takes. `memory_bytes` is what the run allocated; it is unused for
- * generators, whose memory is computed from the size of a batch. */
+/* Sets the disk space and the memory that a way takes. `memory_bytes` is the memory that the run allocated.
+ * It is ignored for generators: their memory is computed from the size of a batch. */
 static void count_costs(const struct situation *situation, const struct candidate *candidate,
                         double memory_bytes, struct advice *advice)
 {
@@ -231,7 +231,7 @@ static void count_costs(const struct situation *situation, const struct candidat
     advice->memory_bytes = memory_bytes;
     if (candidate->place == GENERATED)
         advice->memory_bytes = candidate->gpu ? 2 * 2 * pixels : pixels; /* two batches of two-byte values */
-    if (candidate->place == MEMORY)                                      /* the page cache holds the set */
+    if (candidate->place == MEMORY)                                      /* add the page cache */
         advice->memory_bytes += (double)set->bytes;
     if (candidate->place == GPU_MEMORY)
         advice->memory_bytes += (double)(set->bytes - set->measured_bytes);

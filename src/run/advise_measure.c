@@ -51,7 +51,7 @@ static void read_last_line(int from, pid_t child, char *line, size_t size)
         if (count == 0 || (count < 0 && errno != EINTR))
             break;
         held += count > 0 ? (size_t)count : 0;
-        if (held > sizeof text / 2) { /* keep the end */
+        if (held > sizeof text / 2) { /* drop the older text; the last line is needed */
             memmove(text, text + held - sizeof text / 4, sizeof text / 4);
             held = sizeof text / 4;
         }

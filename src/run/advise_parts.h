@@ -43,8 +43,8 @@ void advise_compute(const struct advice_question *question, struct advice *advic
 
 /* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is
  * within ADVISE_MARGIN of the highest are compared. The way that takes less disk and memory is better. If
- * these sizes differ by at most ADVISE_SMALL_BYTES, the way with less energy is better, or the faster one if
- * an energy is unknown. Unknown sizes count as 0. */
+ * these sizes differ by at most ADVISE_SMALL_BYTES, the way that uses less energy is better. If an energy is
+ * unknown, the faster way is better. Unknown sizes count as 0. */
 #define ADVISE_MARGIN      0.03
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
@@ -78,9 +78,9 @@ struct advise_set {
 };
 
 /* Opens a data set of images, finds the facts about it, and creates a temporary folder. STATUS_USAGE if the
- * first sample has no image. If the set has more than --subset bytes of local shards, the folder gets links
- * to the first of them. Call advise_set_close() even after a failure: it removes the folder. Until then,
- * signals that would end the program are held back (file_hold_signals()). */
+ * first sample has no image. If local shards have more than --subset bytes, the folder receives links to the
+ * first shards. Call advise_set_close(), which removes the folder, even after a failure. Until then, signals
+ * that would end the program are held back (file_hold_signals()). */
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
 void advise_set_close(const struct advise_set *set);
 
@@ -88,7 +88,7 @@ void advise_set_close(const struct advise_set *set);
 
 /* A run of this program. */
 struct advise_run {
-    const char *folder; /* rows are appended to NAME.csv there, NAME being the workload */
+    const char *folder; /* the run appends its row to WORKLOAD.csv in this folder */
     const char *workload;
     const char *const *arguments; /* NULL-terminated, without --out */
 };

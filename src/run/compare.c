@@ -65,7 +65,7 @@ static enum status parse_percent(const char *name, const char *text, double mini
 
 /* ---- Key columns: rows match if these are equal ---- */
 
-/* The key columns that all workloads share. The others are the workload's options that have a column. */
+/* The key columns that all workloads share. The other key columns are those of the workload's options. */
 static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
                                           "ranks_per_device", "cache"};
 

@@ -300,13 +300,13 @@ static void judge(const struct comparison *comparison, struct pair *pair)
         pair->verdict = pair->sides[0].count ? VERDICT_ONLY_A : VERDICT_ONLY_B;
         return;
     }
-    if ((pair->marks[0] | pair->marks[1]) & MARK_WRONG) { /* the time of wrong results means nothing */
+    if ((pair->marks[0] | pair->marks[1]) & MARK_WRONG) { /* the time of wrong results is meaningless */
         pair->verdict = VERDICT_WRONG;
         return;
     }
     pair->ratio = side_ratio(&pair->sides[0], &pair->sides[1], comparison->confidence);
     pair->verdict = (pair->marks[0] | pair->marks[1]) & MARK_MIXED
-                        ? VERDICT_UNDECIDED /* the mean of runs with different parameters means nothing */
+                        ? VERDICT_UNDECIDED /* the mean over different parameters is meaningless */
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
@@ -339,8 +339,8 @@ static unsigned note_ignored(struct comparison *comparison, const struct entry *
 }
 
 /* Warns if pooled rows differ in a column of compare_origins or in an ignored parameter. The usual cause is
- * that runs of another machine or revision were appended to the file, or that the file has a sweep over the
- * parameter. */
+ * that runs of another machine or revision were appended to the file, or that the file contains a sweep over
+ * the parameter. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {
     const char *names[COMPARE_KEYS_MAX];

@@ -17,8 +17,8 @@ struct side {
     size_t count;    /* number of runs */
     double log_mean; /* mean of the logarithms of the values */
     double squares;  /* sum of squared deviations of the logarithms from their mean */
-    double errors;   /* sum over the runs of the variance of the logarithm, estimated from the confidence
-                        interval of the run; NaN if any is unknown */
+    double errors;   /* sum of one variance per run: the variance of the value's logarithm, estimated from the
+                      * run's confidence interval; NaN if any variance is unknown */
 };
 
 /* Adds a run with the positive value `value`. `error` is half the width of the value's 95 % confidence

@@ -47,8 +47,8 @@ static struct variance variance_between(const struct side *side)
 /* Returns the variance of the side `alone`. A single run shows no scatter between runs, so the function
  * assumes the scatter of the runs of `repeated`. If the variance within the single run is larger than the
  * mean variance within the repeated runs, the function adds the difference. The result is at least the
- * variance within the single run. Returns NaN if only the variance within the single run is unknown, because
- * it may be far larger than that within the repeated runs. */
+ * variance within the single run. If only the variance within the single run is unknown, returns NaN, because
+ * that variance may be far larger than the one within the repeated runs. */
 static double variance_alone(const struct side *alone, const struct side *repeated)
 {
     double count = (double)repeated->count;

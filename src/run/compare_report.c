@@ -92,7 +92,7 @@ static void print_origins(const struct comparison *comparison)
 struct labels {
     bool varies[COMPARE_KEYS_MAX];      /* whether the rows differ in this column */
     const char *most[COMPARE_KEYS_MAX]; /* the value of more than half of the rows; NULL if there is none */
-    bool empty; /* labels also show empty values, because some rows differ in nothing else */
+    bool empty; /* also show empty values, because some labels would otherwise be equal */
 };
 
 /* Returns the value of a column for a label. An out_res that equals res becomes "". */

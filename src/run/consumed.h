@@ -35,7 +35,7 @@ void *consumed_latest(void *state);
  * `*stall_share`. STATUS_FAILED if a step fails or none ran. */
 enum status consumed_end(void *state, struct measures *measures, double *stall_share);
 
-/* Detaches the consumer from the wrapped variant, whose later runs then pass no batches to it. */
+/* Detaches the consumer from the wrapped variant. Later runs pass no batches to the consumer. */
 void consumed_detach(void *state);
 
 #endif

@@ -28,7 +28,7 @@
 /* With a shorter period per GPU, the PCIe columns stay empty: NVML measures each direction for 20 ms. */
 #define TRAFFIC_PERIOD_MS 50
 
-/* The text column "throttled" comes before this value. */
+/* The value in `columns` before which the text column "throttled" is inserted. */
 #define THROTTLED_BEFORE MONITOR_CPU_CORES
 
 static const char *const columns[MONITOR_VALUES] = {

@@ -143,7 +143,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
     double smallest = INFINITY, largest = -INFINITY, mean = 0, sum_real = 0;
     for (int i = 0; i < count; i++) {
         const char *cell = row_get(&rows[i], column);
-        if (!*cell) /* the combined value is unknown if that of any rank is unknown */
+        if (!*cell) /* the combined value is unknown if the value of any rank is unknown */
             return;
         sum += strtoull(cell, NULL, how == COMBINE_HASHES ? 16 : 10);
         double value = strtod(cell, NULL);

@@ -12,7 +12,7 @@
 #include "run/bench.h"
 #include "core/record.h"
 
-/* Values of one rank that the combined row needs, and that the row of the rank lacks or has only in part. */
+/* Values of one rank that the combined row needs and that cannot be read from the row of the rank. */
 struct rank_facts {
     double items, bytes;
     struct roofline roofline;

@@ -229,7 +229,8 @@ static void print_missing_baseline(const struct workload *workload)
 }
 
 /* Prints the caption and the header of the table. The caption lists the parameters, so that the table can be
- * understood without the command line. A choice without a column, such as --recipe, replaces defaults. */
+ * understood without the command line. It includes choices without a column, such as --recipe, because they
+ * replace defaults. */
 static void print_caption(const struct report *report, const struct result *result)
 {
     const struct settings *settings = report->settings;

@@ -26,8 +26,9 @@ struct result {
     double run_j;                    /* energy of the whole GPU per run, in joules; NaN if unknown */
     const char *instruction_set;     /* "" if the variant does no arithmetic on the CPU */
     const char *baseline; /* the variant whose time is in the numerator of `speedup`; "" if unknown */
-    double speedup;       /* the baseline's time per item / this variant's; 0 if unknown */
-    double imbalance;     /* the slowest rank's median time / the mean over all ranks; 0 with one rank */
+    double speedup;       /* time per item of the baseline, divided by that of this variant; 0 if unknown */
+    double imbalance;     /* median time of the slowest rank, divided by the mean over all ranks; 0 with one
+                           * rank */
     double efficiency;    /* parallel efficiency (ranks_efficiency()); 0 if unknown */
     bool verified;
     uint64_t wrong;

@@ -16,7 +16,7 @@ struct search {
     struct runner *runner;
     uint64_t kept_bytes;
     uint32_t probes;
-    char reason[512]; /* why the smallest batch size that was too large does not fit */
+    char reason[512]; /* the error message of the smallest batch size that did not fit */
 };
 
 bool runner_wants_largest(const struct settings *settings)

@@ -166,8 +166,8 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
 /* ---- runner_baseline.c ---- */
 
 /* Chooses the baseline: --baseline or the workload's default. Moves it to the front of the variants, so that
- * its time is known when the rows of the others are written. STATUS_USAGE if --baseline is not a chosen
- * variant. */
+ * its time is known when the rows of the other variants are written. STATUS_USAGE if --baseline is not a
+ * chosen variant. */
 enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 

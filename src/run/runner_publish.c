@@ -54,7 +54,7 @@ enum status runner_publish(struct runner *runner, void *state, const struct resu
     runner_show_phase(runner, NULL);
     TRY(keep(runner, state, result));
     enum status recorded = STATUS_OK;
-    file_hold_signals(); /* until the rows are written to the file or printed */
+    file_hold_signals(); /* a signal now would lose the rows */
     if (settings->out)
         recorded = csv_append(settings->out, result->rows, result->row_count);
     if (recorded != STATUS_OK)

@@ -12,7 +12,7 @@
 #include "run/runner.h"
 #include "run/runner_parts.h"
 
-/* Callers use this to leave CUDA uninitialized if the run needs no GPU. */
+/* Callers use this function to leave CUDA uninitialized if the run needs no GPU. */
 bool runner_any_on_gpu(const struct settings *settings)
 {
     if (settings_compute(settings))

@@ -38,7 +38,7 @@ static enum status run_and_verify(struct runner *runner, void *state, uint64_t n
 }
 
 /* Adds up the wrong items of all ranks. If there are any, adds a line without a time to the report and
- * returns STATUS_WRONG. The message begins with `which`, which names the run ("" for run 0). */
+ * returns STATUS_WRONG. The message begins with `which`, the name of the run ("" for run 0). */
 static enum status judge(struct runner *runner, void *state, struct result *result, const char *which)
 {
     const struct workload *workload = runner->settings->workload;

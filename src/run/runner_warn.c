@@ -35,8 +35,8 @@ static void warn_of_median(const struct settings *settings, const struct result 
 }
 
 /* Warns if other processes used the cores, because a median can settle even on a busy machine. Reports the
- * rank that got the smallest share of its cores. One warning per variant: a training has hundreds of epochs.
- */
+ * rank that got the smallest share of its cores. Warns once per variant, because a training run can have
+ * hundreds of epochs. */
 static void warn_of_busy_cores(struct runner *runner, const struct result *result,
                                const struct rank_facts *facts, uint64_t ranks)
 {

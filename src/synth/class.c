@@ -92,11 +92,11 @@ enum status class_check(const struct atom_class *class_)
 /* ---- Drawing a class from ranges ---- */
 
 /* The random words of a class: Philox with key philox_key(seed) and counter (block, 0, CLASS_STREAM, id) for
- * block 0, 1, ..., four words per block. Keys of images use the counters (instance, class, 0), where the
- * 64-bit instance fills two words. The third word of the counter is CLASS_STREAM for a class. For an image of
- * a drawn class it is the class number, which is below 2^20. The counters therefore differ even if classes
- * and images have the same seed. Do not change this layout or the order of draws in class_draw(): golden
- * hashes depend on both. */
+ * block 0, 1, ..., four words per block. The key of an image is computed from the counter (instance, class
+ * number, 0), in which the 64-bit instance fills two words. The third word of this counter is the class
+ * number, which is below 2^20 for drawn classes. In the counters of classes, the third word is CLASS_STREAM.
+ * Classes and images with the same seed therefore use different counters. Do not change this layout or the
+ * order of draws in class_draw(): golden hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {

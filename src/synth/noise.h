@@ -67,9 +67,9 @@ FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
  * must be under 65504. */
 FDSL_HD float noise_round_half(float value)
 {
-    /* `shift` is a power of two. As a float32, its last bit has the same weight as the last bit of the half
-     * nearest to `magnitude`. Adding `shift` rounds `magnitude` to that bit. Halves below 2^-14 are
-     * subnormal: the weight of their last bit is always 2^-24. */
+    /* `shift` is a power of two. The last bit of the float32 `shift` has the same weight as the last bit of
+     * the half-precision number nearest to `magnitude`. Adding `shift` therefore rounds `magnitude` to this
+     * bit. Half-precision numbers below 2^-14 are subnormal: the weight of their last bit is 2^-24. */
     int exponent;
     float magnitude = fabsf(value);
     (void)frexpf(magnitude, &exponent); /* magnitude in [2^(exponent-1), 2^exponent) */

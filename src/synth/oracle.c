@@ -254,7 +254,7 @@ static void noise_check_add(struct noise_check *check, const struct synth *synth
         return;
     const struct synth_traits reference = {.noise = SYNTH_NOISE_COUNTER, .half = traits->half};
     oracle_noise(synth, &reference, image, scratch);
-    /* An odd step samples both axes alternately. */
+    /* The noise alternates between x and y. An odd step therefore samples both axes. */
     size_t step = (draws + NOISE_SAMPLES - 1) / NOISE_SAMPLES | 1;
     for (size_t i = 0; i < draws; i += step) {
         check->fetched[check->fetched_count++] = noise[i];

@@ -16,7 +16,8 @@ void output_set_scale(struct synth_output *output, uint32_t res, const double me
     }
 }
 
-/* For each gray, copies `bytes` bytes from its table entry; entries are `stride` bytes apart. */
+/* Copies `bytes` bytes of a table entry for each gray; the gray is the index of the entry. Entries are
+ * `stride` bytes apart. */
 static inline void write_entries(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
                                  size_t bytes, uint8_t *to)
 {

@@ -157,8 +157,8 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
 
 FDSL_C_BEGIN
 
-/* Sets scale and bias from the mean and standard deviation of each channel. Both are given for grays scaled
- * to 0 .. 1. `res` is the side of the canvas. Uses output->fit, which must be set. */
+/* Sets scale and bias from the mean and standard deviation of each channel. Means and deviations refer to
+ * grays scaled to 0 .. 1. `res` is the side of the canvas. Uses output->fit, which must be set. */
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX]);
 
@@ -167,10 +167,10 @@ struct output_rows {
     uint32_t begin, end;
 };
 
-/* Convert a canvas to an output image; the other conversions must give the same bits. output_convert() writes
- * the whole image, output_convert_rows() only the given rows. `key` is the image's key, which decides the
- * crop. The canvas has `res` pixels per side and `pitch` bytes per row. `image` has synth_output_bytes()
- * bytes and is aligned for its type. */
+/* Convert a canvas to an output image. These are the reference; other implementations must give the same
+ * bits. output_convert() writes the whole image, output_convert_rows() only the given rows. `key` is the
+ * image's key, which decides the crop. The canvas has `res` pixels per side and `pitch` bytes per row.
+ * `image` has synth_output_bytes() bytes and is aligned for its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,

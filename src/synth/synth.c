@@ -331,7 +331,7 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(get_classes(parameters, synth));
     TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
-    TRY(get_output(parameters, synth)); /* after the other checks, because it may warn */
+    TRY(get_output(parameters, synth)); /* after the other checks, because it may print warnings */
     return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
 }
 
