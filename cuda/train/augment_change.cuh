@@ -15,13 +15,13 @@
 
 #define CHANGE_BLOCK  512 /* threads per block */
 #define CHANGE_BLOCKS 2   /* minimum number of blocks per multiprocessor: limits a thread to 64 registers */
-#define CHANGE_AHEAD  4   /* loads of a thread before it uses the first */
+#define CHANGE_AHEAD  4   /* loads that a thread issues before it uses the first */
 #define LANES         32
 #define TABLE_WARPS   (AUGMENT_LEVELS / LANES)
 
 /* Shared memory of a block, in addition to the plane. */
 struct change_shared {
-    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* of the values of each channel of the network's image */
+    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* per channel of the network's image: sum of its values */
     uint32_t counts[AUGMENT_LEVELS];     /* how often each value occurs in a channel */
     uint32_t inside[TABLE_WARPS];        /* sums of the counts of LANES adjacent values */
     uint32_t least, most;                /* smallest and largest value of a channel */
@@ -332,8 +332,8 @@ static __device__ void change_neighbours(const struct change_plan &plan, enum au
 
 /* ---- An operation ---- */
 
-/* Applies an operation to the image `from`, which is mirrored first if `flip` is true. `to` may be equal to
- * `from` if it is false. All threads of the block must call the function. */
+/* Applies an operation to the image `from`. Mirrors the image first if `flip` is true. If `flip` is false,
+ * `to` may be equal to `from`. All threads of the block must call the function. */
 template <bool FITS>
 static __device__ void change(const struct change_plan &plan, enum augment_operation operation,
                               const struct augment_numbers numbers, const uint8_t *from, bool flip,

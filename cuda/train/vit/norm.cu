@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
 struct backward_plan {
     struct vit_norm norm;
     struct vit_norm_deltas deltas;
-    uint32_t count; /* number of rows, of all tokens */
+    uint32_t count; /* number of rows, one per token */
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
 };
 

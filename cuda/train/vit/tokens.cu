@@ -36,7 +36,7 @@ source_of(const struct patch_plan &plan, const uint8_t *stored, const struct dev
     return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
-/* The position in its image of a value of a patch. */
+/* The position in the image of one value of a patch. */
 struct pixel {
     uint32_t channel, y, x;
 };
