@@ -15,7 +15,7 @@
 /* The number of steps in a stretch. After each stretch, the engine continues from the oracle's state, as in
  * --verify. docs/train.md explains why. */
 #define STRETCH 5
-#define TRIES   32 /* attempts at a step that overflows; each one halves the loss scale */
+#define TRIES   32 /* attempts at a step that overflows; each attempt halves the loss scale */
 
 static inline void must(enum status status)
 {

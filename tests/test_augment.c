@@ -53,7 +53,8 @@ Test(augment, the_exponential_function_and_the_logarithm_are_accurate)
         cr_assert_float_eq(box_log(x), log((double)x), 2e-7 * (1 + fabs(log((double)x))), "%g", (double)x);
 }
 
-/* The distribution function of the result must be the uniform number. */
+/* Applied to the result, the distribution function of the normal distribution must return the uniform
+ * number. */
 Test(augment, noise_is_normal)
 {
     double sum = 0, squares = 0, largest = 0;

@@ -146,7 +146,8 @@ Test(choice, stray_files_are_ignored_with_a_warning)
     expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
     cr_expect_eq(number(out, 1, "items"), 180);
     cr_expect_eq(loss_of("t"), loss_of("u"));
-    EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v"); /* as many images outside the folders as in them */
+    /* Equal numbers of images inside and outside of folders. */
+    EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v");
     EXPECT(0, FILES "--data v");
     cr_expect_eq(number(out, 1, "items"), 120);
     expect_refused(1, "folders are classes only if all samples are in folders",

@@ -97,7 +97,7 @@ struct gpu_ops {
     struct gpu_arrays arrays;   /* same as job.arrays */
     uint64_t cleared_bytes;     /* bytes that a run clears at the arena's start: words and counts */
     uint8_t *counts;            /* per tile of the fused kernel */
-    uint64_t *sorted_hashes[2]; /* dedup */
+    uint64_t *sorted_hashes[2]; /* only for dedup */
     uint32_t *sorted_rows;
     uint8_t *scratch; /* scratch memory for CUB */
     uint64_t scratch_bytes;
@@ -110,7 +110,7 @@ struct gpu_ops {
     uint8_t *copy_target; /* target of the copies that measure the bandwidth of device memory */
     uint64_t copies_measured;
     double step_begin_s;
-    struct run_words *host_words; /* pinned */
+    struct run_words *host_words; /* in pinned memory */
     struct ops_summary summary;
 };
 

@@ -6,8 +6,8 @@
  * output may therefore be the same image.
  *
  * FITS: rows are whole words, and a plane fits into shared memory. The kernels of other images load and store
- * single values, and copy planes to device memory. They are separate, because the compiler would interleave
- * both kinds of loads. */
+ * single values, and copy planes to device memory. Separate kernels are needed, because the compiler would
+ * interleave both kinds of loads. */
 #ifndef FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 #define FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 
@@ -222,8 +222,8 @@ static __device__ void change_color(const struct change_plan &plan, float factor
 /* ---- Neighbours ---- */
 
 /* Copies a plane to shared memory, with a border of zeros: a row above, a row below, and a word before each
- * row, which is also the border to the right of the previous row. So a word that is `i` in the image is
- * i + y + pitch + 1 in `staged`, where y is its row and pitch = plan.across.by + 1. */
+ * row. This word is also the border to the right of the previous row. With pitch = plan.across.by + 1, word i
+ * of the image, in row y, becomes word i + y + pitch + 1 of `staged`. */
 template <bool FITS>
 static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip,
                              uint32_t *staged)
