@@ -113,7 +113,7 @@ Test(augment, the_box_is_filled_with_noise_and_nothing_else)
 
 /* ---- Crop and resize ---- */
 
-/* A plan for canvases of one size and images of another. */
+/* A plan for canvases of one size and images of another size. */
 static struct augment_plan plan_of(struct shape canvas, struct shape shape, bool crop, bool bicubic)
 {
     struct augment_plan plan = {.seed = 5, .samples = 1000, .canvas = canvas, .shape = shape, .crop = crop};

@@ -208,7 +208,8 @@ Test(choice, decoding_needs_an_image_in_each_sample)
 }
 
 #ifdef HAVE_JPEG
-/* A random part meets the damage of an image only in some runs, so runs lose different samples. */
+/* A random crop includes the damaged part of an image only in some runs, so different runs lose different
+ * samples. */
 Test(choice, damage_that_only_some_parts_meet_is_skipped)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "

@@ -70,8 +70,8 @@ Test(compare, higher_is_better_for_rates)
     compare(3, "--measure items_per_s --format csv");
     expect_verdict(1, "slower");
     expect_number(1, "ratio", 0.9);
-    compare(0, "--measure energy_j_per_item --format csv"); /* rows have no error of the energy, so a pair of
-                                                               single rows has no interval */
+    /* Rows have no error estimate of the energy, so a pair of single rows has no interval. */
+    compare(0, "--measure energy_j_per_item --format csv");
     expect_verdict(1, "undecided");
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }

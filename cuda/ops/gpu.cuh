@@ -86,7 +86,7 @@ struct gpu_ops {
     cudaStream_t compute, copies;
     cudaEvent_t begin, end;
 
-    uint8_t *resident; /* all rows, in the order of their positions; or NULL */
+    uint8_t *resident; /* all rows in order, if they are resident; otherwise NULL */
     struct chunk_ring ring;
     uint64_t chunks; /* maximum number of calls of `pass` in one gpu_input_pass() */
 

@@ -93,7 +93,7 @@ struct fused_number {
     uint64_t run, j;
 };
 
-/* Returns the numbers of image `place` of the slice. */
+/* Returns the run number and the image number of image `place` of the slice. */
 static __device__ __forceinline__ fused_number fused_number_at(const fused_job &job, uint32_t place)
 {
     const fused_call call = fused_call_of(job);

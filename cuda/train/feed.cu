@@ -31,7 +31,7 @@ static enum status open_timing(struct feed_timing *timing)
     return STATUS_OK;
 }
 
-/* Opens the generator, and the memory for the numbers and the samples that are on the host. */
+/* Opens the generator. Allocates the host memory that it needs for sample numbers and samples. */
 static enum status open_generator(struct device_feed *feed, const struct resources *resources)
 {
     const struct train *train = feed->train;
