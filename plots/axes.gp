@@ -1,6 +1,6 @@
-# Sets the axes from variables of scripts/figures/draw.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[].
-# A y axis with own ticks also has y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. It is logarithmic, unless y_linear exists.
-# A tick without text is minor.
+# Sets the axes from variables of scripts/figures/draw.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[]. A
+# y axis with its own ticks also has y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. It is logarithmic, unless
+# y_linear exists. A tick without text is minor.
 if (x_log) {
     set logscale x
 }

@@ -41,7 +41,7 @@ static inline bool says(const char *words)
 /* Runs a shell command, which must exit with status `wanted`. */
 #define SHELL(wanted, ...) cr_assert_eq(shell(__VA_ARGS__), wanted, "exit %d: %s", status, out)
 
-/* Expects that the output of the latest command contains each of the words, which NULL ends. */
+/* Expects that the output of the latest command contains each of the words. NULL ends the list. */
 static inline void expect_each(const char *const *words)
 {
     for (; *words; words++)

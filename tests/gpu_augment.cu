@@ -1,7 +1,7 @@
-/* Compares the augmentation of training samples on the device with that on the host, bit for bit: every
- * operation of RandAugment at odd sizes, and whole batches with crop, resize, flip, operations, copies,
- * erasing and mixing, on one rank and on several, as images, values and patches. make check-gpu runs this
- * program.
+/* Compares the augmentation of training samples on the device with that on the host, bit for bit. Tests every
+ * operation of RandAugment at odd sizes. Also tests whole batches with crop, resize, flip, operations,
+ * copies, erasing and mixing, on one rank and on several. Compares these batches as images, as values and as
+ * patches. make check-gpu runs this program.
  *
  *     gpu_augment [--short]   --short: small images; for compute-sanitizer
  *
@@ -35,8 +35,8 @@ template <class T> static T *device(size_t count)
     return memory;
 }
 
-/* Fills images with smooth values, noise and black. The channels of an image are equal if `gray`, the shape
- * of the images, is not NULL. */
+/* Fills images with smooth values, noise and black. If `gray` is not NULL, all channels of an image are
+ * equal; `gray` is then the shape of the images. */
 static void fill(uint8_t *values, size_t count, const struct shape *gray)
 {
     const size_t plane = gray ? (size_t)gray->height * gray->width : count;
@@ -252,7 +252,7 @@ static bool same_values(const struct host_part *part, const float *values)
     return same;
 }
 
-/* Whether `patches` has the patches of an image of these values, rounded to bf16. */
+/* Returns whether `patches` has the patches of an image of these values, rounded to bf16. */
 static bool same_patch_order(const struct shape *shape, uint32_t size, const float *image,
                              const bf16 *patches)
 {

@@ -1,6 +1,7 @@
-/* Measures how long the device takes for the samples of a training step before the network, in microseconds
- * per batch: the generation of the images, each kernel of the augmentation, and each operation of
- * RandAugment. The options are those of --recipe paper with vit-tiny; two more cases also crop the images.
+/* Measures the device time that a training step needs for its samples before the network runs, in
+ * microseconds per batch. Times the generation of the images, each kernel of the augmentation, and each
+ * operation of RandAugment. The options are those of --recipe paper with vit-tiny; two more cases also crop
+ * the images.
  *
  *     gpu_augment_times
  *
@@ -16,7 +17,7 @@
 
 #define BATCH   256
 #define BATCHES 16 /* different batches; together, they do not fit into the L2 cache */
-#define RUNS    5  /* times that each batch is measured */
+#define RUNS    5  /* measurements per batch */
 #define PATCH   16
 #define KERNELS 16 /* maximum number of kernels per batch */
 

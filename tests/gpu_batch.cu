@@ -130,7 +130,7 @@ static double worst_off(const double *losses, const double *right, int count)
     return worst;
 }
 
-/* Runs the steps before the step with the short batch on the trainer's engine. The engine's training set is
+/* On the trainer's engine, runs all steps before the step with the short batch. The engine's training set is
  * one batch of the same pictures. */
 static void train_on(const struct task *task, double *losses)
 {

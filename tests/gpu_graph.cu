@@ -147,7 +147,7 @@ static struct train_totals take_steps(const struct learner *learner, const struc
 static double compare_logits(const struct learner *mine, const struct learner *oracle,
                              const struct train *train)
 {
-    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* from the second sample on */
+    uint32_t count = train->data->sets[DATA_TEST].count - 1; /* all samples except the first */
     size_t values = (size_t)count * train->model->classes;
     float *ours = static_cast<float *>(must_have(malloc(values * sizeof *ours)));
     float *right = static_cast<float *>(must_have(malloc(values * sizeof *right)));

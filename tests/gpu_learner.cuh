@@ -15,7 +15,7 @@
 /* The number of steps in a stretch. After each stretch, the engine continues from the oracle's state, as in
  * --verify. docs/train.md explains why. */
 #define STRETCH 5
-#define TRIES   32 /* attempts at a step that overflows; each one halves the loss scale */
+#define TRIES   32 /* attempts at a step that overflows; each attempt halves the loss scale */
 
 static inline void must(enum status status)
 {
@@ -125,7 +125,7 @@ static inline double compare_gradients(const struct learner *mine, const struct 
 
 /* Compares the engine's update, `mine` - `from`, with the oracle's update, `right` - `begin`. Returns the
  * largest relative error of a tensor: the norm of the difference of the updates, divided by the norm of the
- * oracle's update. Leaves out idle values (model.h), whose updates only rounding determines. */
+ * oracle's update. Leaves out idle values (model.h), whose updates are determined by rounding alone. */
 static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
                                      const struct train_state *right, const struct train_state *begin,
                                      const struct model *model)

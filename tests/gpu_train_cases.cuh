@@ -195,7 +195,8 @@ static const struct trial trials[] = {
     {"vit-micro", picture, 10, 65, 99, 9, OPTIMIZER_ADAMW, DTYPE_U8, 0, still, false, FAULT_NONE, cut,
      binary},
     {"vit192", {3, 1, 32, 48}, 9, 13, 30, 20, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, up},
-    /* Transformers: one token more and less than a tile of 64, and 197 tokens as in vit-tiny. */
+    /* Transformers. Some have one token more or fewer than a tile of 64, and one has the 197 tokens of
+     * vit-tiny. */
     {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
     {"vit64", {1, 1, 8, 4}, 1, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},

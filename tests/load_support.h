@@ -148,8 +148,8 @@ struct job {
     struct options options;
     void *parameters, *input;
     char *line;
-    const char *name;              /* the variant's name */
-    const struct variant *variant; /* NULL: none is set up */
+    const char *name;              /* name of the variant */
+    const struct variant *variant; /* NULL: no variant is set up */
     void *state;
 };
 

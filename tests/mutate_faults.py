@@ -176,8 +176,9 @@ OPERATORS = {'relation': relation, 'arithmetic': arithmetic, 'bits': bits, 'and/
 
 
 # ---- The list ----
-# The list has no line numbers, so it stays valid when lines move. It identifies a line by its text. If a file has this text
-# several times, the list also has an earlier line whose text the file has once. The first match after that line is meant.
+# The list has no line numbers, so it stays valid when lines move. It identifies a line by its text. If this text occurs
+# several times in the file, the list also has an earlier line whose text occurs only once. The fault is then in the
+# first match after that line.
 
 def line_above(lines, at, counts):
     """Returns '' if the text of line `at` occurs once, otherwise the earlier line that identifies it, or None if there is none.
@@ -252,8 +253,8 @@ def choose(tree, seed, count, spares, pattern='.'):
 def write_list(faults, seed, out):
     print(f'# Planted faults of seed {seed}; tests/mutate.py --run tests them. Spares (FOLDER+N) replace, in order, faults of\n'
           '# their folder that do not compile or do not change the object code. Columns: fault, file, operator, line without the\n'
-          '# fault, line with it. If the file has the line several times, the last column is an earlier line that it has once;\n'
-          '# the first such line after it is meant.', file=out)
+          '# fault, line with it. If the line occurs several times in the file, the last column is an earlier line that occurs\n'
+          '# only once; the fault is in the first match after it.', file=out)
     for fault in faults:
         columns = [fault.id, fault.path, fault.operator, fault.before.strip(), fault.after.strip()]
         print('\t'.join(columns + [fault.above] * bool(fault.above)), file=out)

@@ -38,7 +38,7 @@ PAGE = 3
 FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
 COUNT = itertools.count(1)
 SLOW_S = 0.05
-slow = []  # for each request for a file in /slow/, how many of them ran when it came
+slow = []  # per request for a file in /slow/: number of such requests in progress when it arrived
 running = 0
 LOCK = threading.Lock()
 

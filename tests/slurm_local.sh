@@ -58,7 +58,8 @@ stop_cluster() {
         wait_until 20 no_jobs
     fi
     for node in n1 n2; do end_process "$home/$node.pid" slurmd; done
-    # Processes that slurmd started for a job may outlive slurmd. Kill those that run below $home, which are ours.
+    # Processes that slurmd started for a job may outlive slurmd. Kills those whose working directory is below $home:
+    # they belong to this script.
     for process in /proc/[0-9]*; do
         [[ $(cat "$process/comm" 2>/dev/null) == slurmstepd ]] || continue
         [[ $(readlink "$process/cwd") == "$home"* ]] && kill -KILL "${process#/proc/}"

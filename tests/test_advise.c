@@ -141,8 +141,8 @@ Test(advise, ways_that_are_not_possible_have_their_reason)
                   "CUDA_VISIBLE_DEVICES= " ADVISE "--data d --out rows");
     EXPECT_OUT("the set in GPU memory  gpu-resident not possible: ");
     EXPECT_OUT("shards from disk       shards-gpu   not possible: ");
-    cr_expect(!says("not possible: variant '"), "the reason comes from a run, but is known without a run: %s",
-              out);
+    cr_expect(!says("not possible: variant '"),
+              "the reason was found by a run, but is known without a run: %s", out);
     EXPECT_OUT("(waits are computed, because there is no GPU)");
     EXPECT_OUT("images 24 x 24; batch 4; a step takes 1000 ms");
     EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");

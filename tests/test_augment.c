@@ -53,7 +53,8 @@ Test(augment, the_exponential_function_and_the_logarithm_are_accurate)
         cr_assert_float_eq(box_log(x), log((double)x), 2e-7 * (1 + fabs(log((double)x))), "%g", (double)x);
 }
 
-/* The distribution function of the result must be the uniform number. */
+/* Applied to the result, the distribution function of the normal distribution must return the uniform
+ * number. */
 Test(augment, noise_is_normal)
 {
     double sum = 0, squares = 0, largest = 0;
@@ -112,7 +113,7 @@ Test(augment, the_box_is_filled_with_noise_and_nothing_else)
 
 /* ---- Crop and resize ---- */
 
-/* A plan for canvases of one size and images of another. */
+/* A plan for canvases of one size and images of another size. */
 static struct augment_plan plan_of(struct shape canvas, struct shape shape, bool crop, bool bicubic)
 {
     struct augment_plan plan = {.seed = 5, .samples = 1000, .canvas = canvas, .shape = shape, .crop = crop};

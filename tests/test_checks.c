@@ -83,7 +83,7 @@ Test(checks, a_suite_that_hangs_under_sanitizers_runs_twice)
     expect(0, "FAILED test_ever");
     expect(0, "FAILED test_wrong");
     expect(0, "5 passed, 2 failed\nstatus 1");
-    expect(0, "FAILED test_once"); /* without sanitizers */
+    expect(0, "FAILED test_once"); /* without sanitizers, there is no second run */
 }
 
 Test(checks, an_interrupt_ends_running_checks)

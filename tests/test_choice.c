@@ -146,7 +146,8 @@ Test(choice, stray_files_are_ignored_with_a_warning)
     expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
     cr_expect_eq(number(out, 1, "items"), 180);
     cr_expect_eq(loss_of("t"), loss_of("u"));
-    EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v"); /* as many images outside the folders as in them */
+    /* Equal numbers of images inside and outside of folders. */
+    EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v");
     EXPECT(0, FILES "--data v");
     cr_expect_eq(number(out, 1, "items"), 120);
     expect_refused(1, "folders are classes only if all samples are in folders",
@@ -207,7 +208,8 @@ Test(choice, decoding_needs_an_image_in_each_sample)
 }
 
 #ifdef HAVE_JPEG
-/* A random part meets the damage of an image only in some runs, so runs lose different samples. */
+/* A random crop includes the damaged part of an image only in some runs, so different runs lose different
+ * samples. */
 Test(choice, damage_that_only_some_parts_meet_is_skipped)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "

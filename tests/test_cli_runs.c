@@ -171,7 +171,7 @@ Test(cli, no_color_disables_colours)
         run("--variant nive");
         cr_expect(status == 2 && coloured(err) == !plain, "%s", err);
     }
-    setenv("NO_COLOR", "", 1); /* present but empty counts as absent */
+    setenv("NO_COLOR", "", 1); /* an empty variable counts as unset */
     run_well(NAIVE " --verify");
     cr_expect(coloured(out));
     setenv("TERM", "dumb", 1);

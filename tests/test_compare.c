@@ -70,8 +70,8 @@ Test(compare, higher_is_better_for_rates)
     compare(3, "--measure items_per_s --format csv");
     expect_verdict(1, "slower");
     expect_number(1, "ratio", 0.9);
-    compare(0, "--measure energy_j_per_item --format csv"); /* rows have no error of the energy, so a pair of
-                                                               single rows has no interval */
+    /* Rows have no error estimate of the energy, so a pair of single rows has no interval. */
+    compare(0, "--measure energy_j_per_item --format csv");
     expect_verdict(1, "undecided");
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }
@@ -185,7 +185,7 @@ Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
                           "repeated runs; to avoid this, write them to separate files\n");
 }
 
-/* Rows of a sweep of the ignored parameter must not count as repeated runs. */
+/* Rows that differ in the ignored parameter must not count as repeated runs. */
 Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
 {
     static const char mixed[] = "fdsl-bench: warning: %s: rows that differ in variant and threads, which "

@@ -83,10 +83,16 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
     put(path, text);
 }
 
-/* Each case is one file. The files have: one training run; two consecutive training runs; a training run that
- * was interrupted and restarted; two training runs of one job with alternating rows; two training runs of
- * different jobs with alternating rows; a training run that another job resumed; the rest of a resumed
- * training run; and rows in descending order of epochs. */
+/* Each case is one file. The files have:
+ *
+ * - one training run
+ * - two consecutive training runs
+ * - a training run that was interrupted and restarted
+ * - two training runs of one job, with alternating rows
+ * - two training runs of different jobs, with alternating rows
+ * - a training run that another job resumed
+ * - the rest of a resumed training run
+ * - rows in descending order of epochs */
 Test(runs, epochs_belong_to_runs)
 {
     static const struct {

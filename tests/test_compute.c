@@ -330,7 +330,7 @@ Test(compute, random_crops_do_not_depend_on_threads_but_on_seed_and_sample)
     for (int i = 0; i < SAMPLES; i++)
         cr_expect_neq(alone[i], seeded[i], "sample %d is the same with another seed", i);
     if (variant_find("files-omp")->variant) {
-        sum_hashes("files-omp", line, together); /* three threads */
+        sum_hashes("files-omp", line, together); /* with three threads */
         cr_expect_arr_eq(alone, together, sizeof alone);
     }
     remove_folder();

@@ -77,7 +77,7 @@ Test(data_fill, the_bits_do_not_depend_on_the_number_of_threads)
     }
 }
 
-/* Of several broken samples, the first is reported. Samples after the last one that a set takes are not
+/* If several samples are broken, the first one is reported. Samples that a set does not need are not
  * decoded. */
 Test(data_fill, the_first_broken_sample_is_reported)
 {
@@ -94,7 +94,7 @@ Test(data_fill, the_first_broken_sample_is_reported)
 }
 
 #ifdef _OPENMP
-/* The number of threads of this process. */
+/* Returns the number of threads of this process. */
 static int thread_count(void)
 {
     int count = 0;

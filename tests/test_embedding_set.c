@@ -168,7 +168,8 @@ Test(embedding_set, refusals)
         cr_assert(strstr(out, refused[i].words), "%s: %s", refused[i].options, out);
         EXPECT(1, "test -e set");
     }
-    EXPECT(0, "$P --variant ops-omp --data none.npy --loops 3 --warmup-time 0"); /* has no time per row */
+    /* Without rows, there is no time per row. */
+    EXPECT(0, "$P --variant ops-omp --data none.npy --loops 3 --warmup-time 0");
     cr_assert(strstr(out, "\nops-omp                       -") && !strstr(out, "inf"), "%s", out);
     EXPECT_PRINTS(1, ".npy (as numpy.save() writes)", "cp a.npy a.npz && $P --variant ops-omp --data a.npz");
     EXPECT_PRINTS(2, "inside its source",
@@ -266,7 +267,7 @@ Test(embedding_set, damaged_files_are_named)
     EXPECT(0, PREPARE "--dedup && cp -r set whole");
     flip("000000.safetensors", 8);
     expect_damage(3, "000000.safetensors: its header differs", "1 of 13 files");
-    flip("000000.safetensors", 50); /* in the metadata */
+    flip("000000.safetensors", 50); /* a byte of the metadata */
     expect_damage(3, "000000.safetensors: its", "header");
     flip("000002.xxh3", 9);
     expect_damage(3, "set/000/000002.xxh3: it differs from its hash", "1 of 13 files");

@@ -183,7 +183,7 @@ Test(cgroup, file_cache_counts_as_free)
     put("job/memory.stat", "anon 90000\nfile 900000\ninactive_anon 90000\nactive_anon 0\n"
                            "inactive_file 700000\nactive_file 200000\n");
     cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job"), 910000));
-    put("job/memory.current", "1500000\n"); /* above the limit: the limit was lowered later */
+    put("job/memory.current", "1500000\n"); /* usage above the limit, as after a lower limit was set */
     put("job/memory.stat", "inactive_file 0\nactive_file 0\n");
     cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job"), 0));
 }

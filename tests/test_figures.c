@@ -14,11 +14,12 @@ static const char *const names[] = {
     "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding", "learning_steps"
 };
 /* clang-format on */
-/* Indices in `names` at which a group of figures ends. */
-#define OF_IMAGES   9  /* figures of generating: from index 0 */
-#define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
-#define OF_LEARNING 17 /* figures of learning: from OF_LOADING; figures from here on need other rows */
-/* The figures of generating */
+/* Indices in `names`: the first figure of loading, the first figure of learning, and the first of the other
+ * figures. Figures of generating begin at index 0. */
+#define OF_IMAGES   9
+#define OF_LOADING  14
+#define OF_LEARNING 17
+/* The names of the figures of generating. */
 #define GENERATING "vertices resolution batch training ladder stages scaling monitor roofline "
 
 /* ---- What is drawn ---- */
@@ -547,8 +548,9 @@ Test(figures, bubbles_have_lines_by_measurement_and_formula)
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
-/* The figure shows the speed of all ranks together / the sum of the speeds of single ranks. The
- * first two epochs are ignored. Both must have the same job and the same total of threads. */
+/* The figure shows the speed of all ranks together, divided by the sum of the speeds of single ranks. The
+ * first two epochs are ignored. The runs of single ranks must have the same job as the run of all ranks, and
+ * the same total number of threads. */
 Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
 {
     shell("cp " FIXTURES "/balance.csv $D/results && " SELECT

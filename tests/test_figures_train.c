@@ -47,7 +47,8 @@ Test(figures_train, steps_have_a_line_per_run)
     EXPECT_OUT("steps.csv, line 2: samples_seen is 'many', not a number");
 }
 
-/* The losses of a new training differ from those of the steps that it repeats. */
+/* A row with a repeated step belongs to a new training run if its loss differs from the earlier loss of this
+ * step. */
 Test(figures_train, two_runs_in_one_file_have_two_lines)
 {
     shell("cd $D/results && cp $OLDPWD/" FIXTURES

@@ -65,7 +65,7 @@ Test(npy, headers_of_other_writers)
 Test(npy, refused_headers)
 {
     static const char *const dictionaries[] = {
-        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", /* pickles */
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", /* stored as pickles */
         "{'descr': '|O8', 'fortran_order': False, 'shape': (1,), }",
         "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }",
         "{'descr': '<f3', 'fortran_order': False, 'shape': (1,), }",

@@ -215,8 +215,7 @@ Test(hostile, a_target_in_its_own_source_is_refused)
         expect_refusal(2, "this folder is inside its source, s; name a folder outside the source", command);
     }
     EXPECT(0, "test \"$(find s | wc -l)\" = 3");
-    EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that only begins with the same
-                                                               characters is another folder */
+    EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* s2 is not inside s */
 }
 
 /* After "=", the value of an option may begin with dashes. */

@@ -74,7 +74,7 @@ Test(lib, lists_and_counters_select_images)
         cr_expect_eq(listed_labels[i], labels[numbers[i]]);
     }
     uint64_t next = 1;
-    for (int step = 0; step < 4; step++) /* as one of 2 ranks with batches of 3 */
+    for (int step = 0; step < 4; step++) /* the calls of one of 2 ranks, with batches of 3 */
         good(fdsl_generate_next(generator, &next, 6, 3, listed + (size_t)step * 3 * bytes, NULL, NULL));
     cr_expect_eq(next, 25);
     for (size_t i = 0; i < 12; i++)
@@ -303,7 +303,7 @@ Test(lib, a_missing_device_is_one_error)
     expect_error(FDSL_UNAVAILABLE, fdsl_copy(MISSING, there, there, 8, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_wait(MISSING, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_order(MISSING, NULL, there), first);
-    good(fdsl_order(MISSING, NULL, NULL)); /* does nothing */
+    good(fdsl_order(MISSING, NULL, NULL)); /* equal streams need no order */
 }
 
 static void *fail_elsewhere(void *text)

@@ -158,7 +158,7 @@ Test(lib_process, memory_that_does_not_suffice_is_reported)
     int failures = 0, successes = 0;
     config.res = 1024;
     config.classes = 200;
-    fdsl_close(opened(&config)); /* makes the allocations that a process makes only once */
+    fdsl_close(opened(&config)); /* makes the allocations that happen once per process */
     cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
     for (rlim_t step = 0; step < 64; step++) {
         uint64_t pages = 0;

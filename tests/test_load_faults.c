@@ -105,7 +105,7 @@ static void bring_back(const char *name)
 {
     char moved[2 * PATH_MAX];
     snprintf(moved, sizeof moved, "%s", in_folder("moved"));
-    cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
+    cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces the pipe, if there is one */
 }
 
 Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fini = remove_folder)

@@ -88,7 +88,7 @@ static void wait_for_samples(size_t samples)
 /* ---- The file ---- */
 
 static char text[1 << 20];
-static size_t rows; /* without the header */
+static size_t rows; /* number of rows, not counting the header */
 
 static void read_rows(void)
 {

@@ -139,7 +139,7 @@ static int train_mixed(void)
     train.share_max = 7;
     train.exchange = &exchange;
     const struct engine *engine = comm_rank() % 2 ? &engine_naive : &engine_omp;
-    wrong |= exchange_open(2, engine, &exchange) != STATUS_USAGE; /* nccl */
+    wrong |= exchange_open(2, engine, &exchange) != STATUS_USAGE; /* method 2 is nccl */
     wrong |= exchange_open(0, engine, &exchange) != STATUS_OK;
     wrong |= train_steps_of(engine, &train, initial, &end) != STATUS_OK;
     wrong |= comm_check_same(fnv_add(FNV_BEGIN, end.parameters, model.arena_values * sizeof(float)), "bits",

@@ -1,6 +1,6 @@
-/* Tests how parameters are divided among ranks for exchanges that update them: every parameter belongs to one
- * rank, and the moments of all ranks can be gathered. Needs no GPU. Skipped if the build has no MPI or mpirun
- * is missing. */
+/* Tests how parameters are divided among ranks if the exchange updates them. Every parameter must belong to
+ * one rank, and the moments of all ranks must be gathered correctly. Needs no GPU. Skipped if the build has
+ * no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

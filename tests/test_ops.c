@@ -144,7 +144,7 @@ Test(ops, samples_of_an_epoch_have_no_row_twice)
 {
     struct job job;
     void *state;
-    unsigned seen[2][300] = {{0}}, both = 0; /* index: the epoch */
+    unsigned seen[2][300] = {{0}}, both = 0; /* seen[epoch][row] */
     open_well(&job, "--rows 300 --columns 5 --steps mask,compact,permute,convert --sample 100");
     const struct variant *variant = set_up(&job, "ops-naive", &state);
     for (unsigned run = 0; run < 4; run++) {
@@ -240,7 +240,7 @@ static void fill_with_kinds(uint32_t *bits, size_t count, enum dtype type)
 }
 
 static const struct {
-    const char *name; /* of the instruction set */
+    const char *name; /* name of the instruction set */
     const struct ops_kernel *kernel;
 } kernels[] = {
 #if defined(__x86_64__)

@@ -509,7 +509,7 @@ Test(options, nearest_word)
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("bat-", names, count), "bat",
-                     "of two words that begin alike, the shorter one must be nearer");
+                     "if two words begin alike, the shorter one must be nearer");
     cr_expect_str_eq(nearest_word("bat-re", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("gbase-float2", names, count), "gbase",
                      "a word that is a prefix must be found");

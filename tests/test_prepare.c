@@ -338,7 +338,7 @@ Test(prepare, cifar)
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
     EXPECT(0, "mkfifo pipe");
     expect_refusal(1, "b --from cifar --source pipe",
-                   "pipe: not a regular file"); /* without waiting for a writer */
+                   "pipe: not a regular file"); /* open() must not wait for a writer */
 }
 #endif
 

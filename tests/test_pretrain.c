@@ -111,7 +111,7 @@ Test(pretrain, images_are_written_into_class_folders)
     cr_expect(says("/new is full\n") && says("see above\nbench\ndata\n") && !says(".part"), "%s", out);
 }
 
-/* The share is relative to the newest row of `constant` with the same settings. */
+/* The share is the speed relative to that of the newest row of `constant` with the same settings. */
 Test(pretrain, share_of_constant_needs_the_same_settings)
 {
     shell(

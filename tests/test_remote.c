@@ -255,8 +255,8 @@ Test(servers, a_set_is_read_from_every_service)
     cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
 }
 
-/* A prefix names all shards below it. An index in a subfolder names shards relative to that folder, so it is
- * not that of the set; an index directly under the prefix is. */
+/* A prefix names all shards below it. An index directly under the prefix is the index of the set. An index in
+ * a subfolder is not, because it names shards relative to that folder. */
 Test(servers, all_shards_below_a_prefix_are_read)
 {
     const char *urls[] = {"$U/account/box/deep/?sig=se%2Bcret%2F", "$U/account/box/set/?sig=se%2Bcret%2F",

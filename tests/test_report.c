@@ -98,8 +98,9 @@ Test(report, commands_of_loading)
     " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
     " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
 
-/* Runs a job, then the command that the report shows for its rows, which contains `words`. The columns from
- * `first` on, which are parameters, must be the same in the rows of both. */
+/* Runs a job, then the command that the report shows for the rows of the job. The command must contain
+ * `words`. The rows of the job and of the command must have the same values in the columns from `first` on,
+ * which are parameters. */
 static void expect_repeated(const char *job, const char *sampling, const char *words, const char *first)
 {
     shell("rm -f $D/results/a.csv $D/b.csv; $B --variant %s%s --out $D/results/a.csv", job, sampling);

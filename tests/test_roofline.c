@@ -82,9 +82,14 @@ Test(roofline, flops_of_a_multiprocessor_by_architecture)
     static const struct {
         int major, minor;
         double flops[UNIT_COUNT];
-    } cases[] = {{8, 0, {128, 1024, 2048}},       {8, 6, {256, 512, 1024}},   {8, 9, {256, 512, 1024}},
-                 {9, 0, {256, 2048, 4096}},       {10, 0, {256, 4096, 8192}}, {12, 0, {256, 512, 1024}},
-                 {7, 5, {0, 0, 0}} /* unknown */, {9, 9, {0, 0, 0}}};
+    } cases[] = {{8, 0, {128, 1024, 2048}},
+                 {8, 6, {256, 512, 1024}},
+                 {8, 9, {256, 512, 1024}},
+                 {9, 0, {256, 2048, 4096}},
+                 {10, 0, {256, 4096, 8192}},
+                 {12, 0, {256, 512, 1024}},
+                 {7, 5, {0, 0, 0}} /* unknown architectures */,
+                 {9, 9, {0, 0, 0}}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const struct gpu_facts facts = {
             .major = cases[i].major, .minor = cases[i].minor, .multiprocessors = 1, .clock_hz = 1};
@@ -184,7 +189,7 @@ Test(roofline, the_roofline_of_all_ranks_is_that_of_the_slowest)
 
 /* ---- The minimum work of a workload ---- */
 
-/* Reads the settings of a command line, whose words single blanks separate. */
+/* Reads the settings of a command line, whose words are separated by single blanks. */
 static void read_settings(struct settings *settings, const char *line)
 {
     static char text[512];
@@ -322,12 +327,12 @@ Test(roofline, work_of_an_epoch)
 {
     static const struct {
         const char *options;
-        double tensors; /* parameters and optimizer state */
+        double tensors; /* number of arrays: parameters and optimizer state */
     } cases[] = {{"--feed stored --optimizer sgd --momentum 0", 1},
                  {"--feed stored --optimizer sgd --momentum 0.9", 2},
                  {"--feed stored --optimizer adam", 3},
                  {"--feed stored --optimizer adamw", 3},
-                 {"--feed stored --optimizer adam --ema 0.9", 4}}; /* and the moving average */
+                 {"--feed stored --optimizer adam --ema 0.9", 4}}; /* one more for the moving average */
     const struct engine half = {.unit = UNIT_HALF}, plain = {.unit = UNIT_FP32};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const struct work work = training(&half, cases[i].options);

@@ -171,7 +171,7 @@ static void warn_of(int threads, double share, double preempted_per_s, char text
     settings.resources.threads = threads;
     struct runner runner = {.settings = &settings, .entry = &entry};
     runner_warn(&runner, &result, facts);
-    runner_warn(&runner, &result, facts); /* as after a second epoch */
+    runner_warn(&runner, &result, facts); /* a second epoch must not repeat the warning */
     fflush(stderr);
     settings_free(&settings);
     char *whole = get(path, NULL);

@@ -91,7 +91,7 @@ Test(shared_ring, both_ends_have_the_same_memory)
     cr_expect(bytes == read_bytes && bytes >= BUFFERS * BYTES);
     mine[bytes - 1] = 'x';
     cr_expect_eq(theirs[bytes - 1], 'x');
-    shared_ring_close(writer); /* the reader's end remains */
+    shared_ring_close(writer); /* the reader keeps its mapping */
     cr_expect_eq(theirs[bytes - 1], 'x');
     shared_ring_close(reader);
 }

@@ -406,8 +406,8 @@ Test(checkpoint, keeps_the_latest)
     }
 }
 
-/* Rows that are too long must be refused before anything is written. The longest that are written can be
- * read. */
+/* Rows that are too long must be refused before anything is written. Rows of the maximum length must be
+ * readable. */
 Test(checkpoint, the_length_of_rows_is_limited)
 {
     enum { LONGEST = 1 << 24 };

@@ -38,7 +38,7 @@ Test(train_cli, one_row_per_epoch)
         /* 7840 multiply-adds forward, and as many for the gradient of the weights */
         cr_expect_eq(number(out, row, "flops"), 200 * 2 * 2 * 7840.0);
         cr_expect(number(out, row, "train_loss") > 0 && number(out, row, "data_share") < 1);
-        cr_expect_str_eq(value(out, row, "momentum"), ""); /* sgd only */
+        cr_expect_str_eq(value(out, row, "momentum"), ""); /* only SGD has a momentum */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");
         cr_expect_str_eq(value(out, row, "loss_scale"), "");
     }

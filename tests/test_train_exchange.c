@@ -1,5 +1,5 @@
-/* Tests the exchange of gradients between ranks (train/exchange.h) with exchanges of this file: failed and
- * wrong sums, and methods that an engine or an option excludes. */
+/* Tests the exchange of gradients between ranks (train/exchange.h) with exchanges that this file defines.
+ * Tests failed and wrong sums, and methods that an engine or an option excludes. */
 #include "core/portable.h"
 #include "cpu_engines.h"
 #include "train/trainer.h"

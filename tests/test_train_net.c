@@ -18,8 +18,8 @@
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
 
-/* The minimum number of parameters to check per tensor. Networks have many tensors, and their kinds of layers
- * are checked one by one, too. */
+/* The minimum number of parameters to check per tensor. It is smaller for networks, because they have many
+ * tensors, and because each kind of layer has its own test. */
 static uint32_t checked = 12;
 #define CHECKED_IN_NETS 4
 
@@ -38,8 +38,8 @@ static double loss_at(const struct net *net, float *parameters)
 static struct mixing mixing; /* mixing in the steps whose gradients are compared */
 static enum loss_kind loss_kind;
 
-/* Compares the gradients of a step with central differences, for `checked` or more parameters of each tensor,
- * or all if it has fewer. */
+/* Compares the gradients of a step with central differences, for at least `checked` parameters of each
+ * tensor. Compares all parameters of smaller tensors. */
 static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
                             uint32_t count, float smoothing)
 {
@@ -266,7 +266,8 @@ Test(train_net, gradients_of_mixed_samples_and_of_both_losses)
 
 /* ---- Non-finite values ---- */
 
-/* Each test of a tensor runs the network. So tests of networks with many tensors use only every third. */
+/* Each test of a tensor runs the network. So tests of networks with many tensors use only every third
+ * tensor. */
 #define LARGE_STRIDE 3
 
 /* Runs the first step from net->initial. Expects a loss that is not finite, and this step reported as the bad

@@ -222,13 +222,13 @@ static void check_average(struct net *net, const struct engine *engine)
     for (uint32_t step = 0; step < 2; step++) {
         must(engine->steps(net->state, 0, step, 1));
         must(engine->get(net->state, &now));
-        must(engine->set(net->state, &now)); /* must change nothing */
+        must(engine->set(net->state, &now)); /* set() of the same state must change nothing */
         for (size_t i = 0; i < values; i++) {
             expected[i] = 0.75 * expected[i] + 0.25 * now.parameters[i];
             cr_assert_float_eq(now.ema[i], expected[i], 1e-6, "%s: %zu", engine->name, i);
         }
     }
-    cr_expect(engine == &engine_oracle /* its get() rounds doubles */ ||
+    cr_expect(engine == &engine_oracle /* get() of the oracle rounds doubles */ ||
                   memcmp(now.ema, whole.ema, values * sizeof(float)) == 0,
               "%s", engine->name);
     cr_expect_gt(distance(now.ema, net->initial, values), 0);
@@ -303,7 +303,7 @@ static void check_parts(struct net *net, const struct engine *engine)
 Test(train_optim, parts_add_up_to_the_step)
 {
     for_networks(check_parts);
-    for_engines("cnn", check_parts); /* dropout */
+    for_engines("cnn", check_parts); /* a network with dropout */
 }
 
 /* The test set must be evaluated in batches of a part's size. */

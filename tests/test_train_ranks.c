@@ -1,5 +1,5 @@
 /* Tests training on several ranks without MPI. The ranks are threads of this process, each with its own
- * engine, and an exchange of this file adds up their gradients. */
+ * engine, and an exchange that this file defines adds up their gradients. */
 #include <pthread.h>
 
 #include "core/portable.h"

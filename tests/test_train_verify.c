@@ -40,7 +40,7 @@ static enum status totals_off(void *state, struct train_totals *totals)
 static enum status get_off(void *state, struct train_state *into)
 {
     enum status status = engine_naive.get(state, into);
-    into->parameters[3] += 0.002f; /* in the first tensor */
+    into->parameters[3] += 0.002f; /* a parameter of the first tensor */
     return status;
 }
 
@@ -93,8 +93,8 @@ static enum status get_moved(void *state, struct train_state *into)
     return status;
 }
 
-/* Adam moves the biases of keys by rounding errors, so verification must skip them, and nothing else. With
- * SGD, it must not skip them. */
+/* Under Adam, rounding errors alone determine how the biases of keys change. Verification must skip these
+ * biases, but no other parameters. With SGD, it must not skip them. */
 Test(train_verify, only_adam_may_move_idle_values)
 {
     struct engine moving = engine_naive;

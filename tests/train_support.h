@@ -72,7 +72,7 @@ static inline struct shape fitted(const struct model_table *table, struct shape 
     return shape;
 }
 
-/* Whether the network has residual blocks, and therefore many layers. */
+/* Returns whether the network has residual blocks, and therefore many layers. */
 static inline bool has_residual_blocks(const struct model_table *table)
 {
     return strcmp(table->name, "cnn-fdsl") == 0 || strcmp(table->name, "cnn-deep") == 0;

@@ -111,7 +111,7 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 
 struct bus {
     void *pinned, *device;
-    cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
+    cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS elements per array */
     int steps, groups;        /* steps per group; number of groups of steps */
     int copies;               /* copies per group; there are BUS_GROUPS groups of copies */
     double copies_s, steps_s; /* duration of a group of copies and of a group of steps, each measured alone */

@@ -97,8 +97,8 @@ static enum status check_capture(cudaStream_t stream, bool *captured)
 {
     cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
     cudaError_t error = cudaStreamIsCapturing(stream, &state);
-    if (error ==
-        cudaErrorStreamCaptureImplicit) { /* the default stream, while a blocking stream is captured */
+    /* CUDA returns this error for the default stream while a blocking stream is being captured. */
+    if (error == cudaErrorStreamCaptureImplicit) {
         (void)cudaGetLastError();
         *captured = true;
         return STATUS_OK;

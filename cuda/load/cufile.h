@@ -1,5 +1,5 @@
 /* cuFile (GPUDirect Storage), loaded at run time. The program starts without the library and builds without
- * its header. These declarations are the part of the documented interface that is used here. */
+ * its header. This header declares only those documented functions that the program uses. */
 #ifndef FDSL_CUDA_LOAD_CUFILE_H
 #define FDSL_CUDA_LOAD_CUFILE_H
 

@@ -223,11 +223,11 @@ bool queue_handed(const struct output_queue *queue);
 enum status queue_free(struct output_queue *queue);
 
 /* A span is a range of consecutive samples. A chunk never crosses the end of its span. delivery_span()
- * returns the number of samples in a span. A span consists of the fewest whole shuffle buffers that contain
- * `target` samples. Without shuffling, it has 4 times `target` samples, or the whole set if that is smaller.
+ * returns the number of samples in a span. The size of a span is the smallest multiple of the shuffle buffer
+ * that is at least `target`. Without shuffling, it is 4 times `target`, but at most the size of the data set.
  *
- * delivery_stream_slots() returns the number of slots per worker: one batch plus one span (at most the
- * worker's share). With a consumer, it adds the larger of batch and span a second time. */
+ * delivery_stream_slots() returns the number of slots per worker: one batch plus one span. With a consumer,
+ * it adds the larger of the two a second time. A span longer than a worker's share counts as the share. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

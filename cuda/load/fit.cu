@@ -16,7 +16,7 @@
 #define TAPS_MAX (2 * PICTURE_SCALE_MAX + 2)
 static_assert(TAPS_MAX / 2 % 2 == 1, "the row length of the weights must be an odd number of words");
 
-/* The inputs of one output along an axis: `count` pixels from pixel `first` on. */
+/* The input pixels of one output pixel along an axis: `count` pixels from pixel `first` on. */
 struct taps {
     uint32_t first, count;
 };

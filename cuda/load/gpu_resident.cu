@@ -262,8 +262,8 @@ static uint64_t launch_batches(const struct delivery *delivery, uint64_t launch_
 }
 
 /* Chooses the samples that stay in device memory. All samples stay if they and `other_bytes` fit. Otherwise,
- * as many samples stay as fit in addition to `stream_bytes` and a margin. Their size never exceeds
- * --resident-bytes. Sets `*kept_bytes` to the size of the chosen samples. */
+ * the function reserves `stream_bytes` and a margin, and as many samples stay as fit in the rest. Their size
+ * never exceeds --resident-bytes. Sets `*kept_bytes` to the size of the chosen samples. */
 static enum status choose_resident(struct resident *resident, uint64_t other_bytes, uint64_t stream_bytes,
                                    uint64_t *kept_bytes)
 {
@@ -321,8 +321,8 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     resident->stream.moved_bytes = 0;
     TRY(delivery_run(delivery, number, resident_read));
     const struct checksum *checksum = &delivery->result.checksum;
-    /* If samples are streamed, the bytes copied over the bus. Otherwise, the bytes read plus the bytes
-     * written in device memory. */
+    /* If samples are streamed, counts the bytes copied over the bus. Otherwise, counts the bytes read plus
+     * the bytes written in device memory. */
     delivery->result.moved_bytes = is_streamed(resident)
                                        ? resident->stream.moved_bytes
                                        : checksum->bytes + checksum->count * delivery->slot_bytes;

@@ -16,7 +16,8 @@ struct image_decoder {
     enum decoder kind; /* never DECODER_AUTO; if DECODER_CPU, do not call image_batch_decode() */
     const struct nvjpeg *library;
     nvjpeg_handle handle;
-    /* The engines decode one batch at a time: calls from several threads make each other slower. */
+    /* The engines decode one batch at a time, so concurrent calls from several threads slow each other
+     * down. */
     std::mutex turn;
     std::atomic<uint64_t> bytes; /* memory that nvJPEG has allocated, pinned and on the device */
 };

@@ -21,12 +21,12 @@ struct resident_stream {
     uint64_t stage_bytes; /* size of a buffer, including the table */
     struct resident_stage stages[2];
     uint32_t next;        /* the buffer to fill next */
-    bool *failed;         /* per sample of a buffer: it could not be read */
+    bool *failed;         /* per sample of a buffer: whether it could not be read */
     uint64_t moved_bytes; /* bytes copied to the device in this run */
 };
 
-/* Sets the sizes of the buffers. Returns the size of both buffers in bytes. They take this much pinned
- * memory, and the same amount of device memory. arrays.bytes_max must be set before the call. */
+/* Sets the sizes of the buffers. Returns the total size of both buffers in bytes, which is needed once in
+ * pinned memory and once in device memory. arrays.bytes_max must be set before the call. */
 uint64_t resident_stream_plan(struct resident_stream *stream, struct delivery *delivery, int threads);
 
 /* Allocates the buffers. Samples 0 to kept - 1 are at `bytes`. */

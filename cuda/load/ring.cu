@@ -33,9 +33,9 @@ static bool is_over(const struct ring_share *share)
     return share->epochs == share->queue->delivery->load->epochs && is_at_end(share);
 }
 
-/* Among the shares that this worker may continue now, returns the one whose next samples are needed first, or
- * NULL if there is none. Sets `*over` to whether all shares that this worker may read have been read
- * completely. */
+/* Chooses among the shares that this worker may continue now. Returns the one whose next samples are needed
+ * first, or NULL if there is none. Sets `*over` to whether all shares that this worker may read have been
+ * read completely. */
 static struct ring_share *most_urgent(const struct ring_worker *worker, bool *over)
 {
     const struct delivery *delivery = &worker->ring->delivery;
@@ -88,8 +88,8 @@ static bool has_room(const struct ring *ring, const struct ring_share *share)
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Waits until the slots of some share's next chunk may be written. Claims this share and sets `*claimed` to
- * it, or to NULL if no samples are left to read. If the worker still has chunks to complete, sets NULL
+/* Waits for a share whose next chunk has free slots, claims the share, and sets `*claimed` to it. Sets
+ * `*claimed` to NULL if no samples are left to read. If the worker still has chunks to complete, sets NULL
  * instead of waiting, because other workers may wait for these chunks. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
@@ -105,8 +105,9 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
         if (!fits && !(share && queue_handed(share->queue))) {
-            /* Reached only with a consumer, so the lock is held. Without a consumer, a share has only one
-             * worker, and has room when all chunks of this worker are complete. */
+            /* Reached only with a consumer, so `guard` holds the lock. Without a consumer, no other worker
+             * reads this share. Its next chunk then always has free slots once all chunks of this worker are
+             * complete. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;

@@ -51,7 +51,7 @@ struct chunk {
     uint64_t bytes;           /* from the start of the buffer to the end of the last piece */
     struct picture_room room; /* for all images of the chunk */
     uint32_t epoch;
-    bool launched; /* its events are recorded */
+    bool launched; /* whether the chunk's events are recorded */
 };
 
 /* The progress of reading the share of one queue. Only the worker that has claimed the share may change the
@@ -117,7 +117,7 @@ struct ring {
     uint32_t table_max;       /* maximum number of samples per chunk, and of entries in its table */
     uint64_t data_bytes;      /* bytes of samples per buffer; the table of struct unpack_entry follows them */
     uint64_t buffer_bytes;    /* size of a buffer, including the table and, with --decode, fitted images */
-    struct picture_room room; /* maximum per chunk */
+    struct picture_room room; /* limit per chunk */
     struct image_decoder decoder;
     uint64_t
         memory_bytes; /* result.memory_bytes without nvJPEG's memory, which grows during the first runs */

@@ -99,7 +99,7 @@ static const struct dataset_member *image_of(const struct decoding *job, uint32_
     return &job->load->dataset->members[from->member + from->image];
 }
 
-/* Returns the file of an image in the host buffer. */
+/* Returns the address of an image file in the host buffer. */
 static const uint8_t *file_of(const struct decoding *job, const struct unpack_entry *entry)
 {
     const struct ring *ring = job->worker->ring;

@@ -9,11 +9,13 @@
 #include "load/checksum.cuh"
 
 #define BLOCK_THREADS    256
-#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only hashing spills */
 #define GROUP_BYTES      16  /* tensor bytes per store of a thread; a warp then writes whole cache lines */
 #define GROUPS_MAX       8u  /* maximum groups per thread; all their loads are in flight together */
 #define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads in flight, which are held in registers */
 #define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* samples that a block checksums */
+/* Minimum number of blocks per multiprocessor. This limits the registers per thread. Only the code that
+ * computes hashes then spills registers. */
+#define BLOCKS_WANTED 4
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {

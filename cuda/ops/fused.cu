@@ -1,5 +1,6 @@
 /* `ops-fused`: one kernel reads each row once from device memory and does all steps. This is possible if the
- * index of an output row depends only on the rows before it. Otherwise this kernel does the first pass.
+ * index of an output row depends only on the rows before it. Otherwise this kernel is only the first of two
+ * passes over the rows (gpu.cu).
  *
  * One block per multiprocessor runs until no rows are left. Block b processes tiles b, b + blocks, ... of
  * consecutive rows. The warps of a block have two roles:
@@ -133,7 +134,7 @@ static __device__ __forceinline__ void report(const struct fused_job &fused, str
     count_publish(fused.counts + tile, __popc(reports & (REPORT - 1)));
 }
 
-/* Returns whether a row is kept. If fused.lists is set, also reports this. */
+/* Returns whether a row is kept. If fused.lists is set, also calls report(). */
 template <enum dtype TYPE, enum row_kind KIND>
 static __device__ __forceinline__ bool examine_row(const struct fused_job &fused, struct pipeline &pipeline,
                                                    struct consumer &self, uint32_t turn,
@@ -334,7 +335,8 @@ static __device__ __forceinline__ void write_tiles(const struct fused_job &fused
         count = waits ? __ffs((int)waits) - 1 : WARP_LANES;
         for (uint32_t k = 0; k < count; k++) {
             uint32_t slot = __shfl_sync(ALL_LANES, place.slot, k);
-            /* The barrier is complete. All lanes read the tile, so each of them must have observed it. */
+            /* Only lane k has observed that this barrier is complete. Every lane must observe it before it
+             * reads the tile. */
             barrier_wait(&pipeline.full[slot], __shfl_sync(ALL_LANES, place.parity, k));
             write_tile(fused, pipeline, turn + k, slot, __shfl_sync(ALL_LANES, before, k), outputs);
         }
@@ -478,8 +480,9 @@ static enum status fused_read(struct gpu_ops *gpu, const struct chunk *chunk)
     fused.counts = gpu->counts + gpu->tiles;
     gpu->tiles += (fused.tiles + SCAN_LANE_TILES - 1) / SCAN_LANE_TILES * SCAN_LANE_TILES;
     choose_results(gpu, &fused);
+    /* If only norms are needed, a kernel with more warps per multiprocessor is faster. */
     if (!fused.lists && !fused.writes && !gpu->arrays.row_hashes && !gpu->arrays.row_largest)
-        return gpu_read_steps(gpu, chunk); /* the mask kernel runs more warps per multiprocessor */
+        return gpu_read_steps(gpu, chunk);
     return for_rows(
         gpu->job, [&]<enum dtype TYPE, enum row_kind KIND, bool FP4>() {
             return launch<TYPE, KIND, FP4>(gpu, fused);

@@ -94,8 +94,9 @@ static __global__ void hold()
     while (now_ns - begin_ns < HOLD_NS);
 }
 
-/* Records the event from which device time counts. Work on resident rows may take only microseconds. The
- * stream therefore waits first, so that the host has enqueued this work before its time begins. */
+/* Records the event at which device time begins. Work on resident rows may take only microseconds, less than
+ * the host takes to enqueue it. The kernel hold() therefore delays the event until this work has been
+ * enqueued. */
 static enum status begin_timing(struct gpu_ops *gpu)
 {
     if (gpu->resident) {

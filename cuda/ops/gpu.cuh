@@ -52,7 +52,7 @@ struct gpu_job {
     uint64_t first, shift, count;      /* see struct ops */
     uint64_t candidates, outputs;      /* rows that the permutation permutes; output rows */
     bool permutes;
-    struct ops_draw draw; /* if `permutes` is set */
+    struct ops_draw draw; /* valid if `permutes` is set */
     struct gpu_arrays arrays;
 };
 
@@ -86,7 +86,7 @@ struct gpu_ops {
     cudaStream_t compute, copies;
     cudaEvent_t begin, end;
 
-    uint8_t *resident; /* all rows, in the order of their positions; or NULL */
+    uint8_t *resident; /* all rows in order, if they are resident; otherwise NULL */
     struct chunk_ring ring;
     uint64_t chunks; /* maximum number of calls of `pass` in one gpu_input_pass() */
 
@@ -95,9 +95,9 @@ struct gpu_ops {
     uint64_t arena_bytes;
     struct gpu_job job;         /* job of the latest run */
     struct gpu_arrays arrays;   /* same as job.arrays */
-    uint64_t cleared_bytes;     /* size of words and counts at the arena's start, which a run clears */
+    uint64_t cleared_bytes;     /* bytes that a run clears at the arena's start: words and counts */
     uint8_t *counts;            /* per tile of the fused kernel */
-    uint64_t *sorted_hashes[2]; /* dedup */
+    uint64_t *sorted_hashes[2]; /* only for dedup */
     uint32_t *sorted_rows;
     uint8_t *scratch; /* scratch memory for CUB */
     uint64_t scratch_bytes;
@@ -110,7 +110,7 @@ struct gpu_ops {
     uint8_t *copy_target; /* target of the copies that measure the bandwidth of device memory */
     uint64_t copies_measured;
     double step_begin_s;
-    struct run_words *host_words; /* pinned */
+    struct run_words *host_words; /* in pinned memory */
     struct ops_summary summary;
 };
 
@@ -132,7 +132,7 @@ void gpu_step_begin(struct gpu_ops *gpu);
  * previous step to the time of `step`, and begins to measure the next step. */
 enum status gpu_step_done(struct gpu_ops *gpu, enum ops_step step);
 
-/* Copies the words of the run to gpu->host_words and waits for them. */
+/* Copies struct run_words of the run to gpu->host_words, and waits for the copy. */
 enum status gpu_fetch_words(struct gpu_ops *gpu);
 
 /* ---- Input: input.cu ---- */

@@ -195,7 +195,7 @@ static enum status stream_rows(struct gpu_ops *gpu, gpu_chunk_function *pass, ui
         gpu->summary.copied_bytes += gpu->ops->count * gpu->ops->row_bytes;
     if (stream.failed)
         return status_set(stream.status, "%s", stream.message);
-    /* The buffers may be written again only after all copies. */
+    /* Waits for all copies, because the caller may then overwrite the buffers. */
     CUDA_TRY(cudaStreamSynchronize(gpu->copies));
     return ops_check_rows(gpu->ops);
 }

@@ -126,8 +126,8 @@ static __device__ __forceinline__ float add_across(float value, int distance)
 }
 
 /* Adds the accumulators in pairs at distances 64, 32, ... 1. Lane l has accumulators 4 * l .. 4 * l + 3. In
- * the first two steps, partners exchange halves of their accumulators, so that no lane computes sums twice.
- */
+ * the first two steps, partners exchange halves of their accumulators, so that they do not compute the same
+ * sums. */
 static __device__ __forceinline__ float sum_of_quads(float4 sums)
 {
     bool upper = threadIdx.x & 16, odd = threadIdx.x & 8;

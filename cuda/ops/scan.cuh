@@ -42,7 +42,8 @@ static __device__ __forceinline__ uint32_t scan_known(const uint32_t (&words)[SC
     uint32_t known = 0;
 #pragma unroll
     for (uint32_t i = 0; i < SCAN_LANE_TILES / 4; i++) {
-        uint32_t zeros = (words[i] - 0x01010101u) & ~words[i] & 0x80808080u; /* the lowest bit is exact */
+        /* Marks bytes that are 0. Only the lowest set bit is exact. */
+        uint32_t zeros = (words[i] - 0x01010101u) & ~words[i] & 0x80808080u;
         if (known == 4 * i)
             known += zeros ? (__ffs((int)zeros) - 1) / 8 : 4;
     }

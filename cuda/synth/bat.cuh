@@ -30,8 +30,8 @@ struct bat_scratch {
     int *failure;                                   /* see device_launch.cuh */
 };
 
-/* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`, or of the list
- * `numbers` if that is not NULL.
+/* Arguments of a launch. The launch generates images first .. first + gridDim.x - 1 of run `run`. If
+ * `numbers` is not NULL, it generates these entries of the list `numbers` instead.
  *
  * `stages` contains all stages, unless stages are timed separately. `paint_blocks` is the maximum number of
  * blocks that paint one image. It is the number of multiprocessors, so that the device paints several images

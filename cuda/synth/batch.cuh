@@ -119,8 +119,9 @@ struct device_batch {
     uint64_t bytes;
 };
 
-/* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit
- * in the free device memory; the message gives both sizes. Nothing is left allocated after a failure. */
+/* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if the batch and the
+ * scratch memory do not fit in the free device memory; the message gives both sizes. Nothing is left
+ * allocated after a failure. */
 enum status device_batch_open(struct device_batch *batch, const struct resources *resources,
                               const struct synth *synth, size_t scratch_bytes);
 /* Frees a batch. Accepts a zeroed or partially initialised batch. */

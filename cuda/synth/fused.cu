@@ -138,7 +138,7 @@ static enum status choose_side(struct fused_plan *plan)
 }
 
 /* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. Then halves
- * the side as long as a slice has fewer tiles than 3/4 of the number of multiprocessors. */
+ * the side, if possible, until a slice has at least 3/4 as many tiles as the device has multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {

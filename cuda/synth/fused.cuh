@@ -68,7 +68,7 @@ struct fused_job {
     struct fused_call call;
     const struct fused_call *stored; /* the call in device memory; NULL: use `call` */
     uint8_t *canvases; /* `count` canvases, which painting writes; NULL: painting writes the call's images */
-    uint64_t begin;    /* first image of the slice, counted from the first of the call */
+    uint64_t begin;    /* index in the call of the slice's first image */
     uint32_t count;    /* images in the slice */
     uint32_t *order;   /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
     uint32_t groups;   /* groups of 31 lines per image (maximum over classes) */
@@ -93,7 +93,7 @@ struct fused_number {
     uint64_t run, j;
 };
 
-/* Returns the numbers of image `place` of the slice. */
+/* Returns the run number and the image number of image `place` of the slice. */
 static __device__ __forceinline__ fused_number fused_number_at(const fused_job &job, uint32_t place)
 {
     const fused_call call = fused_call_of(job);

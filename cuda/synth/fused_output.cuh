@@ -17,7 +17,7 @@ struct tile {
 /* Destination and format of an image's output. */
 struct output_sink {
     const struct synth_output &output;
-    uint32_t area; /* output_area() */
+    uint32_t area; /* see output_area() */
     void *image;
     bool four; /* runs of four pixels are aligned, so vector stores are possible */
 };

@@ -82,7 +82,7 @@ static __device__ __forceinline__ uint4 fused_values(const struct image_input &i
     return make_uint4(values[0], values[1], values[2], values[3]);
 }
 
-/* Writes the card and the label of image `place`. */
+/* Writes the struct fused_card and the label of image `place`. */
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
                                                         uint32_t place, uint32_t units)
 {

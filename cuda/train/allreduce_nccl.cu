@@ -198,7 +198,7 @@ const char *allreduce_nccl_version(void)
 static uint64_t nccl_memory_bytes(const void *state)
 {
     (void)state;
-    return 0; /* NCCL does not report it */
+    return 0; /* NCCL does not report its memory */
 }
 
 extern "C" const struct allreduce_method allreduce_nccl = {

@@ -27,7 +27,7 @@
 
 #define TIMEOUT_S           20
 #define EAGER_THREADS       256
-#define EAGER_BYTES         ((size_t)8 << 20) /* one shot is eager for arrays of at most this size */
+#define EAGER_BYTES         ((size_t)8 << 20) /* one shot uses eager_kernel() up to this size */
 #define EAGER_BLOCK_VECTORS 512 /* vectors per block, until the number of blocks is at its limit */
 #define SENT_FOR_EMPTY      UINT32_C(0x7fffffff) /* NaNs that are sent in place of PEER_EMPTY */
 

@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "train/exchange_shares.h"
 
-#define PEERS_MAX 8 /* ranks */
+#define PEERS_MAX 8 /* maximum number of ranks */
 
 /* All ranks must set the same values, and only between calls. 0 selects the default. */
 struct allreduce_peer_tuning {

@@ -130,8 +130,9 @@ static enum status allocate_all(struct allreduce_run *self)
     return STATUS_OK;
 }
 
-/* The ranks agree before each step in which they wait for each other. These steps are opening the method, and
- * capturing calls, because NCCL connects the ranks in its first call. */
+/* Two steps make the ranks wait for each other: opening the method, and capturing its calls, because NCCL
+ * connects the ranks in its first call. Before each of these steps, comm_agree() checks that no rank has
+ * failed. */
 static enum status open_run(const struct way *way, const struct resources *resources, const void *input,
                             void **state)
 {

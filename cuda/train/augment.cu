@@ -1,7 +1,8 @@
 /* Computes the images of a batch from its stored samples, with at most three kernels. With crops, the first
  * computes the weights of each resize, and the second crops, resizes and flips. The last kernel has one block
- * per image, which applies the operations of RandAugment. Without crops, it is the only kernel: it reads the
- * stored samples, and also flips them. For gray images, it computes only one channel. */
+ * per image, which applies the operations of RandAugment. Without crops, this last kernel is the only one: it
+ * reads the stored samples, and also flips them. For gray images, the last kernel computes only one
+ * channel. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
 #include "train/augment_change.cuh"
@@ -46,8 +47,8 @@ static __global__ void weights_kernel(const __grid_constant__ struct device_augm
 
 /* ---- Resizing ---- */
 
-/* Computes one output column of RESIZE_ROWS adjacent rows of the canvas: row `begin` and the rows after it,
- * but none from `end` on. `rows` points to the first input of this column in row 0. */
+/* Computes one output column for RESIZE_ROWS adjacent rows of the canvas, from row `begin` on. Skips rows
+ * from `end` on. `rows` points to the first input of this column in row 0. */
 static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32_t pitch, uint32_t begin,
                                                      uint32_t end, const int16_t *weights, uint32_t count,
                                                      uint32_t bits, uint32_t width, uint8_t *out)
@@ -69,7 +70,7 @@ static __device__ __forceinline__ void resize_column(const uint8_t *rows, uint32
             out[(begin + r) * width] = augment_shifted(sums[r], bits);
 }
 
-/* Block (entry, band, channel). `count`: samples of the batch, without their partners. */
+/* The block index is (entry, band, channel). `count`: samples of the batch, without their partners. */
 static __global__ void __launch_bounds__(BLOCK)
     resize_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,
                   const __grid_constant__ struct train_held held, uint32_t count, const uint32_t *numbers)
@@ -112,15 +113,15 @@ static __global__ void __launch_bounds__(BLOCK)
 
 /* ---- RandAugment ---- */
 
-/* Returns the plane that a block may use. */
+/* Returns the block's own memory for one plane. */
 template <bool FITS> static __device__ __forceinline__ uint32_t *own_plane(const struct change_plan &plan)
 {
     extern __shared__ uint32_t plane[];
     return FITS ? plane : reinterpret_cast<uint32_t *>(plan.planes + (size_t)blockIdx.x * plan.plane_bytes);
 }
 
-/* Block: an image. Each operation reads and writes augment.images. If there is no resize before, the first
- * operation reads the stored sample. */
+/* One block per image. Each operation reads and writes augment.images. Without crops, the first operation
+ * reads the stored sample. */
 template <bool FITS>
 static __global__ void __launch_bounds__(CHANGE_BLOCK, CHANGE_BLOCKS)
     change_kernel(const __grid_constant__ struct device_augment augment, const uint8_t *stored,

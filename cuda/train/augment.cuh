@@ -12,7 +12,7 @@ struct augment_part {
     bool flip;
 };
 
-/* The inputs of one output of a resize. */
+/* The input pixels of one output pixel of a resize, along one axis. */
 struct augment_entry_inputs {
     uint32_t first, count;
 };

@@ -6,8 +6,8 @@
  * output may therefore be the same image.
  *
  * FITS: rows are whole words, and a plane fits into shared memory. The kernels of other images load and store
- * single values, and copy planes to device memory. They are separate, because the compiler would interleave
- * both kinds of loads. */
+ * single values, and copy planes to device memory. Separate kernels are needed, because the compiler would
+ * interleave both kinds of loads. */
 #ifndef FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 #define FDSL_CUDA_TRAIN_AUGMENT_CHANGE_CUH
 
@@ -15,13 +15,13 @@
 
 #define CHANGE_BLOCK  512 /* threads per block */
 #define CHANGE_BLOCKS 2   /* minimum number of blocks per multiprocessor: limits a thread to 64 registers */
-#define CHANGE_AHEAD  4   /* loads of a thread before it uses the first */
+#define CHANGE_AHEAD  4   /* loads that a thread issues before it uses the first */
 #define LANES         32
 #define TABLE_WARPS   (AUGMENT_LEVELS / LANES)
 
 /* Shared memory of a block, in addition to the plane. */
 struct change_shared {
-    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* of the values of each channel of the network's image */
+    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* per channel of the network's image: sum of its values */
     uint32_t counts[AUGMENT_LEVELS];     /* how often each value occurs in a channel */
     uint32_t inside[TABLE_WARPS];        /* sums of the counts of LANES adjacent values */
     uint32_t least, most;                /* smallest and largest value of a channel */
@@ -222,8 +222,8 @@ static __device__ void change_color(const struct change_plan &plan, float factor
 /* ---- Neighbours ---- */
 
 /* Copies a plane to shared memory, with a border of zeros: a row above, a row below, and a word before each
- * row, which is also the border to the right of the previous row. So a word that is `i` in the image is
- * i + y + pitch + 1 in `staged`, where y is its row and pitch = plan.across.by + 1. */
+ * row. This word is also the border to the right of the previous row. With pitch = plan.across.by + 1, word i
+ * of the image, in row y, becomes word i + y + pitch + 1 of `staged`. */
 template <bool FITS>
 static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip,
                              uint32_t *staged)
@@ -332,8 +332,8 @@ static __device__ void change_neighbours(const struct change_plan &plan, enum au
 
 /* ---- An operation ---- */
 
-/* Applies an operation to the image `from`, which is mirrored first if `flip` is true. `to` may be equal to
- * `from` if it is false. All threads of the block must call the function. */
+/* Applies an operation to the image `from`. Mirrors the image first if `flip` is true. If `flip` is false,
+ * `to` may be equal to `from`. All threads of the block must call the function. */
 template <bool FITS>
 static __device__ void change(const struct change_plan &plan, enum augment_operation operation,
                               const struct augment_numbers numbers, const uint8_t *from, bool flip,

@@ -5,7 +5,8 @@
 #include "train/product.cuh"
 
 /* The two GEMMs of the backward pass. Each of a convolution's three GEMMs instantiates 16 CUDA kernels (with
- * or without padding, for two tile sizes, in four precisions), and therefore has its own source file. */
+ * or without padding, for two tile sizes, in four precisions). For short compile times, each GEMM therefore
+ * has its own source file. */
 
 /* Writes the gradient of the weights to pass->gradients, as [out channel][in channel, tap]. */
 enum status conv_weights_backward(const struct device_layer *layer, const struct pass *pass);

@@ -79,8 +79,8 @@ static enum status open_layer(struct network *network, uint32_t i)
 
 /* ---- Slots ---- */
 
-/* Describes the input of the network as the output of a layer, for additions that use it. Only the input of a
- * stage that is not the first needs a gradient. */
+/* Describes the input of the network as the output of a layer, for additions that use it. The input needs a
+ * gradient only in a pipeline stage after the first. */
 static enum status open_input(struct network *network)
 {
     const struct model *model = network->train->model;

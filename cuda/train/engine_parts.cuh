@@ -57,7 +57,7 @@ enum status network_backward_layer(struct network *network, const struct device_
 
 enum status network_update(struct device_engine *network, uint64_t number);
 
-/* stage.cu */
+/* Defined in stage.cu. */
 extern "C" const struct stage_functions cuda_stages;
 
 #endif

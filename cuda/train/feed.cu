@@ -31,7 +31,7 @@ static enum status open_timing(struct feed_timing *timing)
     return STATUS_OK;
 }
 
-/* Opens the generator, and the memory for the numbers and the samples that are on the host. */
+/* Opens the generator. Allocates the host memory that it needs for sample numbers and samples. */
 static enum status open_generator(struct device_feed *feed, const struct resources *resources)
 {
     const struct train *train = feed->train;
@@ -97,8 +97,8 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 
 /* ---- Generating ---- */
 
-/* The number of the sample that is generated for entry `j` of the list of a rank's samples. Copies of a
- * sample have the same number. */
+/* Returns the number of the sample that is generated for entry `j` of the list of a rank's samples. Copies of
+ * a sample have the same number. */
 FDSL_HD uint64_t generated_number(const struct train_pick *pick, const struct share *share, uint64_t fresh,
                                   uint32_t epoch, uint32_t j)
 {
@@ -113,7 +113,8 @@ static __global__ void number_kernel(const struct train_pick pick, const struct 
         numbers[j] = generated_number(&pick, &share, fresh, epoch, j);
 }
 
-/* The samples of a rank's share of a step, and their partners if they are generated: `count` in all. */
+/* A rank's samples in a step and, if they are generated too, the partners of these samples. `count` is the
+ * number of all of them. */
 struct drawn_batch {
     struct device_feed *feed;
     struct train_pick pick;

@@ -16,7 +16,7 @@ static __device__ __forceinline__ float warp_sum(float value)
 
 struct candidate {
     float logit;
-    uint32_t number; /* the class */
+    uint32_t number; /* number of the class */
 };
 
 /* Returns the candidate with the larger logit; if logits are equal, the lower class. */

@@ -234,7 +234,7 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-struct device_clip; /* clip.cuh */
+struct device_clip; /* see clip.cuh */
 
 /* Runs optimizer_step() on all parameters, and updates their moving average, if there is one; the arrays have
  * `values` elements. Changes nothing if scale->overflowed is set. `scale` and `clip` may be NULL. */

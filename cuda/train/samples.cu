@@ -109,7 +109,7 @@ struct gather_plan {
     uint32_t count;        /* values in the batch */
     uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
-    size_t sample_bytes;   /* in the set */
+    size_t sample_bytes;   /* size of a sample in the set */
     struct train_held held;
     bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];

@@ -6,10 +6,10 @@
  * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda. Any matrix size
  * works.
  *
- * Reading the operands limits the speed, not the arithmetic: values are read one by one, at the addresses
- * that an operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is not
- * contiguous. Adjacent threads then read adjacent memory, and each thread writes its unit with one store. A
- * tile is therefore stored by lines if memory is contiguous across lines, and by depth if memory is
+ * The speed is limited by reading the operands, not by arithmetic: values are read one by one, at the
+ * addresses that an operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is
+ * not contiguous. Adjacent threads then read adjacent memory, and each thread writes its unit with one store.
+ * A tile is therefore stored by lines if memory is contiguous across lines, and by depth if memory is
  * contiguous along the depth. ldmatrix transposes tiles of 16-bit values that are stored by depth. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH

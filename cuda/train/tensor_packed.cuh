@@ -19,7 +19,7 @@
 
 struct packed_row {
     const uint16_t *values;
-    uint32_t bits; /* like window_part.bits: a unit is inside the tensor if the row has all its bits */
+    uint32_t bits; /* a unit is inside the tensor if the row has all bits of the unit */
 };
 
 struct packed_unit {

@@ -170,7 +170,8 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
-    # A sample may be mixed with a partner of another rank or of another part of the step. Each of the two augments the partner.
+    # A sample may be mixed with a partner of another rank or of another part of the step. Both ranks, or both parts,
+    # then augment the partner.
     for feed in live stored; do
         check "$method: augmented and mixed samples, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" \
             --verify --feed $feed --model lenet --batch 8 "${augmented[@]}"

@@ -48,8 +48,8 @@ sanitized() {
         # initcheck does not see what bulk copies (cp.async.bulk) write. It would report results when --verify copies
         # them to the host. So it checks only accesses of kernels.
         [[ $tool != initcheck ]] || runner+=(--check-api-memory-access no)
-        # A block of ops-fused has 91 barriers. By default, synccheck tracks fewer than all blocks have. It allocates
-        # memory for each launch, and runs out of memory if many launches wait in streams.
+        # A block of ops-fused has 91 barriers. By default, synccheck tracks fewer barriers than all blocks have
+        # together. It allocates memory for each launch, and runs out of memory if many launches wait in streams.
         [[ $tool != synccheck ]] || runner+=(--num-cuda-barriers 16384 --force-blocking-launches)
         for mode in --resident '--chunk 16 --ring 2'; do
             # shellcheck disable=SC2086  # a mode is a list of options

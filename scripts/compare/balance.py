@@ -4,11 +4,12 @@
     scripts/compare/balance.py [--threads 12,4] [--cores 0-11:12-15] [--devices cuda:0,cpu] [--variant train-cuda]
                                [--balance equal,measured] [--bench PROGRAM] [--out FILE] [--must SHARE] [-- OPTION...]
 
-Trains first on each rank alone, with its threads and cores. Then trains all ranks at the same time, but each for itself: what
-they lose here, they lose to the shared memory and clock of the machine, not to the exchange of gradients. Finally trains on
-all ranks together, once per value of --balance. Ranks on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
-by default: --data digits --train-size 20000 --test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With
---cores, each rank uses its cores, alone and together. If --cores is not given, fdsl-bench divides the cores among the ranks.
+First trains on each rank alone, with its threads and cores. Then runs one separate training per rank, all at the same time.
+Without an exchange of gradients, these trainings slow each other down only because they share the memory and the clock of the
+machine. Finally trains on all ranks together, once per value of --balance. Ranks on CPUs train with train-omp, and ranks on GPUs
+(--devices) with the variant of --variant. OPTION are options of fdsl-bench, by default: --data digits --train-size 20000
+--test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With --cores, each rank uses the same cores alone and
+together with the others. If --cores is not given, fdsl-bench divides the cores among the ranks.
 Epochs before the third are not counted, because `measured` begins with equal shares. A speed is the median over the counted
 epochs.
 
@@ -105,8 +106,8 @@ def speed_of(rows):
 
 
 def side_by_side(options, speeds, train_size):
-    """Trains all ranks at the same time, each for itself. Returns the sum of their speeds. The rows are not kept, because the
-    figure `balance` takes rows of one rank for speeds alone."""
+    """Runs one separate training per rank, all at the same time. Returns the sum of their speeds. The rows are not kept, because
+    the figure `balance` would take them for the speeds of ranks that train alone."""
     runs = []
     for rank, speed in enumerate(speeds):
         command = rank_command(options, rank, alone(options, rank), keep_rows=False)

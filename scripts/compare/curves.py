@@ -132,7 +132,7 @@ def library():
 
 
 def create_folder(options):
-    """Creates DIR, after a check of what both programs need."""
+    """Checks that everything that the programs need exists, then creates DIR."""
     if os.path.exists(options.folder):
         raise Failed(f"{options.folder}: File exists; name a new folder, or remove this one", 2)
     if not os.path.exists(options.bench):

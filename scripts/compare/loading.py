@@ -29,9 +29,9 @@ and non_blocking=True copies them to the GPU. An epoch ends after the last copy.
 GPU; the GPU variants of fdsl-bench do.
 
 With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, and cuts out a random part in the same way as
-torchvision's RandomResizedCrop. It delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil (Pillow) or -io
-(torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts differ between
-the loaders, so only the number of samples and their shape are checked.
+torchvision's RandomResizedCrop. Every loader delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil
+(Pillow) or -io (torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts
+differ between the loaders, so only the number of samples and their shape are checked.
 """
 import argparse
 import contextlib

@@ -255,7 +255,7 @@ def compare(options, arguments):
     for mode in options.modes:
         try:
             results.append(run_torch(mode, options, data, results[0][1], device, threads))
-        except Exception:  # whatever PyTorch raised, measure the other modes
+        except Exception:  # after any exception of PyTorch, measure the other modes
             traceback.print_exc()
             print(f"compare/pytorch.py: {mode} failed; see above", file=sys.stderr)
             failed = 1

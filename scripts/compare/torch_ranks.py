@@ -165,7 +165,7 @@ def main():
     modes = ["start"]
     try:
         train_modes(job, modes.append)
-    except Exception as error:  # whatever PyTorch raised, the script reports it
+    except Exception as error:  # the script reports any exception of PyTorch
         now = time.time()
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

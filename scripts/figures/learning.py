@@ -112,10 +112,11 @@ def to_accuracy(measured):
 
 def logged_runs(measured):
     """Returns the runs in files of train --log: pairs of a key and rows in order of steps. If the user has such files, leaves out
-    those of the reference. The key is (variant, model, device, ranks, seed, file, number of the run in the file). Where the step
-    number decreases, the run continues if it repeats the losses of earlier steps, as a resumed run does. Otherwise a new run begins."""
+    those of the reference. The key is (variant, model, device, ranks, seed, file, number of the run in the file). If the step
+    does not increase from one row to the next, the run continues if the next rows repeat the losses of earlier steps, as a
+    resumed run does. Otherwise a new run begins."""
     yours = [log for log in measured.logs if log["source"] == "yours"]
-    parts = collections.defaultdict(list)  # rows in which the step rises
+    parts = collections.defaultdict(list)  # parts of runs in which the step increases
     for log in yours or measured.logs:
         for row in log["rows"]:
             if row["loss"] is not None and row["loss"] > 0:

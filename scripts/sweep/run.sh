@@ -122,7 +122,7 @@ read_arguments() {
 }
 
 # Refuses two tables with the same name in different folders, which would use each other's results. If the earlier table
-# does not exist any more, assumes that this table is the same one, moved.
+# does not exist any more, assumes that this is the same table and was moved.
 check_owner() {
     local owner
     owner=$(cat "$folder/table" 2>/dev/null) || return 0

@@ -21,7 +21,7 @@ typedef __nv_bfloat16 bf16;
 
 /* The rows of a batch. */
 struct vit_rows {
-    uint32_t samples, tokens; /* tokens per sample, with the class token */
+    uint32_t samples, tokens; /* tokens per sample, including the class token */
     uint32_t width;
 };
 

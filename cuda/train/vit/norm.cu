@@ -14,7 +14,7 @@ static __device__ __forceinline__ float warp_sum(float value)
 
 /* The source of the values of a row. */
 enum source {
-    SOURCE_SUMS,   /* sums */
+    SOURCE_SUMS,   /* the existing sums */
     SOURCE_BRANCH, /* shortcut + factors * branch */
     SOURCE_TOKENS, /* tokens + positions */
 };
@@ -22,8 +22,8 @@ enum source {
 struct forward_plan {
     struct vit_norm norm;
     uint32_t count;                       /* rows to normalise */
-    const bf16 *shortcut, *branch;        /* SOURCE_TOKENS: `branch` has the patches */
-    const float *class_token, *positions; /* SOURCE_TOKENS */
+    const bf16 *shortcut, *branch;        /* for SOURCE_TOKENS, `branch` has the patches */
+    const float *class_token, *positions; /* only for SOURCE_TOKENS */
 };
 
 /* Returns values 2 * pair and 2 * pair + 1 of the row of a token of a sample. */
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
 struct backward_plan {
     struct vit_norm norm;
     struct vit_norm_deltas deltas;
-    uint32_t count; /* number of rows, of all tokens */
+    uint32_t count; /* number of rows, one per token */
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
 };
 

@@ -17,7 +17,7 @@ struct patch_plan {
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
-    size_t sample_bytes;      /* in the set */
+    size_t sample_bytes;      /* size of a sample in the set */
     struct train_held held;
     bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
@@ -36,7 +36,7 @@ source_of(const struct patch_plan &plan, const uint8_t *stored, const struct dev
     return {stored + at * plan.sample_bytes, &batch.moves[j]};
 }
 
-/* The position in its image of a value of a patch. */
+/* The position in the image of one value of a patch. */
 struct pixel {
     uint32_t channel, y, x;
 };
@@ -62,8 +62,8 @@ static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
     return box_erased(&source.move->erase, at.y, at.x, first + at.y * plan.shape.width + at.x, value);
 }
 
-/* Replaces those of the TAPS values from `at` on that are in the erased rectangle. A Philox block has the
- * noise of four adjacent values; `at` is at a multiple of four. */
+/* `values` are the TAPS values from position `at` on. Replaces those in the erased rectangle by noise. A
+ * Philox block has the noise of four adjacent values; the x coordinate of `at` is a multiple of four. */
 static __device__ __forceinline__ void
 erase_row(const struct patch_plan &plan, const struct draw_erase &erase, struct pixel at, float values[TAPS])
 {
