@@ -107,9 +107,9 @@ static const struct option_spec options[] = {
      "mix pairs of training samples and their labels (MixUp), with weights drawn from Beta(ALPHA, ALPHA); 0: "
      "do not"},
     {"cutmix", "ALPHA", OPTION_REAL, AT(cutmix), "0", 0, 1000, NULL, true,
-     "replace a rectangle of each training sample by that of another one (CutMix); the area of the "
-     "rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. With --mixup as "
-     "well, each step draws one of the two"},
+     "replace a rectangle of each training sample by the same rectangle of another sample (CutMix); the area "
+     "of the rectangle, as a fraction of the image, is drawn from Beta(ALPHA, ALPHA); 0: do not. If --mixup "
+     "is also given, each step draws one of the two methods"},
     {"repeats", "N", OPTION_COUNT, AT(repeats), "1", 1, 64, NULL, true,
      "repeated augmentation: each step has N differently augmented copies of each of its samples"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
@@ -125,17 +125,17 @@ static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout and augmentation"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
-     "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
-     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
-     "peer-fused also updates the parameters, and each rank holds the moments of only its share. auto takes "
-     "the first of peer, nccl and mpi that works. METHOD is one of"},
+     "how ranks add up their gradients. mpi adds them up in host memory. For GPU variants, nccl uses "
+     "NVIDIA's library, and peer lets the GPUs of one machine read each other's memory. peer-bf16 sends the "
+     "gradients as bf16; peer-fused also updates the parameters, and each rank holds the moments of only its "
+     "share. auto takes the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
      "strong, every rule leaves --lr unchanged. RULE is one of"},
     {"balance", "HOW", OPTION_TEXT, AT(balance), "equal", 0, 0, NULL, true,
-     "how ranks divide the samples of a step: equal; measured, by their speeds, which are measured in each "
-     "epoch; memory, by their free memory; or by a list of numbers, one per rank, such as 3:1"},
+     "how ranks divide the samples of a step: equal; measured, by the speeds measured in each epoch; memory, "
+     "by free memory; or in proportion to numbers, one per rank, such as 3:1"},
     {"parallel", "HOW", OPTION_CHOICE, AT(parallel), "data", 0, 0, parallels, true,
      "how ranks divide a step. With data, each rank has the whole network and a part of the samples. With "
      "pipeline, each rank has some layers, and micro-batches of all samples pass through the ranks. HOW is "
@@ -150,9 +150,10 @@ static const struct option_spec options[] = {
      "first. 1f1b alternates forward and backward passes. zb-h1 is like 1f1b, but computes gradients of "
      "weights while 1f1b would wait. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
-     "of --export or of tensors saved by torch.save(), whose name ends in .safetensors, .pt, .pth or "
-     ".pth.tar. The model must be the same. If the number of classes differs, or the file has no last layer, "
+     "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. FILE may "
+     "also "
+     "be written by --export or torch.save(); its name then ends in .safetensors, .pt, .pth or .pth.tar. The "
+     "model must be the same. If the number of classes differs, or the file has no last layer, "
      "that layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
