@@ -184,7 +184,7 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
     EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
     cr_expect_not(says("warning"), "%s", out);
     EXPECT(0, "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
-    cr_expect(says("--data two: 1 of 4 classes has no sample, the first is class 1; labels begin at 0"), "%s",
+    cr_expect(says("--data two: 1 of 4 classes has no sample (the first: class 1); labels begin at 0"), "%s",
               out);
     EXPECT(0, "$P --prepare p --from dataset --source two");
     cr_expect(says("two: its folders train and val become classes"), "%s", out);

@@ -49,10 +49,10 @@ Test(compute, invalid_values_are_refused)
         {"trainer", "'trainer' is neither a number of milliseconds nor train[:MODEL]"},
         {"train:", "name a network"},
         {"train:a-name-that-is-too-long", "name a network"},
-        {"train:lenett",
-         "named 'lenett'; choose from logreg, lenet, cnn, cnn-fdsl, cnn-deep; did you mean train:lenet?"},
-        {"train:cnn3d", "no network for images"},
-        {"train:vit-tiny", "no network for images that train:MODEL supports is named 'vit-tiny'"},
+        {"train:lenett", "has no network 'lenett' for images; choose from logreg, lenet, cnn, cnn-fdsl, "
+                         "cnn-deep; did you mean train:lenet?"},
+        {"train:cnn3d", "has no network 'cnn3d' for images"},
+        {"train:vit-tiny", "train:MODEL has no network 'vit-tiny' for images"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         struct compute compute = {.text = refused[i].text};
@@ -84,7 +84,7 @@ Test(compute, the_default_network_depends_on_the_images)
     expect_taught((struct task){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
     expect_untaught((struct task){"resnet", 1, 28, 28, 10, 256, 256},
                     "logreg, lenet, cnn, cnn-fdsl, cnn-deep");
-    expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network for images");
+    expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "has no network 'cnn3d' for images");
     expect_untaught((struct task){"", 1, 28, 28, 1, 256, 256}, "there is nothing to learn");
     expect_untaught((struct task){"", 17, 28, 28, 2, 256, 256}, "at most 16");
     expect_untaught((struct task){"", 1, 4, 4, 2, 256, 256}, "too small");

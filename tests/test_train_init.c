@@ -49,7 +49,7 @@ Test(train_init, fine_tuning_can_be_resumed)
     EXPECT(0, FINE "--epochs 1 --init pre --checkpoint k --resume");
     EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
     EXPECT(0, "cmp whole again");
-    EXPECT_PRINTS(2, "in the checkpoint, none now; give --init with the parameters",
+    EXPECT_PRINTS(2, "in the checkpoint, none now; give the --init with which",
                   FINE "--epochs 3 --checkpoint k --resume");
     EXPECT_PRINTS(
         2, "other options: init=", FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");

@@ -180,7 +180,7 @@ Test(train_net, rejects_impossible_tables)
                   {&norm_of_images, "norm1: a network cannot have such a layer here"},
                   {&patches_of_tokens, "patches2: a network cannot have such a layer here"},
                   {&relu_of_tokens, "relu1: a network cannot have such a layer here"},
-                  {&linear_of_tokens, "fc1: it gets several tokens"},
+                  {&linear_of_tokens, "fc1: its input has several tokens, but must have one"},
                   {&odd_heads, "attention1: its heads do not divide tokens of 9"},
                   {&adds_another_shape, "add1: it adds the output of fc1, which has another shape"}};
     struct model model;

@@ -1,6 +1,6 @@
-/* Random rectangles of images: the part of random-resized-crop, and the rectangle of random erasing with its
- * noise. All functions give the same bits on host and device: they use no function of a mathematical library
- * except square roots and rounding, which IEEE 754 defines exactly. */
+/* Random rectangles of images: random-resized-crop cuts them out, and random erasing fills them with noise.
+ * All functions give the same bits on host and device: they use no function of a mathematical library except
+ * square roots and rounding, which IEEE 754 defines exactly. */
 #ifndef FDSL_DATA_BOXES_H
 #define FDSL_DATA_BOXES_H
 
@@ -71,7 +71,7 @@ FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
     return box;
 }
 
-/* Returns the rectangle of random-resized-crop (image_fit_box() in data/image_fit.h). Counter of each
+/* Returns the rectangle of random-resized-crop (image_fit_box() in data/image_fit.h). Philox counter of each
  * attempt: attempt, sample, epoch. */
 FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint32_t height, uint32_t epoch,
                                             uint32_t sample)
@@ -87,9 +87,9 @@ FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint3
 
 /* ---- Random erasing ---- */
 
-/* Draws the rectangle that is erased, as timm does. Its area is 2 % of the image to a third of it, the ratio
- * of its sides is between 0.3 and 1 / 0.3, and it is smaller than the image in both directions. Counters: 0
- * to 9, sample, epoch for the attempts; 10, sample, epoch for the probability. */
+/* Draws the rectangle that is erased, as timm does. Its area is between 2 % and a third of the image, the
+ * ratio of its sides is between 0.3 and 1 / 0.3, and it is smaller than the image in both directions.
+ * Counters: 0 to 9, sample, epoch for the attempts; 10, sample, epoch for the probability. */
 FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                     uint32_t sample)
 {

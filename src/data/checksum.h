@@ -31,8 +31,8 @@ uint64_t checksum_whole(const uint8_t *data, size_t size);
  * CHECKSUM_EDGE bytes, hashes all of them. The seed is the member's size. */
 uint64_t checksum_edges(const uint8_t *data, size_t size);
 
-/* Computes checksum_edges() of a member of `size` bytes of which only the edges are in memory. `edges` holds
- * the first and last bytes consecutively: checksum_edge_bytes(size) bytes in total. */
+/* Computes checksum_edges() if only the edges of a member are in memory. `size` is the size of the member.
+ * `edges` holds its first and last bytes consecutively: checksum_edge_bytes(size) bytes in total. */
 uint64_t checksum_edges_only(const uint8_t *edges, size_t size);
 size_t checksum_edge_bytes(size_t size);
 

@@ -22,7 +22,7 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
-    uint32_t next; /* the first shard that has not been asked for */
+    uint32_t next; /* the first shard that has not been requested */
 };
 
 static void dataset_source_close(void *state)
@@ -141,10 +141,9 @@ static void warn_of_parts(const struct dataset *dataset)
         for (size_t p = 0; p < COUNT_OF(parts); p++)
             found += strcmp(dataset->classes[c], parts[p]) == 0;
     if (found > 1 && found == dataset->class_count)
-        status_warn(
-            "%s: its folders %s and %s become classes; if they hold the classes, prepare each of them on "
-            "its own",
-            dataset->path, dataset->classes[0], dataset->classes[found - 1]);
+        status_warn("%s: its folders %s and %s become classes; if each of them contains class folders, "
+                    "prepare each of them on its own",
+                    dataset->path, dataset->classes[0], dataset->classes[found - 1]);
 }
 
 /* Checks, before anything is written, that the copy's index can store every extension. */

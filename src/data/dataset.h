@@ -72,8 +72,8 @@ struct dataset {
     uint64_t skipped;   /* number of skipped samples */
     bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
                            our index nor a wids index gives a count */
-    uint64_t faults;    /* number of faults that led to skipped samples, of which the first few are reported;
-                           without `skip`, 1 if such a fault ended dataset_open() */
+    uint64_t faults;    /* number of faults in samples; with `skip`, the first few are reported; without
+                           it, 1 if a fault ended dataset_open() */
     struct index index; /* owns the keys, extensions and shard names if `indexed` */
     char **names;       /* owns all other names */
     size_t name_count;
@@ -87,20 +87,20 @@ void dataset_close(struct dataset *dataset);
 /* Opens dataset->files[file] read-only, with additional open(2) flags. If the data set is remote, reads the
  * whole file first; the flags then apply only to files of a cache. Sets `*fd` to the descriptor. On failure
  * sets `*fd` to -1, and errno: ESPIPE or EISDIR means that the file is not a regular file. STATUS_FAILED if
- * the file cannot be read, another status if the cause is not the file, such as STATUS_EXHAUSTED. */
+ * the file cannot be read; another status, such as STATUS_EXHAUSTED, if the file is not the cause. */
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd);
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
 
-/* Says that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or starts to
- * read it from its URL. Does not wait, and reports no error. */
+/* Announces that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or
+ * starts to read it from its URL. Does not wait, and reports no error. */
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
-/* Asks for shard `file` of a remote data set, which will be opened soon, so that several shards are
- * transferred at the same time. Shards are asked for and opened in ascending order. `reached` is the first
- * shard that has not been opened; `*next`, at first 0, is the first that has not been asked for. Returns
- * false if enough shards are requested, or if the data set is not remote. Does not wait for a shard. */
+/* Requests shard `file` of a remote data set before it is opened, so that several shards are transferred at
+ * the same time. Shards are requested and opened in ascending order. `reached` is the first shard that has
+ * not been opened; `*next`, at first 0, is the first that has not been requested. Returns false if enough
+ * shards are requested, or if the data set is not remote. Does not wait for a shard. */
 bool dataset_ask_ahead(const struct dataset *dataset, uint32_t reached, uint32_t file, uint32_t *next);
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is

@@ -43,7 +43,8 @@ static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
     return count;
 }
 
-/* Returns whether a warning about a folder was printed before. Training opens one folder twice. */
+/* Returns whether this was called before with the same path, so that a warning about a folder is printed
+ * once: training opens the same folder twice. */
 static bool is_known(const char *path)
 {
     static char known[PATH_MAX];

@@ -125,7 +125,7 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
     return status;
 }
 
-/* Whether a name or one of its folders begins with a dot. */
+/* Returns whether a name or one of its folders begins with a dot. */
 static bool is_hidden(const char *name)
 {
     return *name == '.' || strstr(name, "/.");

@@ -306,7 +306,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 
 /* ---- Checking the samples ---- */
 
-/* Reads a label that --label chose, so that a wrong --label fails before the run. */
+/* Reads a label, if --label was given, so that a wrong --label fails before the run. */
 static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
 {
     int32_t label;
@@ -317,7 +317,7 @@ static enum status try_label(struct plain *plain, const struct dataset_sample *s
                                : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
 }
 
-/* Asks for `shard`, which is read next, and for the shards after it. */
+/* Requests `shard`, which is read next, and the shards after it. */
 static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *next)
 {
     if (dataset->remote && *next <= shard && dataset->shard_first[shard] < dataset->shard_first[shard + 1]) {

@@ -34,7 +34,7 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key);
 /* Handles a failure whose message is already set. `samples` is the number of samples that this failure
  * affects, or DATASET_UNKNOWN. If dataset->skip is set and `status` is STATUS_FAILED, prints the message as a
  * warning (at most DATASET_WARNINGS_MAX times), counts these samples as skipped and returns STATUS_OK.
- * Otherwise returns `status`: the cause of any other status is not a sample. */
+ * Otherwise returns `status`: a failure with any other status is not the fault of a sample. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */

@@ -158,7 +158,8 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
 
 /* ---- Claiming ---- */
 
-/* A line of options is a list of words that are separated by blanks: "--name=value", and others. */
+/* Returns the length of the first word. A line of options consists of words that are separated by blanks,
+ * such as "--name=value". */
 static int word_length(const char *word)
 {
     return (int)strcspn(word, " \n");

@@ -15,7 +15,7 @@
 #include <curl/curl.h>
 
 #define CONNECT_S     10
-#define STALL_S       30 /* a transfer that receives nothing for this time has failed */
+#define STALL_S       30 /* a transfer that receives nothing for this long has failed */
 #define REDIRECTS_MAX 5
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
@@ -152,7 +152,7 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
     struct http_reply *reply = http->reply;
     (void)one;
     if (http->code >= 300)
-        return size; /* the text of an error page */
+        return size; /* ignore the text of an error page */
     if (http->code == 200 && !request->whole)
         return 0; /* the server ignores the range */
     if (http->code == 206 && (http->begin != http->from || !same_version(http))) {
@@ -356,7 +356,7 @@ static enum status attempt(struct http *http, bool *again)
         reply->version.bytes = http->promised;
         return STATUS_OK;
     }
-    if (http->code == 416 && !request->version && request->first == 0) { /* there is no first byte */
+    if (http->code == 416 && !request->version && request->first == 0) { /* the file is empty */
         reply->version.bytes = 0;
         return STATUS_OK;
     }

@@ -22,7 +22,7 @@ struct http_request {
     const char *url;
     const char *shown; /* the URL without secrets, for messages */
     uint64_t first;    /* offset of the first requested byte */
-    uint64_t wanted;   /* number of bytes */
+    uint64_t wanted;   /* number of requested bytes */
     bool whole;        /* asks for the whole file, of at most `wanted` bytes, without a range */
     bool redirects;    /* follow up to five redirections; never from HTTPS to HTTP */
     uint8_t *to;       /* receives the bytes: room for `wanted`; or NULL */
@@ -55,8 +55,8 @@ void http_close(struct http *http);
  * most `tries` attempts in all. If the server ignores the requested range, `ranged` is false and nothing is
  * read.
  *
- * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, access is denied, the file
- * does not have the version `request->version`, or the body has another length than its headers promise. */
+ * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, if access is denied, if the
+ * file does not have the version `request->version`, or if the body's length differs from its headers. */
 enum status http_get(struct http *http, const struct http_request *request, int tries,
                      struct http_reply *reply);
 

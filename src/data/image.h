@@ -56,9 +56,9 @@ enum image_format image_format(const char *extension, const uint8_t *data, size_
 
 /* Decodes a member. PNG and JPEG are decoded into `scratch`, and a JPEG is rotated and mirrored as its EXIF
  * header requires. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width) or
- * (channels, depth, height, width). `*is_image` is false for all other members and arrays. STATUS_FAILED,
- * with the reason, for a broken member; STATUS_UNAVAILABLE for a format that this build cannot decode. Each
- * thread needs its own scratch. */
+ * (channels, depth, height, width). `*is_image` is false for members of other formats and for all other
+ * arrays. STATUS_FAILED, with the reason, for a broken member; STATUS_UNAVAILABLE for a format that this
+ * build cannot decode. Each thread needs its own scratch. */
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image);
 

@@ -13,7 +13,7 @@
 
 enum fit_how {
     FIT_RESIZE,             /* the whole image, resized; a rectangle becomes a square */
-    FIT_CROP,               /* a part at a random position, at the scale of the image */
+    FIT_CROP,               /* a part at a random position, not resized */
     FIT_RANDOM_RESIZED_CROP /* a random part, resized */
 };
 extern const char *const fit_names[]; /* option values, in enum order, NULL-terminated */

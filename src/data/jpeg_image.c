@@ -65,7 +65,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 #include <stdlib.h>
 
 #include <jpeglib.h>
-/* The codes of messages. The header needs jpeglib.h. */
+/* The message codes. Must follow jpeglib.h. */
 #include <jerror.h>
 
 #ifndef JCS_EXTENSIONS

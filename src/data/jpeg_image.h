@@ -59,9 +59,9 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
                        size_t *row_bytes, size_t *skip);
 
 /* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart. Writes `*row_bytes` bytes (see
- * jpeg_start()) per row. If `stride` is smaller, each row overwrites the end of the previous row; that end is
- * not needed. STATUS_FAILED if the data are damaged: each warning of libjpeg counts, because it means lost
- * data. Data after the last row of the window are not examined. */
+ * jpeg_start()) per row. If `stride` is smaller than that, each row overwrites the end of the previous row,
+ * so this end must be outside the window. STATUS_FAILED if the data are damaged: each warning of libjpeg
+ * counts, because it means lost data. Data after the last row of the window are not examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
 /* Returns whether a baseline file has this size in pixels and complete markers in the right order: segments

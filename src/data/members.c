@@ -19,7 +19,7 @@ static enum status bad_entry(const char *option, const char *entry, size_t lengt
     return status_set(STATUS_USAGE, "--%s: '%.*s' %s", option, (int)(length < 80 ? length : 80), entry, why);
 }
 
-/* Parses one entry of `length` bytes. `labels`: the entry belongs to --label. */
+/* Parses one entry of `length` bytes. `labels` is true if the entry belongs to --label. */
 static enum status parse_rule(const char *option, const char *entry, size_t length, bool labels,
                               struct member_rule *rule)
 {

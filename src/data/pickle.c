@@ -7,7 +7,7 @@
 #include "core/array.h"
 #include "core/portable.h"
 
-#define VALUES_MAX    8000000 /* per pickle; they occupy 450 MB, without their items */
+#define VALUES_MAX    8000000 /* values per pickle: at most this many, in 450 MB without their items */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
 #define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")

@@ -45,7 +45,7 @@ struct file *remote_find_file(struct remote *remote, const char *name)
     return file;
 }
 
-/* Whether the version of a file is known. */
+/* Returns whether the version of a file is known. */
 static bool is_known(struct remote *remote, const struct file *file)
 {
     pthread_mutex_lock(&remote->lock);
@@ -230,7 +230,7 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 /* ---- Reading ---- */
 
 /* Returns the file with this name. On success, its size and version are known. If a connection has tried to
- * find them and failed, tries once more, so that the calling thread has the message. */
+ * find them and failed, tries once more, so that the calling thread gets the error message. */
 static enum status known_file(struct remote *remote, const char *name, struct file **found)
 {
     pthread_mutex_lock(&remote->lock);

@@ -50,8 +50,8 @@ bool remote_cached(const struct remote *remote);
 /* Sets `*bytes` to the size of a file. */
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes);
 
-/* Starts to find the size of a file, or to read a file, if that is not already done. They neither wait nor
- * report errors. remote_ask() does nothing if files are stored in a cache. */
+/* Start to find the size of a file, or to read it, unless this was already done. The functions neither wait
+ * nor report errors. remote_ask() does nothing if files are stored in a cache. */
 void remote_ask_size(struct remote *remote, const char *name);
 void remote_ask(struct remote *remote, const char *name);
 

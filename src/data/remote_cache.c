@@ -31,7 +31,8 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
-/* The cause is the folder, not a file of the data set; therefore not STATUS_FAILED, for any errno. */
+/* Returns STATUS_EXHAUSTED for any errno. STATUS_FAILED would be wrong, because the cause is the folder and
+ * not a file of the data set. */
 static enum status failed(const char *path, const char *what)
 {
     bool full = errno == ENOSPC || errno == EDQUOT;

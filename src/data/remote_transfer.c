@@ -106,8 +106,8 @@ static void serve_examination(struct remote *remote, struct http *http)
     pthread_cond_broadcast(&remote->done);
 }
 
-/* A connection: examines files and reads pieces until the data set is closed. Files come first, because
- * nobody else can work on a file whose size is unknown. */
+/* A connection: examines files and reads pieces until the data set is closed. Examines first, because no
+ * connection can read a file whose size is unknown. */
 static void *serve(void *context)
 {
     struct remote *remote = context;

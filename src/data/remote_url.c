@@ -57,8 +57,7 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
     return remote->shown ? STATUS_OK : remote_out_of_memory();
 }
 
-/* Replaces percent codes by the bytes for which they stand: all codes, or those of the bytes in `only` if it
- * is not NULL. */
+/* Decodes percent codes: all, or, if `only` is not NULL, only those of the bytes in `only`. */
 static void decode(char *text, const char *only)
 {
     char *to = text;

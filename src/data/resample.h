@@ -51,7 +51,7 @@ FDSL_HD struct resample_axis resample_axis(uint32_t in, uint32_t out)
     return resample_axis_with(in, out, false);
 }
 
-/* The filter at input `x`, for an output at `centre`. */
+/* Returns the value of the filter at input `x`, for an output at `centre`. */
 FDSL_HD double resample_filter(const struct resample_axis *axis, uint32_t x, double centre)
 {
     double d = (x + 0.5 - centre) * axis->inverse;

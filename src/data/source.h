@@ -58,8 +58,8 @@ typedef enum status source_make_one(const void *state, uint64_t number, struct s
 struct source {
     const char *name, *summary;
 
-    /* Options of the source. If option_spec.column is set, the value of the option affects the samples. Paths
-     * of inputs do not have it: source_facts.identity covers the contents of the inputs. */
+    /* Options of the source. If option_spec.column is set, the value of the option affects the samples. It is
+     * not set for paths of inputs, because source_facts.identity covers the contents of the inputs. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;
@@ -86,9 +86,9 @@ struct source {
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
-    /* Says that a sample will be made soon, so that its file can be requested. Samples are named in ascending
-     * order. Returns false if enough is requested; the caller then names the sample again later. NULL if
-     * samples need no requests. */
+    /* Announces that a sample will be made soon, so that its file can be requested. Samples are announced in
+     * ascending order. Returns false if enough is requested; the caller then announces the sample again
+     * later. NULL if samples need no requests. */
     bool (*ask)(void *state, uint64_t number);
 
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
@@ -122,8 +122,8 @@ const struct source *source_find(const char *name);
 enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
                         struct source_sample *samples);
 
-/* Says that the samples from `*next` to `end` - 1 will be made soon: see source.ask(). Advances `*next` to
- * the first one that has not been asked for. */
+/* Announces that the samples from `*next` to `end` - 1 will be made soon: see source.ask(). Advances `*next`
+ * to the first sample that was not accepted. */
 void source_ask(const struct source *source, void *state, uint64_t *next, uint64_t end);
 
 /* Produces the samples whose numbers are in `numbers`. `samples` is as for source_make(). */

@@ -119,7 +119,7 @@ static enum status check_sum(uint64_t at, const uint8_t *header)
 static void plain_name(const uint8_t *header, char *name)
 {
     int prefix = 0;
-    if (memcmp(header + MAGIC, "ustar", 6) == 0) /* including the zero; GNU has a blank there and no prefix */
+    if (memcmp(header + MAGIC, "ustar", 6) == 0) /* with the zero byte; GNU has a blank and no prefix */
         prefix = (int)strnlen((const char *)header + PREFIX, PREFIX_BYTES);
     snprintf(name, TAR_NAME_MAX + 1, "%.*s%s%.*s", prefix, (const char *)header + PREFIX, prefix ? "/" : "",
              (int)strnlen((const char *)header + NAME, NAME_BYTES), (const char *)header + NAME);

@@ -172,7 +172,7 @@ static enum status add_tensor(struct search *search, const struct pickle_value *
     return tensor_file_add(search->file, &tensor);
 }
 
-/* Visits an item under the name of the container, a dot and `key`. */
+/* Visits an item of a container. Its name is the name of the container, a dot and `key`. */
 static enum status visit_item(struct search *search, const char *key, size_t length,
                               const struct pickle_value *item, unsigned depth)
 {
@@ -310,7 +310,7 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
     return torch_list_pickle(bytes, member->bytes, zip, prefix, file);
 }
 
-/* Returns whether the file begins as those of torch.save() before version 1.6 do: with the pickle of a long
+/* Returns whether the file begins like a file of torch.save() before version 1.6: with the pickle of a long
  * integer of ten bytes. */
 static bool is_legacy(const struct tensor_file *file)
 {

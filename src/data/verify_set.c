@@ -62,7 +62,7 @@ static enum status find_rows(const struct tensor_file *file, const uint8_t *byte
     return rows->values ? STATUS_OK : status_set(STATUS_FAILED, "it has no rows");
 }
 
-/* Returns whether row i has its hash. `joined` has room for the values and scales of a row. */
+/* Returns whether row i matches its hash. `joined` has room for the values and scales of a row. */
 static bool row_matches(const struct rows *rows, uint64_t i, uint64_t hash, uint8_t *joined)
 {
     const uint8_t *values = rows->values + i * rows->value_bytes;
@@ -192,7 +192,8 @@ static enum status check_sample(struct check *check, const struct index_sample *
 
 /* ---- Other files ---- */
 
-/* A source whose state is an array with the first row of each file, and the end of the last one. */
+/* Writes the columns of samples.csv for file `number`. `state` is an array with the first row of each file,
+ * followed by the number of rows of the set. */
 static void describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
     const uint64_t *starts = state;

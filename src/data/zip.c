@@ -36,7 +36,7 @@ struct directory {
     uint64_t end; /* offset of the first end record; the directory must end there */
 };
 
-/* Reads the zip64 records, which are before the record at the end, if the archive has them. */
+/* Reads the zip64 records, if the archive has them. They precede the end record. */
 static enum status read_end64(const struct tensor_file *file, struct directory *directory)
 {
     uint8_t locator[LOCATOR_BYTES], end[END64_BYTES];

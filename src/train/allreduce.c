@@ -1,4 +1,4 @@
-/* The workload `exchange`: all-reduces, the sums of arrays over all ranks. docs/exchange.md describes it. */
+/* The workload `exchange`: all-reduces (sums of arrays over all ranks). docs/exchange.md describes it. */
 #include "train/allreduce.h"
 
 #include <inttypes.h>
@@ -92,9 +92,9 @@ static struct work exchange_work(const void *input, const struct variant *varian
  *
  * A value of the type has p significant bits, and each rounding has a relative error of at most u = 2^-p. All
  * terms are positive, so the relative error of a sum is at most that of its worst term, plus one rounding per
- * addition. Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and
- * round once to the type; both are at most N roundings per call. After k calls, the relative error is at most
- * (1 + u)^(kN) - 1.
+ * addition. A method may round the result of each of the N - 1 additions of a call to the type, or add up in
+ * fp32 and round once to the type. Either way, a call has at most N roundings. After k calls, the relative
+ * error is at most (1 + u)^(kN) - 1.
  *
  * If N is a power of two and N^2 times the largest term is at most 2^p, no addition rounds. After each call,
  * each value is a power of two times an integer, and the integer is at most N times the largest term. A
@@ -132,7 +132,7 @@ struct update allreduce_update(int call)
     return optimizer_at(&adam, &schedule, (uint64_t)call);
 }
 
-/* Returns a parameter after a run in which the first sum of the gradients is `sum`. */
+/* Returns the value of a parameter after a run. `sum` is the sum of the gradients in the first call. */
 static float updated_parameter(const struct allreduce_job *job, const struct update *updates, float sum,
                                bool grows)
 {

@@ -1,6 +1,6 @@
-/* The input of the workload `exchange`: arrays whose sums over all ranks the variants compute, in place. One
- * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so a variant that skips a
- * call gets a wrong result.
+/* The input of the workload `exchange`: one array per rank. The variants compute the sums of these arrays
+ * over all ranks, in place. One run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous
+ * call, so a variant that skips a call gets a wrong result.
  *
  * Before the first call, each value is ALLREDUCE_UNIT times an integer from 1 to allreduce_term_max(). The
  * integer is a function of the run, the rank and the index.
@@ -33,7 +33,7 @@ struct allreduce_job {
 struct allreduce_traits {
     bool bf16;    /* supports bf16 */
     bool updates; /* also updates parameters; fetch() then returns these instead of the sums */
-    bool grows;   /* if it updates: replaces the gradients by their sums, so each call has larger gradients */
+    bool grows;   /* if `updates`: replaces the gradients by their sums, so they grow with each call */
     uint64_t (*memory_bytes)(const void *state); /* device memory besides the array */
     const char *(*nccl_version)(void);           /* NULL: does not use NCCL */
 };
@@ -83,13 +83,13 @@ FDSL_HD float allreduce_gradient(const struct allreduce_job *job, uint64_t numbe
 
 FDSL_C_BEGIN
 
-/* Returns the update of a call, counted from 0. Epsilon is about as large as the gradients. With a small
+/* Returns the update of call `call`, counted from 0. Epsilon is about as large as the gradients. With a small
  * epsilon, Adam would cancel a wrong factor common to all gradients, and verification would miss it. */
 struct update allreduce_update(int call);
 
-/* Returns the number of parameters after run `number` that are not bit-identical to those that
- * optimizer_step() computes from sums in rank order. `parameters` has job->count values; `grows` is that of
- * the variant's traits. */
+/* Returns the number of parameters after run `number` that are not bit-identical to the correct parameters:
+ * those that optimizer_step() computes from gradients summed in rank order. `parameters` has job->count
+ * values; `grows` is that of the variant's traits. */
 uint64_t allreduce_count_wrong_parameters(const struct allreduce_job *job, uint64_t number, bool grows,
                                           const float *parameters);
 

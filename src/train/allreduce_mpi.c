@@ -1,5 +1,5 @@
-/* The variant `mpi` of the workload `exchange`: sums in host memory over MPI (machine/comm.h), like `--sync
- * mpi`. */
+/* The variant `mpi` of the workload `exchange`. It adds up arrays in host memory over MPI (machine/comm.h),
+ * as `--sync mpi` does in training. */
 #include <stdlib.h>
 #include <string.h>
 

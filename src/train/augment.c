@@ -61,8 +61,8 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
     const struct shape *canvas = data->canvas_bytes ? &data->canvas : &data->shape;
     if (data->type != DTYPE_U8 || !is_image(&data->shape) || !is_image(canvas))
         return status_set(STATUS_USAGE,
-                          "--fit random-resized-crop, --rand-augment and --repeats need images of bytes with "
-                          "one or three channels; drop them, or use other --data");
+                          "--fit random-resized-crop, --rand-augment and --repeats need 8-bit images with "
+                          "one or three channels; drop these options, or use other --data");
     *plan = (struct augment_plan){.seed = train->seed,
                                   .samples = data->sets[DATA_TRAIN].count,
                                   .canvas = *canvas,
@@ -81,7 +81,7 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
 
 /* ---- Crop, resize, flip ---- */
 
-/* Returns the maximum number of weights per output of an axis. */
+/* Returns the maximum number of input values from which one output value along an axis is computed. */
 static uint32_t taps_of(const struct augment_plan *plan, uint32_t in, uint32_t out)
 {
     return resample_axis_with(in, out, plan->bicubic).taps;

@@ -51,17 +51,17 @@ struct augment_numbers {
     float map[6];   /* shear, translate, rotate: output (x, y) is the input at (map[0] x + map[1] y + map[2],
                        map[3] x + map[4] y + map[5]) */
     float factor;   /* brightness, color, contrast, sharpness */
-    uint32_t mask;  /* posterize: the bits that stay */
-    float at_least; /* solarize: values from here on are inverted */
+    uint32_t mask;  /* posterize: mask of the bits that are kept */
+    float at_least; /* solarize: this and larger values are inverted */
 };
 
 struct augment_plan {
     uint64_t seed;
-    uint32_t samples; /* size of the training set; a sample number from here on is a copy (train_picked()) */
+    uint32_t samples; /* size of the training set; sample numbers >= samples are copies (train_picked()) */
     struct shape canvas, shape; /* of a stored sample, and of a sample of the network; depth is 1 */
     bool crop, bicubic, flip;
-    bool gray; /* all channels of an image are equal: then they are also equal after all operations */
-    uint32_t operations;                                   /* per sample */
+    bool gray;           /* all channels of an image are equal; operations keep them equal */
+    uint32_t operations; /* per sample */
     struct augment_numbers numbers[AUGMENT_OPERATIONS][2]; /* per operation and sign */
 };
 
@@ -100,9 +100,9 @@ FDSL_HD uint8_t augment_shifted(int32_t sum, uint32_t bits)
 
 /* ---- Rounding ---- */
 
-/* Floats from 2^23 to 2^24 are the integers. Adding 1.5 * 2^23 to a value below 2^22 therefore rounds it to
- * the nearest integer, ties to even, and leaves this integer in the low bits of the sum. GPUs add eight times
- * as fast as they convert between floats and integers. */
+/* The floats from 2^23 to 2^24 are exactly the integers in this range. Adding 1.5 * 2^23 to a value below
+ * 2^22 therefore rounds it to the nearest integer, ties to even, and leaves this integer in the low bits of
+ * the sum. GPUs add eight times as fast as they convert between floats and integers. */
 #define AUGMENT_ROUNDER 12582912.0f
 
 FDSL_HD int32_t augment_nearest(float value)
@@ -195,7 +195,7 @@ FDSL_HD float augment_mean(const uint32_t *sums, uint32_t channels, uint32_t pix
     return (float)(sum / pixels);
 }
 
-/* Returns entry `value` of the table of a channel. `below`: how many pixels have a smaller value. */
+/* Returns entry `value` of the table of a channel. `below` is the number of pixels with a smaller value. */
 FDSL_HD uint8_t augment_entry(enum augment_operation operation, const struct augment_numbers *numbers,
                               const struct augment_channel *channel, uint32_t value, uint32_t below)
 {
@@ -256,13 +256,13 @@ FDSL_HD uint8_t augment_sharp(const uint8_t *plane, uint32_t height, uint32_t wi
     return augment_sharpened(factor, *at, sum);
 }
 
-/* The value at (x, y) of a plane; black outside. */
+/* Returns the value at (x, y) of a plane, or 0 (black) outside the plane. */
 FDSL_HD uint32_t augment_at(const uint8_t *plane, uint32_t height, uint32_t width, int32_t y, int32_t x)
 {
     return (uint32_t)y < height && (uint32_t)x < width ? plane[(uint32_t)y * width + (uint32_t)x] : 0;
 }
 
-/* Interpolates between two adjacent values. `share` is from 0 to 1. */
+/* Interpolates between two adjacent values. `share` is the weight of `next`, from 0 to 1. */
 FDSL_HD float augment_between(float value, float next, float share)
 {
     return fmaf(share, next - value, value);
@@ -293,7 +293,7 @@ FDSL_C_BEGIN
 struct train;
 
 /* Prepares the augmentation of a training run for which augment_computes() is true. STATUS_USAGE if the
- * samples are not images of bytes with one or three channels. */
+ * samples are not 8-bit images with one or three channels. */
 enum status augment_plan(const struct train *train, struct augment_plan *plan);
 
 /* Memory of a thread that computes images. Zero it before the first use. */

@@ -20,8 +20,8 @@ enum balance {
 #define BALANCE_GAIN_MIN 0.02
 
 /* Parses the value of --balance: "equal", "measured", "memory", or one number per rank, such as "3:1". Sets
- * `weights` to these numbers; without numbers, sets all weights to 1. STATUS_USAGE with the reason and a
- * remedy. */
+ * `weights` to these numbers; without numbers, sets all weights to 1. Returns STATUS_USAGE if the value is
+ * invalid; the message says what to give instead. */
 enum status balance_parse(const char *text, uint32_t ranks, enum balance *balance, double *weights);
 
 /* Returns the part of a step's time that the shares `next` would save, compared with `now`. A step takes as

@@ -308,17 +308,18 @@ static enum status write_parts(const char *path, const struct part *parts, size_
     return file_end(&writer);
 }
 
-/* Rejects strings that are too long to be read again. */
+/* Rejects strings that are longer than the reader accepts. */
 static enum status check_texts(const char *folder, const char *const texts[TEXTS])
 {
     static const char *const names[TEXTS] = {"options", "value of --data", "options of the samples",
                                              "rows of all ranks", "shares"};
     for (size_t i = 0; i < TEXTS; i++)
         if (strlen(texts[i]) > TEXT_MAX)
-            return status_set(STATUS_FAILED,
-                              "--checkpoint %s: the %s: %zu bytes, but a checkpoint can hold only %d%s",
-                              folder, names[i], strlen(texts[i]), TEXT_MAX,
-                              i >= 3 ? "; start fewer ranks, or drop --checkpoint" : "");
+            return status_set(
+                STATUS_FAILED,
+                "--checkpoint %s: the length of the %s is %zu bytes, but a checkpoint can hold only %d%s",
+                folder, names[i], strlen(texts[i]), TEXT_MAX,
+                i >= 3 ? "; start fewer ranks, or drop --checkpoint" : "");
     return STATUS_OK;
 }
 

@@ -51,7 +51,7 @@ struct checkpoint {
 FDSL_C_BEGIN
 
 /* Checks that checkpoints can be written into the folder; creates it if it is missing. STATUS_USAGE with the
- * reason; STATUS_UNAVAILABLE if the build has no xxHash. */
+ * reason if they cannot; STATUS_UNAVAILABLE if the build has no xxHash. */
 enum status checkpoint_check_folder(const char *folder);
 
 /* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
@@ -76,7 +76,7 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
 /* Reads the latest checkpoint of a folder. If `pass_over` is true, skips files that are truncated or damaged
  * (for example by a power failure) and warns. Any other failure (another schema, permissions, memory, disk)
- * is an error, because training would later overwrite the skipped file. `*found` is false if there is no
+ * is an error: if the file were skipped, training would later overwrite it. `*found` is false if there is no
  * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
                                    bool *found);
@@ -87,8 +87,8 @@ void checkpoint_free(struct checkpoint *checkpoint);
  * The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
-/* Returns the parameters that a checkpoint is exported and tested with: their moving average, if there is
- * one. */
+/* Returns the parameters that are exported and tested: their moving average if the checkpoint has one,
+ * otherwise the parameters themselves. */
 static inline float *checkpoint_parameters(const struct checkpoint *checkpoint)
 {
     return checkpoint->state.ema ? checkpoint->state.ema : checkpoint->state.parameters;

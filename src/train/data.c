@@ -146,8 +146,8 @@ static bool file_there(const char *folder, const char *name, char path[PATH_MAX]
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
-/* Generates both sets. Test samples have numbers above all possible training numbers, so they do not change
- * with the size of the training set. */
+/* Generates both sets. Test samples have numbers above all possible training numbers, so the test set does
+ * not depend on the size of the training set. */
 static enum status generate(const struct data_request *request, const char *source, const char *const words[],
                             struct data *data)
 {
@@ -333,12 +333,11 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(
-            STATUS_USAGE,
-            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
-            "name the folder %s/%s, of which a tenth is then held out for testing",
-            request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
-            learn ? "train" : "test");
+        return status_set(STATUS_USAGE,
+                          "--data %s: the folder contains a data set '%s' but no '%s'; add it, or name the "
+                          "folder %s/%s; a tenth of that set is then held out for testing",
+                          request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train",
+                          request->name, learn ? "train" : "test");
     if (two && dataset_same_classes(train, test, &data->members) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--data %s", request->name);
     data->split = !two;
@@ -501,9 +500,8 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
         }
     free(seen);
     if (unseen)
-        status_warn("--data %s: %" PRIu32 " of %" PRIu32
-                    " classes ha%s no sample, the first is class %" PRIu32
-                    "; labels begin at 0, and empty class folders count as classes",
+        status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
+                    "); labels begin at 0, and empty class folders count as classes",
                     name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
         status_warn(

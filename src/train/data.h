@@ -44,11 +44,11 @@ struct data {
     struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
                                FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again in
                                every epoch (train/augment.h); test samples are resized */
-    struct shape canvas;    /* of stored training samples, if they differ from `shape` */
-    size_t canvas_bytes;    /* of a stored training sample; 0 if it has the shape `shape` */
+    struct shape canvas;    /* shape of the stored training samples, if it differs from `shape` */
+    size_t canvas_bytes;    /* bytes of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
-    bool gray;                        /* known that all channels of a training sample are equal */
+    bool gray;                        /* each training sample has equal channels; false: not known */
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
     bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
@@ -124,13 +124,13 @@ FDSL_C_BEGIN
 struct data_request {
     const char *name;
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
-    uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
-                                       folders, with the first of every class); 0: all, but
-                                       for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
+                                       first of every class); 0: all, or, for generated data,
+                                       DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
-    const char *preset;   /* of the classes, synth only; NULL: the default */
+    const char *preset;   /* preset of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
-    struct image_fit fit; /* how images are resized; random crops are drawn as in epoch 0 */
+    struct image_fit fit; /* how images are resized; random crops are those of epoch 0 */
     uint64_t batch;       /* samples per step */
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
@@ -147,10 +147,10 @@ struct data_request {
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Warns if a network cannot learn all classes that the test set has. If `whole` is true, the sets are
- * complete and the labels set the number of classes; then also warns of classes without a sample. `name` is
- * the name of the data set in the request; generated data have samples of all classes, so there is no
- * warning. */
+/* Warns if a network cannot learn all classes that the test set has. `whole` is true if the sets are complete
+ * and their labels determine the number of classes; the function then also warns of classes without a sample.
+ * `name` is the name of the data set in the request; generated data have samples of all classes, so there is
+ * no warning. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0

@@ -106,7 +106,7 @@ static enum status fit_canvas(struct data *data, const struct image *image)
 {
     const struct image_fit *fit = &data->fit;
     if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
-        return status_set(STATUS_FAILED, "--fit random-resized-crop needs images of bytes with one or three "
+        return status_set(STATUS_FAILED, "--fit random-resized-crop needs 8-bit images with one or three "
                                          "channels; use --fit resize, or other --data");
     if (image->channels > fit->channels)
         return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
@@ -119,7 +119,7 @@ static enum status fit_canvas(struct data *data, const struct image *image)
     return STATUS_OK;
 }
 
-/* Sets the shape and type of both sets from the first sample of all. */
+/* Sets the shape and type of both sets from the first sample that is read. */
 static enum status set_shape(struct data *data, enum data_part part, const struct image *image)
 {
     if (part == DATA_TRAIN && has_canvases(data))
@@ -369,8 +369,8 @@ static enum status choose(const struct source_reader *reader, struct data_range 
 
 /* ---- Filling a set ---- */
 
-/* Whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or is NULL.
- */
+/* Returns whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or
+ * is NULL. */
 static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
 {
     return (!chosen || chosen[at]) && is_in(range, range.first + at);
@@ -388,13 +388,13 @@ static uint64_t next_numbers(struct data_range range, const uint8_t *chosen, uin
     return count;
 }
 
-/* The samples that the source has been asked for: those that a set takes from the first `at` of the range. */
+/* How far samples were requested in advance: `count` of the first `at` samples of the range. */
 struct ahead {
     uint64_t at, count;
 };
 
-/* Asks the source for the samples that the set takes next, until it has asked for `limit` samples or the
- * source has enough requests. */
+/* Requests the samples that the set takes next, until `limit` samples are requested or the source accepts no
+ * more requests. */
 static void ask_ahead(struct source_reader *reader, struct data_range range, const uint8_t *chosen,
                       uint64_t limit, struct ahead *ahead)
 {

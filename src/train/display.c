@@ -16,8 +16,8 @@ struct display {
     const struct train *train;
     uint32_t epochs;
     _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* start of the current epoch, moved forward by its pauses */
-    /* Sums over the steps of the current epoch that are not in the engine's totals. */
+    _Atomic double begin_s;   /* start of the current epoch plus the duration of its pauses */
+    /* Sums over the earlier steps of the current epoch, which the engine no longer includes in its sums. */
     _Atomic double passed_loss;
     _Atomic uint64_t passed_correct, passed_samples;
     struct ticker *ticker;

@@ -45,8 +45,8 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch; /* global batch: samples per step, summed over the ranks; at most the training set */
-    bool drop_last; /* an epoch leaves out the samples after its last full batch */
+    uint32_t batch;         /* global batch: samples per step of all ranks; at most the training set's size */
+    bool drop_last;         /* an epoch leaves out the samples after its last full batch */
     uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
     const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
                              * change from one epoch to the next, between calls of steps() */
@@ -80,21 +80,21 @@ struct train {
 struct stage {
     bool first, last;  /* whether its inputs are the samples, and its outputs the logits */
     bool splits;       /* whether backward() computes the gradients of inputs and weights separately */
-    uint32_t slots;    /* micro-batches whose activations it keeps at a time */
+    uint32_t slots;    /* maximum number of micro-batches whose activations it keeps at the same time */
     uint32_t capacity; /* maximum number of samples of a micro-batch */
 };
 
 /* A micro-batch: consecutive samples of a step that pass through a pipeline together. */
 struct micro {
     uint32_t slot;  /* where the stage keeps its activations, less than stage->slots */
-    uint32_t index; /* in the step, counted from 0 */
+    uint32_t index; /* index of the micro-batch in the step */
     uint32_t epoch;
-    uint64_t step; /* counted over all epochs */
+    uint64_t step; /* number of the step, counted over all epochs */
     enum data_part part;
     bool training;           /* false: no dropout, no augmentation, no loss */
-    const uint32_t *numbers; /* of the samples */
+    const uint32_t *numbers; /* numbers of the samples */
     uint32_t count;          /* 1 to stage->capacity */
-    uint32_t total;          /* samples of the whole step */
+    uint32_t total;          /* number of samples of the whole step */
 };
 
 /* The gradients that stage_functions.backward() computes. */
@@ -106,8 +106,8 @@ struct stage_functions {
     bool live; /* supports DATA_LIVE */
 
     /* Runs the forward pass of a micro-batch. `inputs` is NULL in the first stage, which gathers the samples
-     * itself. `outputs` receives the activations of the last layer. The last stage of a training step instead
-     * adds the loss to its totals, and `outputs` is NULL. */
+     * itself. `outputs` receives the activations of the last layer. In training, the last stage adds the loss
+     * to its totals instead, and `outputs` is NULL. */
     enum status (*forward)(void *state, const struct micro *micro, const float *inputs, float *outputs);
 
     /* Runs the backward pass of a micro-batch. If inputs and weights have separate calls, the call for the
@@ -225,10 +225,10 @@ struct train_pick {
     enum data_feed feed;
     struct draw_order order;
     uint32_t first;    /* index of the step's first sample in the order */
-    uint32_t distinct; /* different samples of the step */
+    uint32_t distinct; /* number of different samples in the step */
 };
 
-/* Returns the number of the sample at index `j` of the step, counted over all ranks. The first copies of all
+/* Returns the number of the sample at index `j` of the whole step of all ranks. The first copies of all
  * samples come before the second copies. With as many ranks as copies, each rank has one copy of a sample. */
 FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
 {
@@ -236,7 +236,8 @@ FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
     return train_sample_at(pick->feed, &pick->order, pick->first, index) + copy * pick->order.count;
 }
 
-/* Returns the sample of the training set of which `number`, from train_picked(), is a copy. */
+/* Returns the number of the training sample that is copied. `number` is that of the copy, from
+ * train_picked(). */
 static inline uint32_t train_original(const struct data *data, uint32_t number)
 {
     return number % data->sets[DATA_TRAIN].count;
@@ -282,13 +283,14 @@ static inline uint32_t train_generated(const struct train *train, uint32_t count
 }
 
 /* Returns the number of samples that are augmented for the `count` samples of a part of a step, if each part
- * is augmented alone. The partners of a part may belong to another part, so they are augmented as well. */
+ * is augmented alone. The partners of these samples may belong to another part, so they are augmented as
+ * well. */
 static inline uint32_t train_part_augmented(const struct train *train, uint32_t count)
 {
     return train_parts(train) > 1 ? train_entries(train, count) : train_generated(train, count);
 }
 
-/* Returns the index in the step of entry `j` of the list of a rank's samples. */
+/* Converts an index in this rank's list of samples to an index in the whole step. */
 FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
 {
     return (uint32_t)(j < share->count ? share->first + j
@@ -303,9 +305,9 @@ struct train_held {
     uint32_t count, skipped;
 };
 
-/* Returns an index in the array that `held` describes: that of entry `j` in the list of a part's `count`
- * samples. held->alone must be true. An array without `partners` has all samples of the step, so a partner is
- * at the mirrored index. */
+/* Converts index `j` in the list of a part's `count` samples to an index in the array that `held` describes.
+ * held->alone must be true. An array without `partners` has all samples of the step, so a partner is at the
+ * mirrored index. */
 FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
 {
     const uint32_t at = held->skipped + (j < count ? j : j - count);
@@ -326,9 +328,9 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
-/* Returns the target of the sample at index `j` of the `count` samples in `numbers`, a list of train_batch().
- * If a step has several parts, the list is still that of the whole step, because the partners follow all
- * samples of this rank. */
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`, which train_batch()
+ * wrote. If a step has several parts, the list is still that of the whole step, because the partners follow
+ * all samples of this rank. */
 static inline struct target train_target(const struct train *train, const struct mix *mix,
                                          const uint32_t *numbers, uint32_t count, uint32_t j)
 {
@@ -340,8 +342,8 @@ static inline struct target train_target(const struct train *train, const struct
     return target;
 }
 
-/* The training state of a network in host memory. Each array is an arena (model.h) of model->arena_values
- * floats, whose gaps are zero. */
+/* The training state of a network in host memory. Each array is an arena (model.h): model->arena_values
+ * floats. The gaps of an arena are zero. */
 struct train_state {
     float *parameters;
     float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
@@ -420,8 +422,8 @@ struct engine_bounds {
      * counts as `floor`, because a tiny loss is the difference of large logits. */
     double loss;
     double floor;
-    double drift;  /* norm of a parameter tensor's difference, relative to the norm of the tensor's change */
-    double logits; /* difference of a logit, relative to the largest absolute logit of the batch */
+    double drift;  /* norm of the error of a parameter tensor, relative to the norm of the tensor's change */
+    double logits; /* error of a logit, relative to the largest absolute logit of the batch */
 };
 
 #define ENGINE_BOUNDS_FLOAT                                        \

@@ -59,9 +59,9 @@ struct exchange_method {
 
 struct exchange {
     const struct exchange_method *method;
-    void *state;  /* of the method */
+    void *state;  /* state of the method */
     int device;   /* CUDA device, for gradients in device memory */
-    size_t count; /* maximum number of gradients per step; 0 if only the calls of sum() pass the number */
+    size_t count; /* maximum number of gradients per step; 0 if it is known only when sum() is called */
     const struct exchange_update *update; /* set by the engine, for a method that updates parameters */
     /* The model, if some ranks have their gradients in host memory and others in device memory; otherwise
      * NULL. If it is set, all engines pass gradients in the layout of the model's arena. */

@@ -1,4 +1,4 @@
-/* The exchange `mpi`: gradients in host memory, added up over MPI (machine/comm.h). */
+/* The exchange method `mpi` adds up gradients in host memory over MPI (machine/comm.h). */
 #include <stdlib.h>
 
 #include "machine/comm.h"

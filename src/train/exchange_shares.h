@@ -1,7 +1,7 @@
 /* Divides the parameters among the ranks, for an exchange that updates them (exchange_method.updates). A
- * chunk is a number of consecutive values of the arena. With N ranks, rank r updates chunks r, r + N, r + 2
- * N, ... So any part of the arena is divided about equally among the ranks. Each rank has the moments of its
- * own chunks only, stored consecutively. */
+ * chunk is EXCHANGE_CHUNK_VALUES consecutive values of the arena. With N ranks, rank r updates chunks r, r +
+ * N, r + 2 N, ... So any part of the arena is divided about equally among the ranks. Each rank has the
+ * moments of its own chunks only, stored consecutively. */
 #ifndef FDSL_TRAIN_EXCHANGE_SHARES_H
 #define FDSL_TRAIN_EXCHANGE_SHARES_H
 
@@ -24,7 +24,7 @@ struct exchange_update {
     /* Update rules: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: the same rule for all tensors, with
      * weight decay. */
     const struct tensor_update *groups;
-    const struct update *update; /* of the current step */
+    const struct update *update; /* update of the current step */
 };
 
 /* Returns how many of the first `end` values of an arena belong to a rank. */
@@ -42,8 +42,8 @@ FDSL_HD size_t exchange_share_at(size_t i, uint32_t rank, uint32_t ranks)
     return (i / chunk * ranks + rank) * chunk + i % chunk;
 }
 
-/* Returns how many values the moments of one rank take. It is the same on all ranks, and a multiple of the
- * size of a chunk. */
+/* Returns the length of the arrays `m` and `v` of a rank, in values. The length is the same on all ranks, and
+ * a multiple of EXCHANGE_CHUNK_VALUES. */
 FDSL_HD size_t exchange_share_room(size_t values, uint32_t ranks)
 {
     const size_t chunks = (values + EXCHANGE_CHUNK_VALUES - 1) / EXCHANGE_CHUNK_VALUES;

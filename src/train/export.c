@@ -31,8 +31,8 @@ static void describe_arena(const struct model *model, const char *prefix, const 
 
 #define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 4)
 
-/* Returns the factor that dropout applies to each value in step 0 of epoch 0. The caller frees the array;
- * NULL if memory runs out. */
+/* Returns the factors that dropout applies to the outputs of a layer in step 0 of epoch 0. The caller frees
+ * the array; NULL if memory runs out. */
 static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
                               uint32_t count)
 {
@@ -47,7 +47,8 @@ static float *dropout_factors(const struct train *train, const struct layer *lay
     return factors;
 }
 
-/* Returns the factors of a layer of stochastic depth, one per sample, as dropout_factors() does. */
+/* Returns the factors that stochastic depth applies in step 0 of epoch 0, one per sample. The caller frees
+ * the array; NULL if memory runs out. */
 static float *path_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
                            uint32_t count)
 {

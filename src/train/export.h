@@ -35,8 +35,8 @@ enum status export_batch_check(const char *text);
 
 /* Writes the first COUNT samples of step 0 of epoch 0 to FOLDER/000000.png and so on, as the network sees
  * them: augmented and mixed, with the normalisation undone and clipped to bytes. `text` is "COUNT:FOLDER".
- * STATUS_USAGE if the step has fewer samples, or if the samples are not images of bytes; STATUS_UNAVAILABLE
- * in builds without libpng. */
+ * STATUS_USAGE if the step has fewer samples, or if the samples are not 8-bit images; STATUS_UNAVAILABLE in
+ * builds without libpng. */
 enum status export_batch(const struct train *train, const struct resources *resources, const char *text);
 
 FDSL_C_END

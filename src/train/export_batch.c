@@ -111,9 +111,8 @@ enum status export_batch(const struct train *train, const struct resources *reso
     const struct data *data = train->data;
     const struct shape *shape = &data->shape;
     if (data->type != DTYPE_U8 || shape->depth > 1 || (shape->channels != 1 && shape->channels != 3))
-        return status_set(STATUS_USAGE,
-                          "--save-batch writes images of bytes with one or three channels; drop "
-                          "it, or use other --data");
+        return status_set(STATUS_USAGE, "--save-batch writes 8-bit images with one or three channels; drop "
+                                        "it, or use other --data");
     struct feed feed = {0};
     uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
     float *values = malloc(2 * data->sample_values * sizeof *values);

@@ -14,7 +14,7 @@ struct feed {
                          their partners, if train_generated() counts them */
     /* Only if augment_computes(): */
     struct augment_plan augment;
-    uint8_t *images; /* computed from the samples of the latest step, by the same index as `samples` */
+    uint8_t *images; /* computed from the samples of the latest step; same indices as `samples` */
     int threads;
     struct augment_scratch *scratch; /* one per thread */
     double generate_s;               /* seconds spent in feed_step(); callers reset it to 0 */

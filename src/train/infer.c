@@ -19,8 +19,7 @@ struct parameters {
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
      "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options that "
-     "choose "
-     "the samples keep their values from training, unless you give them"},
+     "choose the samples keep their values from training unless they are given"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
@@ -90,8 +89,9 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     free(samples);
     if (data->split)
         snprintf(part, sizeof part,
-                 "; only the held-out tenth of %.200s is tested (%" PRIu32 " samples): to test a whole set, "
-                 "name a folder that has it as 'test', next to a 'train'",
+                 "; only the held-out tenth of %.200s is tested (%" PRIu32
+                 " samples); to test a whole set, name a folder that contains it as 'test', and a training "
+                 "set as 'train'",
                  job->data, data->sets[DATA_TEST].count);
     if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
         status_warn("the number of test samples differs from the number during training (%s); "

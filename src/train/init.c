@@ -140,9 +140,9 @@ static uint32_t count_prefixed(const struct tensor_file *file, const struct mode
 }
 
 /* Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
- * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the key and the
- * prefix under which the file has most tensors of the model, and keeps only the tensors under it. An average
- * of the parameters is preferred to the parameters, as in timm. */
+ * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the combination of
+ * key and prefix under which the file has most tensors of the model, and keeps only these tensors. A moving
+ * average of the parameters is preferred to the parameters, as in timm. */
 static void take_inner(struct tensor_file *file, const struct model *model, char prefix[PREFIX_BYTES])
 {
     static const char *const keys[] = {"state_dict_ema.", "model_ema.", "", "state_dict.", "model."};
@@ -181,8 +181,8 @@ static enum status check_tensor(const struct tensor *tensor, const struct model 
     return STATUS_OK;
 }
 
-/* Checks that a file has all tensors of a model and no others. Sets `*count` to their number, which does not
- * include those of the last layer if the file has all others. */
+/* Checks that a file has all tensors of a model, except perhaps the two of the last layer, and no other
+ * tensors. Sets `*count` to the number of the model's tensors that the file has. */
 static enum status check_names(const struct tensor_file *file, const struct model *model, uint32_t *count)
 {
     const struct model_tensor *tensors = model->tensors;

@@ -142,7 +142,8 @@ static const char *value_in(const char *samples, const char *option, size_t *len
     return NULL;
 }
 
-/* Adds "--NAME VALUE in the checkpoint, VALUE now" to `words`. A value is NULL if it was not given. */
+/* Adds "--NAME VALUE in the checkpoint, VALUE now" to `words`. `was` or `is` is NULL if the option was not
+ * given. */
 static void add_difference(const char *name, const char *was, size_t was_length, const char *is,
                            size_t is_length, char *words, size_t size)
 {

@@ -26,13 +26,14 @@ struct job_parameters {
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
  * NULL. `train_sizes`, `test_sizes` and `class_counts` are strings that state the defaults; `train_words` and
- * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say the defaults of
- * these options; `fit_` and `channels_` are defaults or NULL. */
+ * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` are strings
+ * that state the defaults of --preset and --out-res. `fit_` and `channels_` are the defaults of --fit and
+ * --channels, or NULL. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), with CIFAR-10 (binary), with class folders or with a data set of --prepare, " \
-     "or with two of these sets in the folders train and test (or val); a URL of tar shards; or the name of " \
+     use ": a folder with MNIST (IDX), CIFAR-10 (binary), class folders or a data set of --prepare; a folder " \
+     "with two of these sets, in subfolders train and test (or val); a URL of tar shards; or the name of " \
      "generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \

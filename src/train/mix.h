@@ -2,10 +2,10 @@
  * Regularization strategy to train strong classifiers with localizable features", 2019), as timm's class
  * Mixup computes them in batch mode.
  *
- * Every step draws one method, one share and, for CutMix, one rectangle. The sample at index i of the step is
- * mixed with its partner, the sample at index total - 1 - i of the same step, counted over all ranks.
- * Therefore the result does not depend on the number of ranks. Both samples are augmented and normalised
- * before they are mixed. */
+ * Every step draws one method, one share and, for CutMix, one rectangle. In a step with
+ * `total` samples on all ranks, sample i is mixed with its partner, sample total - 1 - i. Therefore the
+ * result does not depend on the number of ranks. Both samples are augmented and normalised before they are
+ * mixed. */
 #ifndef FDSL_TRAIN_MIX_H
 #define FDSL_TRAIN_MIX_H
 
@@ -24,9 +24,9 @@ struct mixing {
 
 /* The mixing of the samples of a step. */
 struct mix {
-    float share;                       /* of a sample in the mixed sample, 0 to 1; 1: samples are not mixed */
+    float share;                       /* weight of a sample in its mixture, 0 to 1; 1: not mixed */
     bool cut;                          /* CutMix: the rectangle comes from the partner */
-    uint32_t top, left, bottom, right; /* the rectangle; `bottom` and `right` are outside */
+    uint32_t top, left, bottom, right; /* the rectangle; `bottom` and `right` are exclusive */
 };
 
 /* Returns the value at row y and column x of a mixed sample. */

@@ -66,12 +66,12 @@ static enum status check_kind(const struct model *model, const struct layer *lay
 {
     enum layer_kind kind = layer->spec.kind;
     bool either = kind == LAYER_LINEAR || kind == LAYER_ADD;
-    bool first = kind == LAYER_PATCHES; /* the first layer of a transformer, and only that */
+    bool first = kind == LAYER_PATCHES; /* the kind of the first layer of a transformer, and of no other */
     if ((!either && (kind >= LAYER_PATCHES) != model->transformer) ||
         first != (model->transformer && layer->number == 0))
         return status_set(STATUS_FAILED, "%s: a network cannot have such a layer here", layer->name);
     if (kind == LAYER_LINEAR && model->transformer && layer->in.channels > 1 && layer->in.width > 1)
-        return status_set(STATUS_FAILED, "%s: it gets several tokens", layer->name);
+        return status_set(STATUS_FAILED, "%s: its input has several tokens, but must have one", layer->name);
     return STATUS_OK;
 }
 
@@ -183,7 +183,7 @@ static void shape_weight(const struct model *model, const struct layer *layer, s
         add_axis(tensor, layer->spec.kernel[i]);
 }
 
-/* Sets how the parameters of a layer begin, and whether they decay. */
+/* Sets the initial distribution of a layer's parameters, and whether weight decay applies to them. */
 static void describe_values(const struct model *model, const struct layer *layer, uint64_t fan_in,
                             struct model_tensor *weight, struct model_tensor *bias)
 {
@@ -201,8 +201,7 @@ static void describe_values(const struct model *model, const struct layer *layer
     bias->spread = 1e-6f; /* of the class token */
 }
 
-/* Returns the number of weights per bias of a layer; 0 if it has no parameters. Layers with as many weights
- * as biases have 1. */
+/* Returns the number of weights per bias of a layer; 0 if it has no parameters. */
 static uint64_t weights_per_bias(const struct layer *layer)
 {
     const struct layer_spec *spec = &layer->spec;

@@ -198,11 +198,13 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
  * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). The fan-in is the number of
- * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights).
- * Weights of linear layers and positions are normal with a standard deviation of 0.02, and the class token is
- * normal with 1e-6. Biases are 0; norms have weight 1 and bias 0; LAYER_PATCHES begins like a Conv2d. (timm
- * truncates the normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a
- * pure function of the model and the seed. */
+ * inputs that are summed for one output. Gaps are zero. The result is a pure function of the model and the
+ * seed.
+ *
+ * A transformer is initialised as in timm (VisionTransformer.init_weights). Weights of linear layers and
+ * positions are normal with a standard deviation of 0.02, and the class token is normal with 1e-6. Biases are
+ * 0; norms have weight 1 and bias 0; LAYER_PATCHES is initialised like a Conv2d. (timm truncates the normal
+ * distribution at +-2, which is 100 standard deviations.) */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

@@ -1,5 +1,5 @@
-/* The layers of transformers in naive.c. naive_layers.h includes this file; its rules apply. Tokens are rows
- * of `width` values. */
+/* The layers of transformers in naive.c. Included by naive_layers.h, whose rules apply. Tokens are rows of
+ * `width` values. */
 #ifndef FDSL_TRAIN_NAIVE_TOKENS_H
 #define FDSL_TRAIN_NAIVE_TOKENS_H
 

@@ -58,9 +58,9 @@ uint32_t pipe_live(enum pipe_schedule schedule, uint32_t stages, uint32_t micros
     return smaller(micros, schedule == PIPE_1F1B ? stages - stage : stages);
 }
 
-/* In units of one operation, with S stages and M micro-batches, a stage works 3 M. A step of GPipe and 1F1B
- * takes 3 (M + S - 1). ZB-H1 takes 3 M + S - 1 (Qi et al., section 2); with M < S, the gradients of the
- * inputs cannot overlap with enough other work, and the step takes 2 M + 2 S - 1. */
+/* The unit of time is one operation. With S stages and M micro-batches, each stage computes for 3 M units. A
+ * step of GPipe and 1F1B takes 3 (M + S - 1). ZB-H1 takes 3 M + S - 1 (Qi et al., section 2); with M < S, the
+ * gradients of the inputs cannot overlap with enough other work, and the step takes 2 M + 2 S - 1. */
 double pipe_bubble(enum pipe_schedule schedule, uint32_t stages, uint32_t micros)
 {
     double s = stages, m = micros;
@@ -77,9 +77,9 @@ struct simulation {
     const struct pipe_times *times;
     double *forward, *backward; /* per stage and micro-batch: when the stage had computed its outputs and the
                                    gradients of its inputs in the current step; negative: not yet */
-    double *clock,
-        *busy;      /* per stage: the end of its latest work; the time of its work in the current step */
-    uint32_t *next; /* per stage: its next operation in the current step */
+    double *clock;              /* per stage: when its latest work ended */
+    double *busy;               /* per stage: how long it has worked in the current step */
+    uint32_t *next;             /* per stage: its next operation in the current step */
     struct pipe_op *ops;
 };
 

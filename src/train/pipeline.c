@@ -48,8 +48,8 @@ static void pipeline_close(void *state)
     free(pipeline);
 }
 
-/* Opens the channels to the neighbouring stages. A sender has a buffer for each micro-batch that can be on
- * its way, so it never waits for a neighbour that works on an earlier one. */
+/* Opens the channels to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
+ * transit, so it never waits for a neighbour that works on an earlier one. */
 static enum status open_channels(struct pipeline *pipeline)
 {
     const struct model *slice = &pipeline->slice;
@@ -236,7 +236,7 @@ static void restart_measuring(struct pipeline *pipeline)
     pipeline->measured_steps = 0;
 }
 
-/* Turns sums into means. Until then, waited_s includes the time of the operations. */
+/* Turns sums into means, and subtracts the time of the operations from waited_s, which included it so far. */
 static void end_measuring(struct pipeline *pipeline)
 {
     struct pipe_measured *measured = &pipeline->measured;
@@ -267,7 +267,7 @@ static enum status make_steps(struct pipeline *pipeline, uint32_t epoch, uint32_
 
 /* ---- The engine ---- */
 
-/* If a step fails on one rank, its neighbours may wait forever for its messages, so it ends all ranks. */
+/* If a step fails on one rank, its neighbours may wait forever for messages, so that rank ends all ranks. */
 static enum status or_give_up(enum status status)
 {
     return status == STATUS_OK ? status : comm_give_up(status);

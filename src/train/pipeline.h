@@ -1,6 +1,6 @@
-/* Training on a pipeline of ranks (--parallel pipeline): each rank holds consecutive layers of the network, a
- * stage. The micro-batches of a step pass through the stages; activations travel forward and their gradients
- * backward over MPI, in host memory. docs/pipeline.md describes it.
+/* Training on a pipeline of ranks (--parallel pipeline). Each rank holds consecutive layers of the network,
+ * called a stage. The micro-batches of a step pass through the stages; activations travel forward and their
+ * gradients backward over MPI, in host memory. docs/pipeline.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
  * (pipe_schedule.h). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
@@ -36,8 +36,8 @@ struct engine pipeline_engine(const struct engine *engine);
  * reason that calls the engine "it". */
 enum status pipeline_accepts(const struct engine *engine, enum data_feed feed);
 
-/* Return what the stage of this rank measured, and its layers, as "conv1-relu2". `state` is that of a
- * pipeline_engine(). */
+/* Return the measurements of this rank's stage, and the names of its layers, such as "conv1-relu2". `state`
+ * is the state of a pipeline_engine(). */
 struct pipe_measured pipeline_measured(const void *state);
 void pipeline_layers(const void *state, char *text, size_t size);
 

@@ -34,7 +34,7 @@ static void add_gpu(const struct step_log *log, struct row *row)
         row_count(row, "gpu_memory_bytes", (unsigned long long)gpu.memory_used_bytes);
 }
 
-/* The columns by which figures and other readers of the file tell runs apart. */
+/* Adds the columns by which figures and other readers of the file distinguish training runs. */
 static void add_training(const struct step_log *log, struct row *row)
 {
     const struct train *train = log->train;

@@ -39,10 +39,9 @@ enum status task_check_name(const char *model)
         text_join(list, sizeof list, ", ", "%s", table->name);
     }
     const char *nearest = nearest_word(model, names, count);
-    return status_set(
-        STATUS_USAGE,
-        "no network for images that train:MODEL supports is named '%.40s'; choose from %s%s%s%s", model, list,
-        nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
+    return status_set(STATUS_USAGE, "train:MODEL has no network '%.40s' for images; choose from %s%s%s%s",
+                      model, list, nearest ? "; did you mean train:" : "", nearest ? nearest : "",
+                      nearest ? "?" : "");
 }
 
 enum status task_build(const struct task *task, struct model *model)

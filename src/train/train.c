@@ -137,8 +137,8 @@ static const struct option_spec options[] = {
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
      "strong, every rule leaves --lr unchanged. RULE is one of"},
     {"balance", "HOW", OPTION_TEXT, AT(balance), "equal", 0, 0, NULL, true,
-     "how ranks divide the samples of a step: equal; measured, by their speeds, which are measured in each "
-     "epoch; memory, by their free memory; or by a list of numbers, one per rank, such as 3:1"},
+     "how ranks divide the samples of a step: equal; measured, by the speeds measured in each epoch; memory, "
+     "by free memory; or in proportion to numbers, one per rank, such as 3:1"},
     {"parallel", "HOW", OPTION_CHOICE, AT(parallel), "data", 0, 0, parallels, true,
      "how ranks divide a step. With data, each rank has the whole network and a part of the samples. With "
      "pipeline, each rank has some layers, and micro-batches of all samples pass through the ranks. HOW is "

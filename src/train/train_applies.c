@@ -88,8 +88,8 @@ const char *train_lacking(const struct train_parameters *parameters, const char 
     return job_lacking(&parameters->job, option);
 }
 
-/* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are not refused there,
- * so that the same options can be measured on any number of ranks. */
+/* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are nevertheless
+ * accepted, so that the same options can be measured on any number of ranks. */
 bool train_applies(const void *parameters, const struct variant *variant, const char *option)
 {
     static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};

@@ -12,7 +12,7 @@
 
 /* ---- The options alone ---- */
 
-/* Rejects a name whose ending is not that of safetensors. A name without an ending is allowed. */
+/* Rejects a name whose ending is not .safetensors. A name without an ending is allowed. */
 static enum status check_ending(const char *option, const char *path)
 {
     static const char ours[] = ".safetensors";
@@ -57,7 +57,7 @@ static enum status check_largest(const struct train_parameters *parameters)
                                  : STATUS_OK;
 }
 
-/* Rejects options that compute images on the host, if the generator's images differ from them. */
+/* Rejects options that compute images on the host if the generator's images would differ from them. */
 static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const computed[] = {"verify", "export-step", "save-batch"};
@@ -185,8 +185,8 @@ enum status train_check_model(const struct train_parameters *all, const struct p
                             model->name, most, most);
 }
 
-/* Warns about parts of a schedule without an end that this run does not reach. They are not errors: a later
- * run with a larger --epochs may resume this one. */
+/* Warns if the run ends before the learning rate reaches the end of its warm-up or its next decay. This is
+ * not an error: a later run with a larger --epochs may resume this one. */
 static void warn_of_schedule(const struct train_parameters *all, const struct schedule *schedule)
 {
     const uint64_t total = schedule->total_steps;

@@ -255,7 +255,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
     }
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(train_check_model(all, partition, &opened->model));
-    if (!isnan(all->drop_path) && opened->model.transformer) /* others ignore --drop-path of a recipe */
+    if (!isnan(all->drop_path) && opened->model.transformer) /* else a recipe's --drop-path is ignored */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     opened->samples = job_samples(&all->job);
@@ -280,7 +280,7 @@ static uint64_t smallest_batch(const struct train_parameters *parameters, const 
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
-/* Sets the batch in `parameters` to that of this rank, which the rows show. */
+/* Sets the batch in `parameters` to the batch of this rank, because the rows show it. */
 enum status train_open(const struct options *given, void *parameters_, const struct partition *partition,
                        void **input)
 {

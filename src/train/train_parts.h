@@ -70,8 +70,8 @@ bool train_applies(const void *parameters, const struct variant *variant, const 
 /* Returns true if --fit random-resized-crop applies. */
 bool train_crops(const struct train_parameters *parameters);
 
-/* Returns true if the generator's images differ in some bits from those of the reference, and from run to
- * run: lines of different orbits are painted in any order. */
+/* Returns true if the generator paints lines of different orbits in any order. Its images then differ in some
+ * bits from those of the reference, and from run to run. */
 bool train_draws_other_bits(const struct train_parameters *parameters);
 
 /* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same

@@ -103,8 +103,8 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Repeats the steps of this run and epoch that precede `step`. Engines are deterministic, so the state before
- * `step` is the same as in the first run. Collective. */
+/* Repeats the steps that this run trained in this epoch before `step`. Engines are deterministic, so the
+ * state before `step` is the same again. Collective. */
 static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_state *before)
 {

@@ -1,4 +1,5 @@
-/* Checks and takes the folder of --checkpoint (trainer_parts.h), and the checks of --dry-run (trainer.h). */
+/* Checks, locks and reads the folder of --checkpoint (trainer_parts.h). Implements the checks of --dry-run
+ * (trainer.h). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +20,8 @@ static enum status check_point(const struct train_job *job, const struct checkpo
     const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
     if (batch_known && done >= steps)
         return status_set(STATUS_FAILED,
-                          "--resume: the latest checkpoint in %s is damaged: it is after %" PRIu32
-                          " steps of an epoch of %" PRIu32 "; delete it",
+                          "--resume: the latest checkpoint in %s is damaged: it was written after %" PRIu32
+                          " steps of an epoch that has %" PRIu32 "; delete it",
                           job->checkpoints, done, steps);
     return done == 0 || checkpoint->history.epochs < job->epochs
                ? STATUS_OK

@@ -25,7 +25,7 @@ struct trainer {
     /* job->pipeline, with the engine of the stages. In a pipeline, `engine` points to `piped`. */
     struct pipeline_plan pipeline;
     struct engine piped;
-    struct pipe_measured piped_epoch; /* of the latest call of steps() */
+    struct pipe_measured piped_epoch; /* measurements of the latest call of steps() */
     void *state;                      /* state of the engine */
     struct display *display;          /* NULL: no display */
     struct step_log *log;             /* on rank 0; NULL: no log */
@@ -116,11 +116,11 @@ enum status trainer_take_shares(struct trainer *trainer, const struct resources 
 /* Makes trainer->next the shares of the ranks. Call only between epochs. */
 void trainer_use_shares(struct trainer *trainer);
 
-/* Collective, after an epoch: sets trainer->next by the speeds of the ranks in this epoch (--balance
+/* Collective, after an epoch: computes trainer->next from the speeds of the ranks in this epoch (--balance
  * measured), or warns once on rank 0 if the ranks are uneven. */
 enum status trainer_rebalance(struct trainer *trainer);
 
-/* Writes trainer->next to trainer->now, if a resumed run needs it. */
+/* Writes trainer->next to trainer->now, if a resumed run would need it. */
 enum status trainer_note_shares(struct trainer *trainer);
 
 #endif

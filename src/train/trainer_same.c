@@ -25,8 +25,8 @@ static bool is_named(const char *option, const char *name, int length)
     return (int)strlen(option) == length && strncmp(option, name, (size_t)length) == 0;
 }
 
-/* Says how to give an option the value that it has in the checkpoint. `value` has `bytes` bytes; it is empty
- * if the checkpoint does not have the option. */
+/* Writes how to give an option the value that it has in the checkpoint to `words`. `value` has `bytes` bytes;
+ * it is empty if the checkpoint does not have the option. */
 static void remedy(const char *name, int length, const char *value, int bytes, char *words, size_t size)
 {
     const struct workload *workload = workload_find("train");
@@ -39,7 +39,7 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
     else if (is_named("init", name, length) && bytes > 0)
-        snprintf(words, size, "give --init with the parameters with which the training run started");
+        snprintf(words, size, "give the --init with which the training run started");
     else if (bytes == 0)
         snprintf(words, size, "drop --%.*s", length, name);
     else if (flag) /* "=no" also overrides a recipe */
