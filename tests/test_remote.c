@@ -446,13 +446,29 @@ Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)
     cr_expect_eq(count_files(".part"), 0);
 }
 
+/* A folder that this user cannot write needs another remedy than a full one. */
+Test(servers, a_cache_without_permission_has_a_remedy)
+{
+    const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
+    SHELL(0, "mkdir ro cache && chmod 555 ro && chmod 755 . && cp $P program && touch cache/lock && "
+             "chmod 777 cache && chmod 444 cache/lock"); /* root may write everywhere */
+    static const char *const folders[] = {"ro", "ro/new", "cache"};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        shell("%s ./program $N --data $U/web/plain/counter-000000.tar --cache-dir %s", other, folders[i]);
+        cr_expect(says("Permission denied; name a folder where this user may create files, or drop "
+                       "--cache-dir"),
+                  "%s: %s", folders[i], out);
+    }
+}
+
 Test(servers, options_of_the_cache_are_checked)
 {
     static const char *const refused[][2] = {
         {"--data files/plain --cache-dir cache", "are for data at a URL"},
         {"--data $U/web/plain/x.tar --cache-bytes 1M", "name its folder with --cache-dir"},
         {"--data $U/web/plain/x.tar --cache cold", "--cache cold needs files: add --cache-dir DIR"},
-        {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache", "cannot create the folder"},
+        {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache",
+         "cannot create the folder: No such file or directory; create its parent folders"},
         {"--data $U/web/plain/counter-000000.tar --cache-dir plain_file", "this is a file; name a folder"},
         {"--data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache --cache-bytes 300K --cache warm",
          "--cache warm: --cache-bytes is too small for this set of 1131520 bytes"},
