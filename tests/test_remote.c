@@ -500,7 +500,7 @@ static void count_requests(int *count, int *most)
 
 #define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
 
-/* Every shard is read when the set is opened, and once more for the samples of each part. Requests for
+/* Every shard is read once when the set is opened, and once more for the samples of each part. Requests for
  * several shards run at the same time, and the samples are those of the local set. */
 Test(servers, train_requests_shards_at_the_same_time)
 {
@@ -509,13 +509,13 @@ Test(servers, train_requests_shards_at_the_same_time)
              "&& " TRAIN "--data files/eight --export-data a");
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --export-data b && cmp a b");
     count_requests(&count, &most);
-    cr_expect_eq(count, 2 * (2 + 8 + 8 + 8)); /* the index, sizes, edges, samples */
-    cr_expect_geq(most, 4);                   /* of 8: a busy machine sends the last requests later */
+    cr_expect_eq(count, 2 + 8 + 8 + 2 * 8); /* the index, sizes, edges, samples of each part */
+    cr_expect_geq(most, 4);                 /* of 8: a busy machine sends the last requests later */
     /* Shards without samples of the set are not requested. */
     before = count;
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --train-size 150 --test-size 5");
     count_requests(&count, &most);
-    cr_expect_eq(count - before, 2 * (2 + 8 + 8) + 2 + 1);
+    cr_expect_eq(count - before, 2 + 8 + 8 + 2 + 1);
 }
 
 Test(servers, prepare_copies_a_remote_set)
@@ -527,5 +527,19 @@ Test(servers, prepare_copies_a_remote_set)
     count_requests(&count, &most);
     cr_expect_eq(count, 2 + 5 + 5 + 5); /* the index, sizes, edges, samples */
     cr_expect_geq(most, 3);             /* of 5 */
+}
+
+/* Class folders need all labels before the first sample is written. Each shard is read once for its labels,
+ * and once for its samples. */
+Test(servers, prepare_reads_each_shard_once_for_its_labels)
+{
+    int count, most;
+    SHELL(0, "$P --prepare files/eight --from digits --samples 80 --store shards --shards 8 && "
+             "$P --prepare near --from dataset --source files/eight --store imagefolder && "
+             "$P --prepare far --from dataset --source $U/slow/eight/digits.index --store imagefolder && "
+             "rm near/*.index far/*.index && diff -r near far");
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 + 8 + 8 + 8 + 8); /* the index, sizes, edges, labels, samples */
+    cr_expect_geq(most, 4);                 /* of 8 */
 }
 #endif

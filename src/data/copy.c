@@ -22,7 +22,9 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
-    uint32_t next; /* the first shard that has not been asked for */
+    struct copy *self; /* this struct: reading a label through a const state moves the reader */
+    uint32_t next;     /* the first shard that has not been asked for */
+    uint64_t asked;    /* the latest sample that was asked for */
 };
 
 static void dataset_source_close(void *state)
@@ -71,6 +73,13 @@ static bool dataset_source_ask(void *state, uint64_t number)
     struct copy *copy = state;
     const struct dataset *dataset = &copy->dataset;
     uint32_t file = dataset->members[dataset->samples[number].member].file;
+    if (number < copy->asked) /* another pass begins */
+        copy->next = 0;
+    copy->asked = number;
+    if (copy->next == 0 && copy->plain.fd >= 0 && file < copy->plain.file) {
+        plain_close(&copy->plain);
+        copy->plain = (struct plain){.dataset = dataset, .fd = -1};
+    }
     return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
@@ -100,11 +109,10 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
 /* Returns UINT64_MAX and sets a message if the sample has no label that is a class. */
 static uint64_t dataset_source_label(const void *state, uint64_t number)
 {
-    const struct dataset *dataset = &((const struct copy *)state)->dataset;
-    struct plain plain = {.dataset = dataset, .fd = -1};
+    struct copy *copy = ((const struct copy *)state)->self;
+    const struct dataset *dataset = &copy->dataset;
     int32_t label = 0;
-    enum status status = plain_label(&plain, &dataset->samples[number], INT32_MAX, &label);
-    plain_close(&plain);
+    enum status status = plain_label(&copy->plain, &dataset->samples[number], INT32_MAX, &label);
     if (status != STATUS_OK)
         status_prefix(status, "%s: sample '%s'", dataset->path, dataset->samples[number].key);
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
@@ -162,13 +170,19 @@ static enum status check_extensions(const struct dataset *dataset)
 }
 
 /* Opens the data set. In --prepare, messages name the option --source, not --data. */
-static enum status open_source(const struct parameters *parameters, bool prepares,
-                               const struct members *members, struct dataset *dataset)
+static enum status open_source(const struct source_request *request, const struct members *members,
+                               struct copy *copy)
 {
     static const char option[] = "--data ";
+    const struct parameters *parameters = request->parameters;
+    const struct copy *like = request->like;
     char rest[1024];
-    enum status status = dataset_open(parameters->source, false, members, NULL, dataset);
-    if (status == STATUS_OK || !prepares || strncmp(status_text(), option, strlen(option)) != 0)
+    enum status status = dataset_find(parameters->source, false, members, NULL, &copy->dataset);
+    if (status == STATUS_OK && like)
+        status = dataset_same_classes(&copy->dataset, &like->self->dataset);
+    if (status == STATUS_OK)
+        status = dataset_check(parameters->source, &copy->dataset);
+    if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
         return status;
     snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
     return status_set(status, "--source %s", rest);
@@ -191,7 +205,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     TRY(ALLOCATED(copy, "out of memory"));
     struct dataset *dataset = &copy->dataset;
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
-    TRY(open_source(parameters, request->target, &members, dataset));
+    copy->self = copy;
+    TRY(open_source(request, &members, copy));
     if (request->target)
         TRY(check_extensions(dataset));
     if (request->target)

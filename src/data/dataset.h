@@ -58,7 +58,6 @@ struct dataset {
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
     bool skip;             /* skip unreadable samples with a warning */
-    bool peek;             /* only the class folders are wanted: shards are not listed, nothing is printed */
     bool chosen;           /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */

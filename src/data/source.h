@@ -50,6 +50,8 @@ struct source_request {
     void *parameters, *workload_parameters; /* valid while the source is open */
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
+    const void *like;   /* only for `dataset`: state of another open data set, or NULL. If the labels of both
+                           are the numbers of class folders, both must have the same folders */
 };
 
 /* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */
@@ -86,9 +88,9 @@ struct source {
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
-    /* Says that a sample will be made soon, so that its file can be requested. Samples are named in ascending
-     * order. Returns false if enough is requested; the caller then names the sample again later. NULL if
-     * samples need no requests. */
+    /* Says that a sample will be made soon, or its label read, so that its file can be requested. Samples are
+     * named in ascending order; a lower number begins another pass. Returns false if enough is requested; the
+     * caller then names the sample again later. NULL if samples need no requests. */
     bool (*ask)(void *state, uint64_t number);
 
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
@@ -97,7 +99,8 @@ struct source {
                             struct generator **generator);
 
     /* Returns the label of a sample without producing the sample. UINT64_MAX, with a message, if the sample
-     * has no valid label. Required if generate() is set or describe() is NULL. */
+     * has no valid label. Required if generate() is set or describe() is NULL. Only one thread may call
+     * label(), make() and ask() of a state. */
     uint64_t (*label)(const void *state, uint64_t number);
 
     /* Writes the text of each column for a sample. NULL if the label is the only column. */
@@ -146,9 +149,9 @@ struct source_reader {
 };
 
 /* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
- * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The caller closes
- * `reader`, even after a failure. */
-enum status source_open(const char *name, const char *const words[], const struct resources *resources,
+ * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The options in `request`
+ * are not read. The caller closes `reader`, even after a failure. */
+enum status source_open(const char *name, const char *const words[], const struct source_request *request,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);
 

@@ -16,7 +16,6 @@
 #include "core/timer.h"
 #include "core/words.h"
 #include "data/boxes.h"
-#include "data/dataset_open.h"
 #include "data/remote.h"
 
 #define CIFAR_BATCHES 5
@@ -233,7 +232,8 @@ static enum status open_synth(const struct data_request *request, struct data *d
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status =
-        source_open("synth", request->preset ? words : words + 2, &request->resources, &source->reader);
+        source_open("synth", request->preset ? words : words + 2,
+                    &(struct source_request){.resources = request->resources}, &source->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
@@ -326,12 +326,45 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     return status;
 }
 
+/* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
+ * set that does not exist. The test set is opened first, because it is usually smaller. */
+static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
+                                struct source_reader readers[DATA_PARTS])
+{
+    for (int part = DATA_PARTS; part-- > 0;) {
+        const char *const words[] = {"source", paths[part],
+                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
+                                     "label",  request->label ? request->label : MEMBERS_LABEL,
+                                     NULL};
+        const struct source_request with = {.resources = request->resources,
+                                            .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
+        if (paths[part])
+            TRY(source_open("dataset", words, &with, &readers[part]));
+    }
+    return STATUS_OK;
+}
+
+/* Reads both sets from two data sets, or divides one. */
+static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
+                                 struct data *data)
+{
+    struct source_reader readers[DATA_PARTS] = {{0}};
+    enum status status = open_readers(request, paths, readers);
+    data->split = !paths[DATA_TEST];
+    for (int part = 0; status == STATUS_OK && part < DATA_PARTS; part++)
+        status = data_fill(&readers[data->split ? DATA_TRAIN : part],
+                           (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
+                           limit_of(request, part), request->resources.threads, data, (enum data_part)part);
+    for (int part = 0; part < DATA_PARTS; part++)
+        source_close(&readers[part]);
+    return data_named(request, status);
+}
+
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
     char train[PATH_MAX], test[PATH_MAX];
     bool learn = file_there(request->name, "train", train);
     bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
-    bool two = learn && tests;
     if (learn != tests)
         return status_set(
             STATUS_USAGE,
@@ -339,19 +372,8 @@ static enum status open_datasets(const struct data_request *request, struct data
             "name the folder %s/%s, of which a tenth is then held out for testing",
             request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
             learn ? "train" : "test");
-    if (two && dataset_same_classes(train, test, &data->members) != STATUS_OK)
-        return status_prefix(STATUS_USAGE, "--data %s", request->name);
-    data->split = !two;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
-        const char *const words[] = {"source", path,
-                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
-                                     "label",  request->label ? request->label : MEMBERS_LABEL,
-                                     NULL};
-        TRY(data_read(request, "dataset", words, (struct data_range){0, 0, two ? -1 : part == DATA_TEST},
-                      limit_of(request, part), data, (enum data_part)part));
-    }
-    return STATUS_OK;
+    const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {request->name, NULL};
+    return read_datasets(request, learn ? two : one, data);
 }
 
 static const char *const generated[] = {"digits", "clips", "synth"};

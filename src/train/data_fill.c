@@ -439,6 +439,8 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
                       struct data *data, enum data_part part)
 {
     threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
+    limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
+    range.count = range.count ? range.count : reader->facts.samples;
     struct batch *batch = calloc(1, sizeof *batch);
     struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
     uint8_t *chosen = NULL;
@@ -461,20 +463,21 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     return status;
 }
 
+enum status data_named(const struct data_request *request, enum status status)
+{
+    return status == STATUS_OK || strncmp(status_text(), "--data ", 7) == 0
+               ? status
+               : status_prefix(status, "--data %s", request->name);
+}
+
 enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct source_reader reader;
-    enum status status = source_open(source, words, &request->resources, &reader);
-    if (status == STATUS_OK && range.count == 0)
-        range.count = reader.facts.samples;
-    if (status == STATUS_OK && limit > DATA_SAMPLES_MAX)
-        limit = DATA_SAMPLES_MAX;
+    const struct source_request with = {.resources = request->resources};
+    enum status status = source_open(source, words, &with, &reader);
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
-    if (status == STATUS_OK ||
-        strncmp(status_text(), "--data ", 7) == 0) /* the message already names the data set */
-        return status;
-    return status_prefix(status, "--data %s", request->name);
+    return data_named(request, status);
 }

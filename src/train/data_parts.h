@@ -26,7 +26,8 @@ struct data_range {
  * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. For
+/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples.
+ * range.count = 0 means all samples of the source. For
  * class folders, chooses `limit` samples by taking the classes in turn, and adds them in the order of the
  * source. The first sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED,
  * with the sample's number, if a sample is broken or differs from the first; STATUS_USAGE if the set does not
@@ -34,8 +35,10 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part);
 
-/* Opens a source with the options in `words`, calls data_fill(), and closes the source. range.count = 0 means
- * all samples of the source. */
+/* Prefixes an error with --data, unless the message already names it. */
+enum status data_named(const struct data_request *request, enum status status);
+
+/* Opens a source with the options in `words`, calls data_fill(), and closes the source. */
 enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part);
 
