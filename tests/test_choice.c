@@ -178,7 +178,7 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
 {
     make_class_folders();
     EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val && rm -r two/val/1");
-    expect_refused(2, "--data two: two/train has the class folder '1', but two/val does not",
+    expect_refused(2, "fdsl-bench: two/train has the class folder '1', but two/val does not",
                    TRAIN "--data two");
     EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
     cr_expect_not(says("warning"), "%s", out);

@@ -97,13 +97,25 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
                                 "%s: sample '%s' has %u members, more than %d; choose some with --image and "
                                 "--label, or --member",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
-        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++)
+        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
             status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
+            if (status != STATUS_OK) /* the message names the file */
+                status_prefix(status, "sample '%s'", sample->key);
+        }
         if (status == STATUS_OK && dataset->classes && dataset->choice.only.count == 0)
             status = add_folder(sample, &samples[i]);
         sort_members(&samples[i]);
     }
     return status;
+}
+
+/* The location of a sample is that of its image. */
+static enum status dataset_source_locate(const void *state, uint64_t number, enum status status)
+{
+    const struct dataset *dataset = &((const struct copy *)state)->dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    const uint32_t image = sample->image < sample->members ? sample->image : 0;
+    return dataset_at(dataset, sample, &dataset->members[sample->member + image], status);
 }
 
 /* Returns UINT64_MAX and sets a message if the sample has no label that is a class. */
@@ -114,7 +126,7 @@ static uint64_t dataset_source_label(const void *state, uint64_t number)
     int32_t label = 0;
     enum status status = plain_label(&copy->plain, &dataset->samples[number], INT32_MAX, &label);
     if (status != STATUS_OK)
-        status_prefix(status, "%s: sample '%s'", dataset->path, dataset->samples[number].key);
+        dataset_source_locate(state, number, status);
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
 }
 
@@ -177,11 +189,13 @@ static enum status open_source(const struct source_request *request, const struc
     const struct parameters *parameters = request->parameters;
     const struct copy *like = request->like;
     char rest[1024];
-    enum status status = dataset_find(parameters->source, false, members, NULL, &copy->dataset);
+    enum status status = dataset_find(parameters->source, request->skip, members, NULL, &copy->dataset);
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
+    if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
+        dataset_advise_skip(status);
     if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
         return status;
     snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
@@ -215,6 +229,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL;
+    facts->skipped = dataset->skipped;
+    facts->uncounted = dataset->uncounted;
     return STATUS_OK;
 }
 
@@ -239,5 +255,6 @@ const struct source source_dataset = {
     .make = dataset_source_make,
     .ask = dataset_source_ask,
     .label = dataset_source_label,
+    .locate = dataset_source_locate,
     .describe = dataset_source_describe,
 };

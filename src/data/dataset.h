@@ -80,6 +80,12 @@ struct dataset {
 
 FDSL_C_BEGIN
 
+/* Values of --on-error, NULL-terminated. The second one, "skip", sets dataset->skip. */
+extern const char *const dataset_on_error[];
+
+/* Adds the advice of --on-error skip to the message of a fault that it omits. Returns `status`. */
+enum status dataset_advise_skip(enum status status);
+
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
 

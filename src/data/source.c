@@ -55,6 +55,7 @@ enum status source_open(const char *name, const char *const words[], const struc
     char *argv[] = {program, NULL};
     *reader =
         (struct source_reader){.source = source,
+                               .skip = request->skip,
                                .parameters = calloc(1, source->parameters_bytes),
                                .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
     TRY(ALLOCATED(reader->parameters && reader->workload_parameters, "out of memory"));

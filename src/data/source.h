@@ -42,6 +42,8 @@ struct source_facts {
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
+    uint64_t skipped;      /* broken samples that open() left out */
+    bool uncounted;        /* an unknown number of samples was left out in addition */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -50,6 +52,7 @@ struct source_request {
     void *parameters, *workload_parameters; /* valid while the source is open */
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
+    bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
     const void *like;   /* only for `dataset`: state of another open data set, or NULL. If the labels of both
                            are the numbers of class folders, both must have the same folders */
 };
@@ -103,6 +106,10 @@ struct source {
      * label(), make() and ask() of a state. */
     uint64_t (*label)(const void *state, uint64_t number);
 
+    /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. NULL
+     * if samples are generated, or are parts of one file; they have only a number. */
+    enum status (*locate)(const void *state, uint64_t number, enum status status);
+
     /* Writes the text of each column for a sample. NULL if the label is the only column. */
     void (*describe)(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX]);
 };
@@ -143,6 +150,7 @@ void source_describe(const struct source *source, const void *state, uint64_t nu
 struct source_reader {
     const struct source *source;
     void *state;
+    bool skip; /* as in the request */
     struct source_facts facts;
     struct options options;
     void *parameters, *workload_parameters; /* owned */

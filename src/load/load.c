@@ -28,7 +28,6 @@ static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
-static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -59,7 +58,7 @@ static const struct option_spec options[] = {
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
      "or any (unchanged). The run fails if this state is not reached. STATE is one of"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, true,
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
@@ -290,7 +289,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     enum status status =
         dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset);
     if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)
-        status = status_set(status, "%s; --on-error skip omits such samples", status_text());
+        status = dataset_advise_skip(status);
     TRY(status);
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {

@@ -337,11 +337,30 @@ static enum status open_readers(const struct data_request *request, const char *
                                      "label",  request->label ? request->label : MEMBERS_LABEL,
                                      NULL};
         const struct source_request with = {.resources = request->resources,
+                                            .skip = request->skip,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", words, &with, &readers[part]));
     }
     return STATUS_OK;
+}
+
+/* Warns of the number of samples that are left out, because it changes the sets. */
+static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
+                         const struct data *data)
+{
+    uint64_t count = 0;
+    bool uncounted = false;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        count += readers[part].facts.skipped + data->sets[part].skipped;
+        uncounted |= readers[part].facts.uncounted;
+    }
+    if (count || uncounted)
+        status_warn("--data %s: %" PRIu64 " broken sample%s%s skipped", request->name, count,
+                    count == 1 ? "" : "s",
+                    uncounted    ? ", and an unknown number more, are"
+                    : count == 1 ? " is"
+                                 : " are");
 }
 
 /* Reads both sets from two data sets, or divides one. */
@@ -355,6 +374,8 @@ static enum status read_datasets(const struct data_request *request, const char 
         status = data_fill(&readers[data->split ? DATA_TRAIN : part],
                            (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
+    if (status == STATUS_OK)
+        tell_skipped(request, readers, data);
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return data_named(request, status);
@@ -378,7 +399,7 @@ static enum status open_datasets(const struct data_request *request, struct data
 
 static const char *const generated[] = {"digits", "clips", "synth"};
 
-static bool is_generated(const char *name)
+bool data_is_generated(const char *name)
 {
     bool found = false;
     for (size_t i = 0; i < COUNT_OF(generated); i++)
@@ -432,6 +453,11 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)
         return unknown(request->name);
+    if (request->skip && (idx || cifar))
+        return status_set(STATUS_USAGE,
+                          "--data %s: --on-error skip is for single files and tar shards, but the folder has "
+                          "files of %s; drop --on-error",
+                          request->name, idx ? "MNIST" : "CIFAR-10");
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }
 
@@ -442,15 +468,19 @@ static enum status check_sets(const struct data_request *request, struct data *d
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+        if (set->count == 0 && set->skipped)
+            return status_set(STATUS_FAILED,
+                              "--data %s: all %" PRIu32 " samples to %s are broken; see the warnings above",
+                              request->name, set->skipped, part == DATA_TRAIN ? "train on" : "test with");
         if (set->count == 0)
             return status_set(STATUS_FAILED,
                               "--data %s: there are no samples to %s; add samples, or use other data",
                               request->name, part == DATA_TRAIN ? "train on" : "test with");
-        if (set->count < wanted)
+        if (set->count + set->skipped < wanted)
             return status_set(
                 STATUS_USAGE,
                 "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
-                data_size_options[part], wanted, set->count,
+                data_size_options[part], wanted, set->count + set->skipped,
                 data->split && part == DATA_TEST ? ", the tenth of the set that is held out" : "");
     }
     return STATUS_OK;
@@ -505,7 +535,7 @@ enum status data_open(const struct data_request *request, struct data *data)
 
 void data_warn_of_classes(const struct data *data, const char *name, bool whole)
 {
-    if (is_generated(name))
+    if (data_is_generated(name))
         return;
     const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
     uint8_t *seen = calloc(data->classes, 1);

@@ -24,7 +24,7 @@ static const struct option_spec options[] = {
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
                 ", which inference does not use", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
-                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL),
+                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per run; the default is never larger than the test set. max finds the largest batch that fits "
      "into memory"},

@@ -30,6 +30,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .batch = parameters->batch,
                                    .feed = parameters->feed,
                                    .fresh = parameters->fresh,
+                                   .skip = parameters->on_error > 0,
                                    .resources = {.threads = 1}};
 #ifdef _OPENMP
     request.resources.threads = omp_get_max_threads();
@@ -44,6 +45,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--out-res PIXELS";
     if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
+    if (strcmp(option, "on-error") == 0 && data_is_generated(parameters->data))
+        return "--data DIR";
     return NULL;
 }
 
@@ -76,7 +79,7 @@ struct samples {
 };
 
 static const struct option_spec sample_options[] = {
-    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL),
+    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
 };
 
 char *job_samples(const struct job_parameters *parameters)

@@ -9,6 +9,7 @@
 #include "core/options.h"
 #include "core/partition.h"
 #include "core/status.h"
+#include "data/dataset.h"
 #include "data/members.h"
 #include "train/data.h"
 
@@ -18,8 +19,9 @@ struct checkpoint;
 struct job_parameters {
     const char *data, *image, *label, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    int fit;  /* enum fit_how */
-    int feed; /* `feed` and `fresh` as in struct data_request */
+    int fit;      /* enum fit_how */
+    int on_error; /* 1: skip broken samples; negative: not given (`infer`) */
+    int feed;     /* `feed` and `fresh` as in struct data_request */
     bool fresh;
 };
 
@@ -27,14 +29,18 @@ struct job_parameters {
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
  * NULL. `train_sizes`, `test_sizes` and `class_counts` are strings that state the defaults; `train_words` and
  * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say the defaults of
- * these options; `fit_` and `channels_` are defaults or NULL. */
+ * these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
+#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX), with CIFAR-10 (binary), with class folders or with a data set of --prepare, " \
      "or with two of these sets in the folders train and test (or val); a URL of tar shards; or the name of " \
      "generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, false, \
+     "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the " \
+     "sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. "    \
+     "WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples; from class folders, the first of every class, then the second of every " \
      "class, and so on" train_words " (default: " train_sizes ")"},                               \
