@@ -8,13 +8,16 @@
 #endif
 
 #include "core/file.h"
+#include "core/permutation.h"
 #include "data/dataset_open.h"
 #include "data/label.h"
 #include "data/plain.h"
+#include "data/remote.h"
 #include "data/source.h"
 
 struct parameters {
     const char *source, *image, *label, *member;
+    uint64_t permute; /* seed of the order; 0: the order of the data set */
 };
 
 /* An open data set, and its reader, which keeps the latest shard open between requests. A shard at a URL
@@ -22,10 +25,18 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
-    struct copy *self; /* this struct: reading a label through a const state moves the reader */
-    uint32_t next;     /* the first shard that has not been asked for */
-    uint64_t asked;    /* the latest sample that was asked for */
+    struct copy *self;        /* this struct: reading a label through a const state moves the reader */
+    uint32_t next;            /* the first shard that has not been asked for */
+    uint64_t asked;           /* the latest sample that was asked for */
+    struct permutation order; /* of the samples, if `permuted` */
+    bool permuted;
 };
+
+/* Returns sample `number` of the source. */
+static const struct dataset_sample *sample_at(const struct copy *copy, uint64_t number)
+{
+    return &copy->dataset.samples[copy->permuted ? permutation_at(&copy->order, number) : number];
+}
 
 static void dataset_source_close(void *state)
 {
@@ -72,7 +83,7 @@ static bool dataset_source_ask(void *state, uint64_t number)
 {
     struct copy *copy = state;
     const struct dataset *dataset = &copy->dataset;
-    uint32_t file = dataset->members[dataset->samples[number].member].file;
+    uint32_t file = dataset->members[sample_at(copy, number)->member].file;
     if (number < copy->asked) /* another pass begins */
         copy->next = 0;
     copy->asked = number;
@@ -90,7 +101,7 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
     const struct dataset *dataset = &copy->dataset;
     enum status status = STATUS_OK;
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[first + i];
+        const struct dataset_sample *sample = sample_at(copy, first + i);
         samples[i].key = sample->key;
         if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED,
@@ -113,7 +124,7 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
 static enum status dataset_source_locate(const void *state, uint64_t number, enum status status)
 {
     const struct dataset *dataset = &((const struct copy *)state)->dataset;
-    const struct dataset_sample *sample = &dataset->samples[number];
+    const struct dataset_sample *sample = sample_at(state, number);
     const uint32_t image = sample->image < sample->members ? sample->image : 0;
     return dataset_at(dataset, sample, &dataset->members[sample->member + image], status);
 }
@@ -122,9 +133,8 @@ static enum status dataset_source_locate(const void *state, uint64_t number, enu
 static uint64_t dataset_source_label(const void *state, uint64_t number)
 {
     struct copy *copy = ((const struct copy *)state)->self;
-    const struct dataset *dataset = &copy->dataset;
     int32_t label = 0;
-    enum status status = plain_label(&copy->plain, &dataset->samples[number], INT32_MAX, &label);
+    enum status status = plain_label(&copy->plain, sample_at(copy, number), INT32_MAX, &label);
     if (status != STATUS_OK)
         dataset_source_locate(state, number, status);
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
@@ -132,8 +142,7 @@ static uint64_t dataset_source_label(const void *state, uint64_t number)
 
 static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
-    const struct dataset *dataset = &((const struct copy *)state)->dataset;
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%s", dataset->samples[number].key);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%s", sample_at(state, number)->key);
 }
 
 /* ---- Opening ---- */
@@ -212,6 +221,9 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(source_check_target(parameters->source, request->target));
+    if (parameters->permute && remote_is(parameters->source) && !remote_local(parameters->source))
+        return status_set(STATUS_USAGE, "--permute would transfer a shard for each sample of a URL; copy the "
+                                        "data set without --permute, then permute the copy");
     struct members members;
     bool chosen = parameters->image || parameters->label || parameters->member;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
@@ -221,6 +233,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
     copy->self = copy;
     TRY(open_source(request, &members, copy));
+    copy->permuted = parameters->permute > 0;
+    copy->order = permutation_begin(parameters->permute, dataset->sample_count);
     if (request->target)
         TRY(check_extensions(dataset));
     if (request->target)
@@ -237,6 +251,10 @@ static enum status dataset_source_open(const struct source_request *request, str
 static const struct option_spec options[] = {
     {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
      "folder with the samples: single files or tar shards"},
+    {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), NULL, 1, 18446744073709551615.0,
+     NULL, true,
+     "write the samples in a random order, which SEED selects; with --samples N, N random samples (default: "
+     "the order of the data set, by class if it has class folders)"},
     MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
                    offsetof(struct parameters, member)),
 };
