@@ -498,6 +498,25 @@ static void count_requests(int *count, int *most)
     cr_assert_eq(sscanf(out, "%d %d", count, most), 2, "%s", out);
 }
 
+/* Rows and checkpoints do not contain the signature, so a run may be resumed with another one. */
+Test(servers, train_stores_no_signatures)
+{
+#define SIGNED "--data \"$U/account/box/digits/?sig=se%%2Bcret%%2F\" "
+#define SIGNED_RUN \
+    "$P --variant train-naive --model logreg --batch 10 --checkpoint k --resume --out r.csv --format csv "
+    SHELL(0, "$P --prepare files/digits --from digits --encode npy --samples 60 --store shards --shards 2");
+    SHELL(0, SIGNED_RUN "--epochs 1 " SIGNED "&& cat r.csv && ! grep -c cret r.csv k/*.ckpt");
+    cr_expect(says("account/box/digits/?...") && !says("cret/") && !says("secret"), "%s", out);
+    SHELL(0, SIGNED_RUN "--epochs 2 --data $U/web/digits/digits.index");
+    SHELL(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv " SIGNED);
+    cr_expect(!says("cret") && !says("not the test samples"), "%s", out);
+    SHELL(2, SIGNED_RUN "--epochs 3 --test-size 1000 " SIGNED);
+    cr_expect(!says("cret"), "%s", out);
+    SHELL(0, "rm -r k && " SIGNED_RUN "--epochs 1 " SIGNED);
+    SHELL_PRINTS(2, "/digits/?... without the secret part; give the whole URL with --data",
+                 "$P --variant infer-naive --checkpoint k");
+}
+
 #define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
 
 /* Every shard is read once when the set is opened, and once more for the samples of each part. Requests for

@@ -532,8 +532,10 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
     return STATUS_OK;
 }
 
-enum status dataset_check(const char *path, struct dataset *dataset)
+enum status dataset_check(const char *url, struct dataset *dataset)
 {
+    char path[PATH_MAX]; /* without secrets */
+    remote_shown(url, path, sizeof path);
     TRY(read_all_samples(dataset, dataset->skip && dataset->indexed));
     if (!dataset->shards)
         dataset_drop_files(dataset);

@@ -26,10 +26,11 @@ FDSL_C_BEGIN
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 
-/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them. */
+/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
+ * `url` is the path or the URL. */
 enum status dataset_find(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
-enum status dataset_check(const char *path, struct dataset *dataset);
+enum status dataset_check(const char *url, struct dataset *dataset);
 
 /* Compares the class folders of two data sets, after dataset_find(). STATUS_USAGE if the labels of both are
  * the numbers of their class folders, but the folders have other names, so equal numbers mean different

@@ -393,7 +393,8 @@ static enum status open_datasets(const struct data_request *request, struct data
             "name the folder %s/%s, of which a tenth is then held out for testing",
             request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
             learn ? "train" : "test");
-    const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {request->name, NULL};
+    const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {
+                                                           request->url ? request->url : request->name, NULL};
     return read_datasets(request, learn ? two : one, data);
 }
 

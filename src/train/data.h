@@ -124,6 +124,7 @@ FDSL_C_BEGIN
  * test set. */
 struct data_request {
     const char *name;
+    const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first (from class
                                        folders, with the first of every class); 0: all, but

@@ -116,6 +116,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (partition->ranks > 1)
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
+    job_hide_secrets(&parameters->job);
     TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
     if (parameters->job.fit < 0 || parameters->job.channels == 0)
         return status_set(STATUS_FAILED, "--checkpoint %s lacks the values of --fit and --channels",

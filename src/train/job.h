@@ -19,9 +19,10 @@ struct checkpoint;
 struct job_parameters {
     const char *data, *image, *label, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    int fit;      /* enum fit_how */
-    int on_error; /* 1: skip broken samples; negative: not given (`infer`) */
-    int feed;     /* `feed` and `fresh` as in struct data_request */
+    int fit;         /* enum fit_how */
+    const char *url; /* the URL with its secrets, if `data` shows it without; set by job_hide_secrets() */
+    int on_error;    /* 1: skip broken samples; negative: not given (`infer`) */
+    int feed;        /* `feed` and `fresh` as in struct data_request */
     bool fresh;
 };
 
@@ -73,7 +74,8 @@ char *job_samples(const struct job_parameters *parameters);
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
  * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
  * options, which the caller frees, even after a failure; strings in `parameters` point into it and into the
- * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
+ * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(); STATUS_USAGE if --data was
+ * not given, and the checkpoint has a URL without its secrets. */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
 
@@ -83,6 +85,10 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
  * options. */
 size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
                        const char *besides, char *words, size_t size);
+
+/* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
+ * contain this text. */
+void job_hide_secrets(struct job_parameters *parameters);
 
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
