@@ -132,6 +132,35 @@ static void make_class_folders(void)
            "for i in $(seq 0 179); do cp d/not-imagefolder/000/$(printf %%06d $i).npy t/$((i / 60)); done");
 }
 
+/* --permute writes each sample once, in an order that the seed selects, and mixes the classes. */
+Test(choice, copies_are_permuted)
+{
+#define COPY "$P --prepare %s --from dataset --source t --permute %d --shards 2 >log"
+    make_class_folders();
+    EXPECT(0, COPY, "a", 7);
+    EXPECT(0, COPY " && for f in a/*.tar a/samples.csv; do cmp $f b/${f#a/} || exit 1; done", "b", 7);
+    EXPECT(1, COPY " && cmp a/dataset-000000.tar c/dataset-000000.tar", "c", 8);
+    /* samples.csv names the file that each sample was copied from. */
+    EXPECT(
+        0,
+        "mkdir x && for f in a/*.tar; do tar xf $f -C x; done && tail -n +2 a/samples.csv | cut -d, -f1,2 | "
+        "while IFS=, read -r key from; do cmp t/$from.npy x/$key.npy && [ ${from%%%%/*} = $(cat x/$key.cls) "
+        "] "
+        "|| exit 1; done");
+    EXPECT_EXACTLY(0, "180\n", "tail -n +2 a/samples.csv | cut -d, -f2 | sort -u | wc -l");
+    /* Of 60 samples of a class, 58 or more would precede the same class in the order of the folders. */
+    EXPECT(0, "tail -n +2 a/samples.csv | cut -d, -f2 | cut -c1 | awk '$1 == last {same++} {last = $1} END "
+              "{exit same < 30 || same > 90}'");
+    EXPECT(0, "$P --prepare d1 --from dataset --source t --permute 7 --samples 10 >log && "
+              "head -n 11 a/samples.csv | cut -d, -f2 > wanted && cut -d, -f2 d1/samples.csv | cmp - wanted");
+    expect_refused(2, "--permute=7 there, --permute=9 now",
+                   "$P --prepare a --from dataset --source t --permute 9 --shards 2");
+    expect_refused(2, "--permute would transfer a shard for each sample of a URL",
+                   "$P --prepare e --from dataset --source http://127.0.0.1:1/x.tar --permute 1");
+    expect_refused(2, "--permute: '0' is out of range",
+                   "$P --prepare e --from dataset --source t --permute 0");
+}
+
 /* A few files outside the class folders, or of another kind, change nothing. */
 Test(choice, stray_files_are_ignored_with_a_warning)
 {
@@ -179,7 +208,7 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
 {
     make_class_folders();
     EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val && rm -r two/val/1");
-    expect_refused(2, "--data two: two/train has the class folder '1', but two/val does not",
+    expect_refused(2, "fdsl-bench: two/train has the class folder '1', but two/val does not",
                    TRAIN "--data two");
     EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
     cr_expect_not(says("warning"), "%s", out);

@@ -33,11 +33,14 @@ Test(data_fill, the_mean_of_bytes_is_exact)
 }
 
 #if defined HAVE_PNG && defined HAVE_XXHASH
+static bool skips; /* --on-error skip */
+
 static enum status open_with(const char *name, int threads, uint64_t train_size, struct data *data)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     const struct data_request request = {.name = path,
+                                         .skip = skips,
                                          .train_size = train_size,
                                          .fit = {.how = FIT_RESIZE, .res = 20, .channels = 3},
                                          .batch = 10,
@@ -86,11 +89,54 @@ Test(data_fill, the_first_broken_sample_is_reported)
     EXPECT(0, "for i in 024 025 026 027 028 029 500; do echo no > f/000$i.png; done");
     for (int threads = 1; threads <= 5; threads++) {
         cr_assert_eq(open_with("f", threads, 0, &data), STATUS_FAILED);
-        cr_expect(strstr(status_text(), ": sample 24, '000024': "), "%d threads: %s", threads, status_text());
+        cr_expect(strstr(status_text(), "/f/000024.png: sample '000024': "), "%d threads: %s", threads,
+                  status_text());
         data_close(&data);
         cr_assert_eq(open_with("f", threads, 20, &data), STATUS_OK, "%s", status_text());
         data_close(&data);
     }
+}
+
+/* Returns whether a set has the samples of `all` except those with the numbers in `lost`, in order. */
+static bool lacks_only(const struct data *all, const struct data *some, enum data_part part,
+                       const uint32_t *lost, uint32_t lost_count)
+{
+    uint32_t kept = 0, next = 0;
+    for (uint32_t i = 0; i < all->sets[part].count; i++) {
+        if (next < lost_count && lost[next] == i) {
+            next++;
+            continue;
+        }
+        if (kept == some->sets[part].count || all->sets[part].labels[i] != some->sets[part].labels[kept] ||
+            memcmp(data_sample(all, part, i), data_sample(some, part, kept++), all->sample_bytes) != 0)
+            return false;
+    }
+    return kept == some->sets[part].count && some->sets[part].skipped == lost_count;
+}
+
+/* Skipped samples leave no gap, and do not change which other samples a set takes. The result does not depend
+ * on the number of threads. */
+Test(data_fill, broken_samples_are_skipped_without_a_gap)
+{
+    static const uint32_t lost[] = {0, 20, 21, 255, 256};
+    struct data some, all;
+    prepare_digits();
+    EXPECT(0, "mkdir -p g/train g/test && cp f/0000* g/test && cp f/* g/train && "
+              "for i in 000 020 021 255 256; do echo no > g/train/000$i.png; done");
+    EXPECT(0, "mkdir -p h/train && cp -r g/test h && cp f/* h/train");
+    cr_assert_eq(open_with("h", 3, 0, &all), STATUS_OK, "%s", status_text());
+    skips = true;
+    for (int threads = 1; threads <= 5; threads += 2) {
+        cr_assert_eq(open_with("g", threads, 0, &some), STATUS_OK, "%s", status_text());
+        cr_expect(lacks_only(&all, &some, DATA_TRAIN, lost, 5), "%d threads", threads);
+        cr_expect(lacks_only(&all, &some, DATA_TEST, NULL, 0), "%d threads", threads);
+        data_close(&some);
+        cr_assert_eq(open_with("g", threads, 256, &some), STATUS_OK, "%s", status_text());
+        cr_expect(some.sets[DATA_TRAIN].count == 252 && some.sets[DATA_TRAIN].skipped == 4, "%u and %u",
+                  some.sets[DATA_TRAIN].count, some.sets[DATA_TRAIN].skipped);
+        data_close(&some);
+    }
+    data_close(&all);
 }
 
 #ifdef _OPENMP

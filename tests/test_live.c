@@ -60,7 +60,7 @@ Test(live, generators_generate_any_sample)
     static const char *const by_naive[] = {"variant", "naive", "encode", "npy", "classes", "7",
                                            "res",     "24",    "batch",  "1",   NULL};
     static const char *const words[] = {"encode", "npy", "classes", "7", "res", "24", NULL};
-    const struct resources one = {.threads = 1};
+    const struct source_request one = {.resources = {.threads = 1}};
     struct source_reader naive, reader;
     uint8_t right[NUMBERS][RES * RES];
     must(source_open("synth", by_naive, &one, &naive));
@@ -102,7 +102,7 @@ Test(live, missing_device_is_reported)
         .on_device = true, .resources = {.threads = 1, .device = 4096}, .batch = 4};
     struct source_reader reader;
     struct generator *generator;
-    must(source_open("synth", words, &request.resources, &reader));
+    must(source_open("synth", words, &(struct source_request){.resources = request.resources}, &reader));
     cr_expect_eq(reader.source->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
     source_close(&reader);
 }

@@ -330,8 +330,30 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
         for (size_t v = 0; v < COUNT_OF(variants); v++)
             cr_expect_eq(job.workload->applies(job.parameters, &variants[v], cases[i].option), wanted[v],
                          "%s, %zu", cases[i].option, v);
+        cr_expect_eq(job.workload->applies(job.parameters, NULL, cases[i].option),
+                     strcmp(cases[i].option, "shift") != 0, "%s: any variant", cases[i].option);
     }
     close_job(&job);
+}
+
+/* An option that no variant of the run reads must not be ignored silently. */
+Test(load_gpu, options_without_effect_on_the_variants_are_warned_about, .init = make_folder,
+     .fini = remove_folder)
+{
+    static const char *const unread[] = {"--dtype f32",   "--ring 4",      "--chunk 64",
+                                         "--layout nhwc", "--decoder cpu", "--resident-bytes 1M"};
+    static const char *const read[] = {"--iodepth 4", "--shuffle 3", "--seed 1",
+                                       "--decode --augment --shift 1"};
+#define RUN \
+    "$P --variant files --data $D --loops 1 --warmups 0 --warmup-time 0 --format csv %s 2>&1 | grep -q "
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    for (size_t i = 0; i < COUNT_OF(unread); i++)
+        cr_expect(command(RUN "'warning: %.*s has no effect with --variant files; drop it, or name a variant "
+                              "that uses it'",
+                          unread[i], (int)strcspn(unread[i], " "), unread[i]),
+                  "%s", unread[i]);
+    for (size_t i = 0; i < COUNT_OF(read); i++)
+        cr_expect(!command(RUN "'no effect'", read[i]), "%s", read[i]);
 }
 
 /* Returns the work of 3 epochs of 100 samples; 2 of the 300 samples could not be read. */

@@ -401,6 +401,27 @@ Test(mpi_train, ranks_with_other_samples_are_refused)
     expect_other_files("--variant train-naive --model logreg --batch 4 --epochs 1 --data set", "data");
 }
 
+/* All ranks skip the same samples, so they train what one rank trains. */
+Test(mpi_train, ranks_skip_the_same_samples)
+{
+    double loss[4];
+    shell("{ $PROGRAM --prepare d --from digits --samples 200 --encode npy --store files && mkdir m && "
+          "cp d/not-imagefolder/000/* m && for i in 005 100 101; do echo no > m/000$i.npy; done; }");
+    if (strstr(err, "not built"))
+        cr_skip_test("this build cannot prepare data sets");
+    cr_assert_eq(status, 0, "%s", err);
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        run_well(ranks,
+                 "--variant train-naive --model logreg --scaling strong --batch 24 --epochs 1 --data m "
+                 "--on-error skip --format csv --threads 1");
+        size_t last = ranks > 1 ? (size_t)(ranks + 1) : 1;
+        loss[ranks] = number(out, last, "test_loss");
+        cr_expect_eq(number(out, last, "train_samples") + number(out, last, "test_samples"), 197);
+        cr_expect(fabs(loss[ranks] - loss[1]) < 1e-5 * loss[1], "%d ranks", ranks);
+        cr_expect_not_null(strstr(err, "--data m: 3 broken samples are skipped"), "%s", err);
+    }
+}
+
 Test(mpi_train, ranks_with_other_initial_parameters_are_refused)
 {
     for (int i = 0; i < 2; i++) {

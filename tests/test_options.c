@@ -427,6 +427,29 @@ Test(options, text_of_reals_is_shortest_and_exact)
     }
 }
 
+/* Equal lists of numbers must have equal texts, because rows and checkpoints compare texts. */
+Test(options, text_of_numbers_depends_on_their_values)
+{
+    static const char *const cases[][2] = {{"0.50", "0.5"},
+                                           {"5e-1", "0.5"},
+                                           {"-0", "0"},
+                                           {".5,0.50,0.5", "0.5"},
+                                           {"0.50,1.0,-2", "0.5,1,-2"},
+                                           {"0.50,", "0.50,"},
+                                           {"0.50 ,1", "0.50 ,1"},
+                                           {"", ""}};
+    const struct option_spec numbers = {.name = "mean", .kind = OPTION_TEXT, .minimum = -1, .maximum = 1};
+    const struct option_spec words = {.name = "label", .kind = OPTION_TEXT};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const char *value = cases[i][0];
+        char text[64];
+        options_text(&numbers, &value, text, sizeof text);
+        cr_expect_str_eq(text, cases[i][1]);
+        options_text(&words, &value, text, sizeof text);
+        cr_expect_str_eq(text, value);
+    }
+}
+
 Test(options, the_hash_depends_on_all_values_except_file_names, .fini = stop)
 {
     static const char *const lines[] = {"",         "--verify",    "--batch 33", "--seed 33",

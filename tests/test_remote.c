@@ -446,13 +446,29 @@ Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)
     cr_expect_eq(count_files(".part"), 0);
 }
 
+/* A folder that this user cannot write needs another remedy than a full one. */
+Test(servers, a_cache_without_permission_has_a_remedy)
+{
+    const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
+    SHELL(0, "mkdir ro cache && chmod 555 ro && chmod 755 . && cp $P program && touch cache/lock && "
+             "chmod 777 cache && chmod 444 cache/lock"); /* root may write everywhere */
+    static const char *const folders[] = {"ro", "ro/new", "cache"};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        shell("%s ./program $N --data $U/web/plain/counter-000000.tar --cache-dir %s", other, folders[i]);
+        cr_expect(says("Permission denied; name a folder where this user may create files, or drop "
+                       "--cache-dir"),
+                  "%s: %s", folders[i], out);
+    }
+}
+
 Test(servers, options_of_the_cache_are_checked)
 {
     static const char *const refused[][2] = {
         {"--data files/plain --cache-dir cache", "are for data at a URL"},
         {"--data $U/web/plain/x.tar --cache-bytes 1M", "name its folder with --cache-dir"},
         {"--data $U/web/plain/x.tar --cache cold", "--cache cold needs files: add --cache-dir DIR"},
-        {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache", "cannot create the folder"},
+        {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache",
+         "cannot create the folder: No such file or directory; create its parent folders"},
         {"--data $U/web/plain/counter-000000.tar --cache-dir plain_file", "this is a file; name a folder"},
         {"--data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache --cache-bytes 300K --cache warm",
          "--cache warm: --cache-bytes is too small for this set of 1131520 bytes"},
@@ -482,9 +498,28 @@ static void count_requests(int *count, int *most)
     cr_assert_eq(sscanf(out, "%d %d", count, most), 2, "%s", out);
 }
 
+/* Rows and checkpoints do not contain the signature, so a run may be resumed with another one. */
+Test(servers, train_stores_no_signatures)
+{
+#define SIGNED "--data \"$U/account/box/digits/?sig=se%%2Bcret%%2F\" "
+#define SIGNED_RUN \
+    "$P --variant train-naive --model logreg --batch 10 --checkpoint k --resume --out r.csv --format csv "
+    SHELL(0, "$P --prepare files/digits --from digits --encode npy --samples 60 --store shards --shards 2");
+    SHELL(0, SIGNED_RUN "--epochs 1 " SIGNED "&& cat r.csv && ! grep -c cret r.csv k/*.ckpt");
+    cr_expect(says("account/box/digits/?...") && !says("cret/") && !says("secret"), "%s", out);
+    SHELL(0, SIGNED_RUN "--epochs 2 --data $U/web/digits/digits.index");
+    SHELL(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv " SIGNED);
+    cr_expect(!says("cret") && !says("not the test samples"), "%s", out);
+    SHELL(2, SIGNED_RUN "--epochs 3 --test-size 1000 " SIGNED);
+    cr_expect(!says("cret"), "%s", out);
+    SHELL(0, "rm -r k && " SIGNED_RUN "--epochs 1 " SIGNED);
+    SHELL_PRINTS(2, "/digits/?... without the secret part; give the whole URL with --data",
+                 "$P --variant infer-naive --checkpoint k");
+}
+
 #define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
 
-/* Every shard is read when the set is opened, and once more for the samples of each part. Requests for
+/* Every shard is read once when the set is opened, and once more for the samples of each part. Requests for
  * several shards run at the same time, and the samples are those of the local set. */
 Test(servers, train_requests_shards_at_the_same_time)
 {
@@ -493,13 +528,13 @@ Test(servers, train_requests_shards_at_the_same_time)
              "&& " TRAIN "--data files/eight --export-data a");
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --export-data b && cmp a b");
     count_requests(&count, &most);
-    cr_expect_eq(count, 2 * (2 + 8 + 8 + 8)); /* the index, sizes, edges, samples */
-    cr_expect_geq(most, 4);                   /* of 8: a busy machine sends the last requests later */
+    cr_expect_eq(count, 2 + 8 + 8 + 2 * 8); /* the index, sizes, edges, samples of each part */
+    cr_expect_geq(most, 4);                 /* of 8: a busy machine sends the last requests later */
     /* Shards without samples of the set are not requested. */
     before = count;
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --train-size 150 --test-size 5");
     count_requests(&count, &most);
-    cr_expect_eq(count - before, 2 * (2 + 8 + 8) + 2 + 1);
+    cr_expect_eq(count - before, 2 + 8 + 8 + 2 + 1);
 }
 
 Test(servers, prepare_copies_a_remote_set)
@@ -511,5 +546,19 @@ Test(servers, prepare_copies_a_remote_set)
     count_requests(&count, &most);
     cr_expect_eq(count, 2 + 5 + 5 + 5); /* the index, sizes, edges, samples */
     cr_expect_geq(most, 3);             /* of 5 */
+}
+
+/* Class folders need all labels before the first sample is written. Each shard is read once for its labels,
+ * and once for its samples. */
+Test(servers, prepare_reads_each_shard_once_for_its_labels)
+{
+    int count, most;
+    SHELL(0, "$P --prepare files/eight --from digits --samples 80 --store shards --shards 8 && "
+             "$P --prepare near --from dataset --source files/eight --store imagefolder && "
+             "$P --prepare far --from dataset --source $U/slow/eight/digits.index --store imagefolder && "
+             "rm near/*.index far/*.index && diff -r near far");
+    count_requests(&count, &most);
+    cr_expect_eq(count, 2 + 8 + 8 + 8 + 8); /* the index, sizes, edges, labels, samples */
+    cr_expect_geq(most, 4);                 /* of 8 */
 }
 #endif

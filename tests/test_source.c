@@ -16,7 +16,7 @@ Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
         const char *name;
         const char *const *words;
     } sources[] = {{"counter", none}, {"digits", encode}, {"clips", none}, {"synth", encode}};
-    const struct resources one = {.threads = 1};
+    const struct source_request one = {.resources = {.threads = 1}};
     for (size_t i = 0; i < COUNT_OF(sources); i++) {
         struct source_reader reader;
         struct source_sample sample = {0};

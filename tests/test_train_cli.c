@@ -150,6 +150,26 @@ Test(train_cli, resumes_from_before_a_truncated_checkpoint)
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
+/* A file with the name of a checkpoint is damaged if it does not begin like one. The message must not advise
+ * on files of tensors. */
+Test(train_cli, a_checkpoint_that_lost_its_beginning_is_damaged)
+{
+    EXPECT(0,
+           "$P " SMALL "--epochs 2 --checkpoint k && printf XXXX | dd of=k/epoch-000002.ckpt conv=notrunc");
+    EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume --dry-run");
+    cr_expect_not_null(strstr(out, "k/epoch-000002.ckpt: this checkpoint is truncated or damaged: its first "
+                                   "bytes are not those of a checkpoint; using the previous checkpoint"),
+                       "%s", out);
+    EXPECT(1, "$P --variant infer-naive --checkpoint k/epoch-000002.ckpt");
+    cr_expect_not_null(strstr(out, "not those of a checkpoint; name another checkpoint of its folder"), "%s",
+                       out);
+    EXPECT(0, "rm k/epoch-000002.ckpt && truncate -s 0 k/epoch-000001.ckpt");
+    expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
+                   "all are damaged; delete them to start from the beginning, or name another folder. The "
+                   "oldest: k/epoch-000001.ckpt: this checkpoint is truncated or damaged");
+    cr_expect_null(strstr(out, "safetensors"), "%s", out);
+}
+
 /* 200 samples in steps of 16: 12 full steps, and one with 8 samples. */
 Test(train_cli, the_last_batch_can_be_dropped)
 {

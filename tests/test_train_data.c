@@ -253,9 +253,9 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
     expect_refusal(1, ON "--image cls", "its cls is neither a PNG or JPEG image nor an array of |u1 or <f2");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */
-    expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
+    expect_refusal(1, ON, "m/000004.png: sample '000004': its cls is not a label");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
-    expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
+    expect_refusal(1, ON, "m/000004.png: sample '000004': its cls is not a label");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
@@ -285,6 +285,60 @@ Test(train_data, images_of_data_sets_are_resized)
 #endif
 
 #ifdef HAVE_XXHASH
+/* Broken samples end the run, or are skipped and counted. A resumed run must have the same samples, and
+ * `infer` tests those of the training. */
+Test(train_data, broken_samples_are_an_error_or_are_skipped)
+{
+#define SKIP "--model logreg --batch 4 --data m --on-error skip "
+    EXPECT(0,
+           "$P --prepare d --from digits --samples 100 --encode npy --store files && mkdir m && "
+           "cp d/not-imagefolder/000/* m && for i in 00 31 32; do echo no > m/0000$i.npy; done && cp -r m b");
+    expect_refusal(1, ON, "bench: m/000000.npy: sample '000000': ");
+    expect_refusal(1, ON, "; --on-error skip omits such samples");
+    EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --checkpoint k --format csv");
+    cr_expect_eq(number(out, 1, "train_samples") + number(out, 1, "test_samples"), 97);
+    cr_expect(strstr(out, "warning: skipped: m/000031.npy: sample '000031': ") &&
+                  strstr(out, "warning: --data m: 3 broken samples are skipped"),
+              "%s", out);
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1");
+    cr_expect(strstr(out, "3 broken samples are skipped") && !strstr(out, "not the test samples"), "%s", out);
+    EXPECT(0, "$P --variant train-naive " SKIP "--epochs 2 --checkpoint k --resume --format csv");
+    cr_expect_str_eq(value(out, 1, "epoch"), "2");
+    EXPECT(0, "cp d/not-imagefolder/000/000031.npy m");
+    EXPECT_PRINTS(2, "the samples of --data m have changed",
+                  "$P --variant train-naive " SKIP "--epochs 3 --checkpoint k --resume");
+    EXPECT(0, "mkdir -p two/train two/test && cp d/not-imagefolder/000/* two/train && "
+              "for i in 1 2 3; do echo no > two/test/$i.npy; echo 1 > two/test/$i.cls; done");
+    EXPECT_PRINTS(1, "--data two: all 3 samples to test with are broken; see the warnings above",
+                  "$P --variant train-naive --model logreg --data two --on-error skip");
+    EXPECT_PRINTS(1, "all 100 samples to train on are broken",
+                  "for f in two/train/*.npy; do echo no > $f; done; $P --variant train-naive --model logreg "
+                  "--data two --on-error skip");
+    cr_expect(strstr(out, "two/train/000007.npy") && !strstr(out, "two/train/000008.npy"), "%s", out);
+    EXPECT(0, "rm m/*");
+    expect_refusal(2, "--data digits --on-error skip", "--on-error needs --data DIR; add that, or drop");
+    put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
+    expect_refusal(2, SKIP, "the folder has files of MNIST; drop --on-error");
+}
+
+/* A truncated shard is skipped from the cut on. Without an index, the number of lost samples is unknown. */
+Test(train_data, truncated_shards_are_skipped)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --shards 2 && truncate -s 50000 "
+              "m/digits-000001.tar");
+    expect_refusal(1, ON, "m/digits-000001.tar: offset 50000: the shard has 50000 bytes");
+    EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    double count = number(out, 1, "train_samples") + number(out, 1, "test_samples");
+    char words[64];
+    snprintf(words, sizeof words, "--data m: %.0f broken samples are skipped", 100 - count);
+    cr_expect(count > 50 && count < 100 && strstr(out, words), "%s: %s", words, out);
+    EXPECT(0, "rm m/*.index m/*.wids.json");
+    expect_refusal(1, ON, "m/digits-000001.tar: offset ");
+    EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    cr_expect_not_null(strstr(out, "--data m: 0 broken samples, and an unknown number more, are skipped"),
+                       "%s", out);
+}
+
 /* If images differ in size, the message says which option makes them equal. */
 Test(train_data, the_message_about_sizes_names_a_remedy)
 {
@@ -298,9 +352,11 @@ Test(train_data, the_message_about_sizes_names_a_remedy)
         snprintf(name, sizeof name, "m/k%02d.cls", i);
         put(name, i % 2 ? "1" : "0", 1);
     }
-    expect_refusal(1, "--model logreg --data m",
+    expect_refusal(2, "--model logreg --data m",
                    "8x8; add --out-res PIXELS, which gives all images one size");
-    expect_refusal(1, "--model logreg --data m --out-res 8 --channels 1 --fit random-resized-crop",
+    expect_refusal(2, "--model logreg --data m --on-error skip",
+                   "bench: m/k30.npy: sample 'k30': it is u8 of");
+    expect_refusal(2, "--model logreg --data m --out-res 8 --channels 1 --fit random-resized-crop",
                    "needs images of one size and number of channels: use --fit resize");
     EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --batch 8 --data m --out-res 8");
 }
@@ -330,7 +386,7 @@ Test(train_data, non_finite_halves_are_reported_with_their_sample)
         memset(bytes + header, 0, 128);
         memcpy(bytes + header + 2 * 37, &bad[i].bits, 2);
         put("m/k23.npy", bytes, header + 128);
-        snprintf(words, sizeof words, "--data m: sample 23, 'k23': its value number 37 of 64 is %s",
+        snprintf(words, sizeof words, "bench: m/k23.npy: sample 'k23': its value number 37 of 64 is %s",
                  bad[i].what);
         expect_refusal(1, ON, words);
         expect_refusal(1, ON "--allow-nan", words);

@@ -105,6 +105,18 @@ Test(train_recipe, mean_and_std_have_one_value_or_one_per_channel)
     expect_refusal(2, "--mean 0 --std 1,0", "--std: '0' is out of range");
 }
 
+/* --resume compares numbers, not their texts. */
+Test(train_recipe, resumes_with_equal_numbers_in_other_texts)
+{
+#define BY_MEAN "$P " SMALL "--checkpoint k --resume --format csv "
+    EXPECT(0, BY_MEAN "--epochs 1 --mean 0.50 --std .25");
+    cr_expect_str_eq(value(out, 1, "mean"), "0.5");
+    EXPECT(0, BY_MEAN "--epochs 2 --mean 0.5 --std 25e-2");
+    cr_expect_str_eq(value(out, 1, "epoch"), "2");
+    EXPECT_PRINTS(2, "mean=0.5 in the checkpoint, 0.51 now; give --mean 0.5, or name another folder",
+                  BY_MEAN "--epochs 3 --mean 0.51 --std 0.25");
+}
+
 Test(train_recipe, reports_schedules_without_effect)
 {
 #define FEW "$P --variant train-naive --model logreg --train-size 64 --test-size 9 --batch 8 --dry-run "

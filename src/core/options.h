@@ -121,7 +121,8 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
 enum status options_check_only(const struct options *options, const char *what, const char *const *allowed);
 
 /* Writes the value as text for a CSV row: "" for an option without a value, 0 or 1 for a flag, the shortest
- * text that parses to the same double for a real number. */
+ * text that parses to the same double for a real number. A text option with a maximum above its minimum is a
+ * list of numbers: equal values give equal texts. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
 /* Writes the name of the option's CSV column: the option's name with '_' for '-'. The column of --bytes is

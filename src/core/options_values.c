@@ -140,13 +140,18 @@ static enum status parse_choice(const char *name, const char *text, const char *
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 
+/* Returns whether the text of an option is a list of numbers. */
+static bool is_numbers(const struct option_spec *spec)
+{
+    return spec->kind == OPTION_TEXT && spec->maximum > spec->minimum;
+}
+
 bool option_takes_none(const struct option_spec *spec)
 {
     const bool whole = spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
     if (spec->fallback)
         return spec->kind == OPTION_REAL && strcmp(spec->fallback, "0") == 0;
-    const bool numbers = spec->kind == OPTION_TEXT && spec->maximum > spec->minimum;
-    return spec->kind == OPTION_REAL || numbers || (whole && spec->minimum >= 1);
+    return spec->kind == OPTION_REAL || is_numbers(spec) || (whole && spec->minimum >= 1);
 }
 
 enum status option_set(const struct option_spec *spec, void *values, const char *text)
@@ -210,6 +215,30 @@ enum status option_set_default(const struct option_spec *spec, void *values)
     return STATUS_OK;
 }
 
+/* Writes a list "V,V,V" with the shortest text of each number, or as one number if all are equal, because one
+ * value applies to all channels. Copies a list that has anything else. */
+static void numbers_text(const char *list, char *text, size_t size)
+{
+    char first[64] = "", number[64];
+    bool equal = true;
+    text[0] = '\0';
+    for (const char *at = list; at; at = *at ? at + 1 : NULL) {
+        char *end;
+        real_text(strtod(at, &end) + 0.0, number, sizeof number); /* + 0.0 turns -0 into 0 */
+        if (end == at || (*end && *end != ',') || (*end && !end[1])) {
+            snprintf(text, size, "%s", list);
+            return;
+        }
+        if (at == list)
+            strcpy(first, number);
+        equal &= strcmp(first, number) == 0;
+        text_join(text, size, ",", "%s", number);
+        at = end;
+    }
+    if (equal)
+        snprintf(text, size, "%s", first);
+}
+
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size)
 {
     const void *value = (const char *)values + spec->offset;
@@ -235,7 +264,9 @@ void options_text(const struct option_spec *spec, const void *values, char *text
         break;
     case OPTION_TEXT:
     case OPTION_OUTPUT:
-        if (*(const char *const *)value)
+        if (*(const char *const *)value && is_numbers(spec))
+            numbers_text(*(const char *const *)value, text, size);
+        else if (*(const char *const *)value)
             snprintf(text, size, "%s", *(const char *const *)value);
         break;
     }

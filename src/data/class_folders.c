@@ -69,7 +69,8 @@ enum status class_folders_read(const struct source *source, void *state, uint64_
     folders->labels = calloc(samples, sizeof *folders->labels);
     FREED uint8_t *seen = calloc(samples, 1);
     TRY(ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples));
-    for (uint64_t i = 0; i < samples; i++) {
+    for (uint64_t i = 0, asked = 0; i < samples; i++) {
+        source_ask(source, state, &asked, samples);
         uint64_t label = source->label(state, i);
         if (label > INT32_MAX) /* source->label() has set the message */
             return STATUS_FAILED;

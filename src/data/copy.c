@@ -8,13 +8,16 @@
 #endif
 
 #include "core/file.h"
+#include "core/permutation.h"
 #include "data/dataset_open.h"
 #include "data/label.h"
 #include "data/plain.h"
+#include "data/remote.h"
 #include "data/source.h"
 
 struct parameters {
     const char *source, *image, *label, *member;
+    uint64_t permute; /* seed of the order; 0: the order of the data set */
 };
 
 /* An open data set, and its reader, which keeps the latest shard open between requests. A shard at a URL
@@ -22,8 +25,18 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
-    uint32_t next; /* the first shard that has not been requested */
+    struct copy *self;        /* this struct: reading a label through a const state moves the reader */
+    uint32_t next;            /* the first shard that has not been requested */
+    uint64_t asked;           /* the latest sample that was requested */
+    struct permutation order; /* of the samples, if `permuted` */
+    bool permuted;
 };
+
+/* Returns sample `number` of the source. */
+static const struct dataset_sample *sample_at(const struct copy *copy, uint64_t number)
+{
+    return &copy->dataset.samples[copy->permuted ? permutation_at(&copy->order, number) : number];
+}
 
 static void dataset_source_close(void *state)
 {
@@ -70,7 +83,14 @@ static bool dataset_source_ask(void *state, uint64_t number)
 {
     struct copy *copy = state;
     const struct dataset *dataset = &copy->dataset;
-    uint32_t file = dataset->members[dataset->samples[number].member].file;
+    uint32_t file = dataset->members[sample_at(copy, number)->member].file;
+    if (number < copy->asked) /* another pass begins */
+        copy->next = 0;
+    copy->asked = number;
+    if (copy->next == 0 && copy->plain.fd >= 0 && file < copy->plain.file) {
+        plain_close(&copy->plain);
+        copy->plain = (struct plain){.dataset = dataset, .fd = -1};
+    }
     return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
@@ -81,15 +101,18 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
     const struct dataset *dataset = &copy->dataset;
     enum status status = STATUS_OK;
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[first + i];
+        const struct dataset_sample *sample = sample_at(copy, first + i);
         samples[i].key = sample->key;
         if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED,
                                 "%s: sample '%s' has %u members, more than %d; choose some with --image and "
                                 "--label, or --member",
                                 dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
-        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++)
+        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
             status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
+            if (status != STATUS_OK) /* the message names the file */
+                status_prefix(status, "sample '%s'", sample->key);
+        }
         if (status == STATUS_OK && dataset->classes && dataset->choice.only.count == 0)
             status = add_folder(sample, &samples[i]);
         sort_members(&samples[i]);
@@ -97,23 +120,29 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
     return status;
 }
 
+/* The location of a sample is that of its image. */
+static enum status dataset_source_locate(const void *state, uint64_t number, enum status status)
+{
+    const struct dataset *dataset = &((const struct copy *)state)->dataset;
+    const struct dataset_sample *sample = sample_at(state, number);
+    const uint32_t image = sample->image < sample->members ? sample->image : 0;
+    return dataset_at(dataset, sample, &dataset->members[sample->member + image], status);
+}
+
 /* Returns UINT64_MAX and sets a message if the sample has no label that is a class. */
 static uint64_t dataset_source_label(const void *state, uint64_t number)
 {
-    const struct dataset *dataset = &((const struct copy *)state)->dataset;
-    struct plain plain = {.dataset = dataset, .fd = -1};
+    struct copy *copy = ((const struct copy *)state)->self;
     int32_t label = 0;
-    enum status status = plain_label(&plain, &dataset->samples[number], INT32_MAX, &label);
-    plain_close(&plain);
+    enum status status = plain_label(&copy->plain, sample_at(copy, number), INT32_MAX, &label);
     if (status != STATUS_OK)
-        status_prefix(status, "%s: sample '%s'", dataset->path, dataset->samples[number].key);
+        dataset_source_locate(state, number, status);
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
 }
 
 static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
 {
-    const struct dataset *dataset = &((const struct copy *)state)->dataset;
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%s", dataset->samples[number].key);
+    snprintf(texts[0], SOURCE_TEXT_MAX, "%s", sample_at(state, number)->key);
 }
 
 /* ---- Opening ---- */
@@ -161,13 +190,21 @@ static enum status check_extensions(const struct dataset *dataset)
 }
 
 /* Opens the data set. In --prepare, messages name the option --source, not --data. */
-static enum status open_source(const struct parameters *parameters, bool prepares,
-                               const struct members *members, struct dataset *dataset)
+static enum status open_source(const struct source_request *request, const struct members *members,
+                               struct copy *copy)
 {
     static const char option[] = "--data ";
+    const struct parameters *parameters = request->parameters;
+    const struct copy *like = request->like;
     char rest[1024];
-    enum status status = dataset_open(parameters->source, false, members, NULL, dataset);
-    if (status == STATUS_OK || !prepares || strncmp(status_text(), option, strlen(option)) != 0)
+    enum status status = dataset_find(parameters->source, request->skip, members, NULL, &copy->dataset);
+    if (status == STATUS_OK && like)
+        status = dataset_same_classes(&copy->dataset, &like->self->dataset);
+    if (status == STATUS_OK)
+        status = dataset_check(parameters->source, &copy->dataset);
+    if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
+        dataset_advise_skip(status);
+    if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
         return status;
     snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
     return status_set(status, "--source %s", rest);
@@ -183,6 +220,9 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(source_check_target(parameters->source, request->target));
+    if (parameters->permute && remote_is(parameters->source) && !remote_local(parameters->source))
+        return status_set(STATUS_USAGE, "--permute would transfer a shard for each sample of a URL; copy the "
+                                        "data set without --permute, then permute the copy");
     struct members members;
     bool chosen = parameters->image || parameters->label || parameters->member;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
@@ -190,7 +230,10 @@ static enum status dataset_source_open(const struct source_request *request, str
     TRY(ALLOCATED(copy, "out of memory"));
     struct dataset *dataset = &copy->dataset;
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
-    TRY(open_source(parameters, request->target, &members, dataset));
+    copy->self = copy;
+    TRY(open_source(request, &members, copy));
+    copy->permuted = parameters->permute > 0;
+    copy->order = permutation_begin(parameters->permute, dataset->sample_count);
     if (request->target)
         TRY(check_extensions(dataset));
     if (request->target)
@@ -199,12 +242,18 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL;
+    facts->skipped = dataset->skipped;
+    facts->uncounted = dataset->uncounted;
     return STATUS_OK;
 }
 
 static const struct option_spec options[] = {
     {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
      "folder with the samples: single files or tar shards"},
+    {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), NULL, 1, 18446744073709551615.0,
+     NULL, true,
+     "write the samples in a random order, which SEED selects; with --samples N, N random samples (default: "
+     "the order of the data set, by class if it has class folders)"},
     MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
                    offsetof(struct parameters, member)),
 };
@@ -223,5 +272,6 @@ const struct source source_dataset = {
     .make = dataset_source_make,
     .ask = dataset_source_ask,
     .label = dataset_source_label,
+    .locate = dataset_source_locate,
     .describe = dataset_source_describe,
 };

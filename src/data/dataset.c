@@ -16,6 +16,13 @@
 #define AHEAD_BYTES \
     (UINT64_C(256) << 20) /* at most this many bytes, but at least one shard, are requested ahead */
 
+const char *const dataset_on_error[] = {"fail", "skip", NULL};
+
+enum status dataset_advise_skip(enum status status)
+{
+    return status_set(status, "%s; --on-error skip omits such samples", status_text());
+}
+
 enum status dataset_out_of_memory(void)
 {
     return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");

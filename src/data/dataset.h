@@ -58,7 +58,6 @@ struct dataset {
     bool indexed;          /* the list was read from our index */
     bool hashed;           /* `whole` is set for all samples */
     bool skip;             /* skip unreadable samples with a warning */
-    bool peek;             /* only the class folders are wanted: shards are not listed, nothing is printed */
     bool chosen;           /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
@@ -80,6 +79,12 @@ struct dataset {
 };
 
 FDSL_C_BEGIN
+
+/* Values of --on-error, NULL-terminated. The second one, "skip", sets dataset->skip. */
+extern const char *const dataset_on_error[];
+
+/* Adds the advice of --on-error skip to the message of a fault that it omits. Returns `status`. */
+enum status dataset_advise_skip(enum status status);
 
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);

@@ -43,8 +43,8 @@ static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
     return count;
 }
 
-/* Returns whether this was called before with the same path, so that a warning about a folder is printed
- * once: training opens the same folder twice. */
+/* Returns whether a warning about a folder was printed before. A run with lists of options opens one folder
+ * several times. */
 static bool is_known(const char *path)
 {
     static char known[PATH_MAX];
@@ -68,7 +68,7 @@ static void drop_strays(struct dataset *dataset)
             first = dataset->files[dataset->members[sample->member].file].name;
     }
     dataset->sample_count = kept;
-    if (dataset->peek || is_known(dataset->path))
+    if (is_known(dataset->path))
         return;
     status_warn(
         "%s: ignored %u of %u samples, which are not in class folders or have no member for --%s; the "

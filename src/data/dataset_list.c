@@ -87,7 +87,7 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
         return add_file(walk, path);
     if (S_ISDIR(info.st_mode) && walk->deep)
         return add_branch(walk, strcat(path, "/"), branch);
-    if (!S_ISDIR(info.st_mode) && !walk->deep && !walk->dataset->peek && text_ends_in(path, ".tar"))
+    if (!S_ISDIR(info.st_mode) && !walk->deep && text_ends_in(path, ".tar"))
         status_warn("%s/%s is not a regular file and will not be read", walk->dataset->path, path);
     return STATUS_OK;
 }

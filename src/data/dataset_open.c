@@ -170,7 +170,7 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
     static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
-    for (uint32_t i = 0; !dataset->peek && i < names->count; i++)
+    for (uint32_t i = 0; i < names->count; i++)
         for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
             size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
             if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
@@ -466,9 +466,9 @@ static enum status list_samples(struct dataset *dataset)
             STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
             dataset->path);
     else if (wids)
-        status = dataset->peek ? STATUS_OK : open_wids(dataset, wids);
+        status = open_wids(dataset, wids);
     else if (the_one(&names, ".tar", &unused))
-        status = dataset->peek ? STATUS_OK : open_shards(dataset, &names);
+        status = open_shards(dataset, &names);
     else if (dataset->remote)
         status = refuse_files(dataset);
     else
@@ -515,7 +515,7 @@ static enum status open_place(const char *path, const struct remote_options *opt
                       errno == ENOTDIR ? "; name a folder, or a shard that ends in .tar" : "");
 }
 
-enum status dataset_open(const char *path, bool skip, const struct members *choice,
+enum status dataset_find(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
     *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
@@ -529,7 +529,14 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
     TRY(list_samples(dataset));
     TRY(dataset_find_classes(dataset));
     dataset_decide(dataset);
-    TRY(read_all_samples(dataset, skip && dataset->indexed));
+    return STATUS_OK;
+}
+
+enum status dataset_check(const char *url, struct dataset *dataset)
+{
+    char path[PATH_MAX]; /* without secrets */
+    remote_shown(url, path, sizeof path);
+    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed));
     if (!dataset->shards)
         dataset_drop_files(dataset);
     if (dataset->faults > DATASET_WARNINGS_MAX)
@@ -547,30 +554,31 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
     return STATUS_OK;
 }
 
-/* ---- Class folders of two data sets ---- */
-
-/* Lists the class folders of a folder. There are none if its labels are stored in members. */
-static enum status peek_classes(const char *path, const struct members *choice, struct dataset *dataset)
+enum status dataset_open(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset)
 {
-    *dataset = (struct dataset){.path = strdup(path), .directory = -1, .peek = true, .choice = *choice};
-    if (!dataset->path)
-        return dataset_out_of_memory();
-    TRY(open_place(path, NULL, dataset));
-    TRY(list_samples(dataset));
-    TRY(dataset_find_classes(dataset));
-    dataset_decide(dataset);
-    if (dataset->class_count)
-        TRY(dataset_choose(dataset, dataset->samples));
-    if (dataset->class_count && (!dataset->samples->rule || !dataset->samples->rule->folder))
-        dataset->class_count = 0;
-    return STATUS_OK;
+    TRY(dataset_find(path, skip, choice, options, dataset));
+    return dataset_check(path, dataset);
 }
 
-static enum status compare_classes(const struct dataset *train, const struct dataset *test)
+/* ---- Class folders of two data sets ---- */
+
+/* Returns the number of class folders if labels are the numbers of these folders, otherwise 0. */
+static uint32_t count_labels(struct dataset *dataset)
 {
-    for (uint32_t i = 0; i < train->class_count || i < test->class_count; i++) {
-        const char *one = i < train->class_count ? train->classes[i] : NULL;
-        const char *other = i < test->class_count ? test->classes[i] : NULL;
+    const struct dataset_sample *first = dataset->samples;
+    if (!dataset->class_count || !dataset->sample_count ||
+        dataset_choose(dataset, dataset->samples) != STATUS_OK)
+        return 0; /* if the choice failed, dataset_check() reports it */
+    return first->rule && first->rule->folder ? dataset->class_count : 0;
+}
+
+enum status dataset_same_classes(struct dataset *train, struct dataset *test)
+{
+    const uint32_t ours = count_labels(train), theirs = count_labels(test);
+    for (uint32_t i = 0; ours && theirs && (i < ours || i < theirs); i++) {
+        const char *one = i < ours ? train->classes[i] : NULL;
+        const char *other = i < theirs ? test->classes[i] : NULL;
         int order = !one ? 1 : !other ? -1 : strcmp(one, other);
         if (order != 0)
             return status_set(STATUS_USAGE,
@@ -580,17 +588,4 @@ static enum status compare_classes(const struct dataset *train, const struct dat
                               order < 0 ? test->path : train->path);
     }
     return STATUS_OK;
-}
-
-enum status dataset_same_classes(const char *train, const char *test, const struct members *choice)
-{
-    struct dataset one, other = {.directory = -1};
-    enum status status = peek_classes(train, choice, &one);
-    if (status == STATUS_OK && one.class_count)
-        status = peek_classes(test, choice, &other);
-    bool both = status == STATUS_OK && one.class_count && other.class_count;
-    status = both ? compare_classes(&one, &other) : STATUS_OK;
-    dataset_close(&one);
-    dataset_close(&other);
-    return status;
 }

@@ -26,10 +26,16 @@ FDSL_C_BEGIN
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 
-/* Compares the class folders of two folders, without reading their files. STATUS_USAGE if the labels of both
- * are the numbers of their class folders, but the folders have other names, so equal numbers mean different
- * classes. A folder that cannot be listed is no failure: dataset_open() reports it. */
-enum status dataset_same_classes(const char *train, const char *test, const struct members *choice);
+/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
+ * `url` is the path or the URL. */
+enum status dataset_find(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset);
+enum status dataset_check(const char *url, struct dataset *dataset);
+
+/* Compares the class folders of two data sets, after dataset_find(). STATUS_USAGE if the labels of both are
+ * the numbers of their class folders, but the folders have other names, so equal numbers mean different
+ * classes. */
+enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
  * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names

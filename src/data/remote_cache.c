@@ -31,13 +31,23 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
+/* Returns what to do about a failure of the folder, or "" if nothing is known. */
+static const char *remedy(int cause)
+{
+    if (cause == ENOSPC || cause == EDQUOT)
+        return "; limit the cache with --cache-bytes, or name a folder with more space";
+    const bool refused = cause == EROFS || cause == EACCES || cause == EPERM;
+    return refused           ? "; name a folder where this user may create files, or drop --cache-dir"
+           : cause == ENOENT ? "; create its parent folders first, or name another folder"
+                             : "";
+}
+
 /* Returns STATUS_EXHAUSTED for any errno. STATUS_FAILED would be wrong, because the cause is the folder and
  * not a file of the data set. */
 static enum status failed(const char *path, const char *what)
 {
-    bool full = errno == ENOSPC || errno == EDQUOT;
     return status_set(STATUS_EXHAUSTED, "--cache-dir: cannot %s %s: %s%s", what, path, strerror(errno),
-                      full ? "; limit the cache with --cache-bytes, or name a folder with more space" : "");
+                      remedy(errno));
 }
 
 /* ---- Content ---- */
@@ -234,12 +244,12 @@ enum status cache_open(const char *folder, uint64_t limit)
 {
     struct stat info;
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s", folder,
-                          strerror(errno));
+        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s%s", folder,
+                          strerror(errno), remedy(errno));
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
-        return status_set(STATUS_USAGE, "--cache-dir %s: %s", folder, strerror(errno));
+        return status_set(STATUS_USAGE, "--cache-dir %s: %s%s", folder, strerror(errno), remedy(errno));
     return make_room_alone(folder, 0, limit);
 }
 

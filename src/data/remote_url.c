@@ -18,7 +18,7 @@ const char *remote_local(const char *url)
 
 void remote_shown(const char *url, char *shown, size_t size)
 {
-    int length = (int)strcspn(url, "?");
+    int length = (int)(remote_is(url) ? strcspn(url, "?") : strlen(url));
     snprintf(shown, size, "%.*s%s", length, url, url[length] ? "?..." : "");
 }
 

@@ -46,7 +46,7 @@ enum status source_check_target(const char *source, const char *target)
                : STATUS_OK;
 }
 
-enum status source_open(const char *name, const char *const words[], const struct resources *resources,
+enum status source_open(const char *name, const char *const words[], const struct source_request *request,
                         struct source_reader *reader)
 {
     const struct source *source = source_find(name);
@@ -55,6 +55,7 @@ enum status source_open(const char *name, const char *const words[], const struc
     char *argv[] = {program, NULL};
     *reader =
         (struct source_reader){.source = source,
+                               .skip = request->skip,
                                .parameters = calloc(1, source->parameters_bytes),
                                .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
     TRY(ALLOCATED(reader->parameters && reader->workload_parameters, "out of memory"));
@@ -67,11 +68,11 @@ enum status source_open(const char *name, const char *const words[], const struc
     TRY(options_parse(options, 1, argv)); /* sets the defaults */
     for (size_t i = 0; words[i]; i += 2)
         TRY(options_set(options, words[i], words[i + 1]));
-    const struct source_request request = {.options = options,
-                                           .parameters = reader->parameters,
-                                           .workload_parameters = reader->workload_parameters,
-                                           .resources = *resources};
-    return source->open(&request, &reader->facts, &reader->state);
+    struct source_request own = *request;
+    own.options = options;
+    own.parameters = reader->parameters;
+    own.workload_parameters = reader->workload_parameters;
+    return source->open(&own, &reader->facts, &reader->state);
 }
 
 void source_close(struct source_reader *reader)

@@ -42,6 +42,8 @@ struct source_facts {
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
+    uint64_t skipped;      /* broken samples that open() left out */
+    bool uncounted;        /* an unknown number of samples was left out in addition */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -50,6 +52,9 @@ struct source_request {
     void *parameters, *workload_parameters; /* valid while the source is open */
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
+    bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
+    const void *like;   /* only for `dataset`: state of another open data set, or NULL. If the labels of both
+                           are the numbers of class folders, both must have the same folders */
 };
 
 /* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */
@@ -86,9 +91,9 @@ struct source {
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
-    /* Announces that a sample will be made soon, so that its file can be requested. Samples are announced in
-     * ascending order. Returns false if enough is requested; the caller then announces the sample again
-     * later. NULL if samples need no requests. */
+    /* Says that a sample will be made soon, or its label read, so that its file can be requested. Samples are
+     * named in ascending order; a lower number begins another pass. Returns false if enough is requested; the
+     * caller then names the sample again later. NULL if samples need no requests. */
     bool (*ask)(void *state, uint64_t number);
 
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
@@ -97,8 +102,13 @@ struct source {
                             struct generator **generator);
 
     /* Returns the label of a sample without producing the sample. UINT64_MAX, with a message, if the sample
-     * has no valid label. Required if generate() is set or describe() is NULL. */
+     * has no valid label. Required if generate() is set or describe() is NULL. Only one thread may call
+     * label(), make() and ask() of a state. */
     uint64_t (*label)(const void *state, uint64_t number);
+
+    /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. NULL
+     * if samples are generated, or are parts of one file; they have only a number. */
+    enum status (*locate)(const void *state, uint64_t number, enum status status);
 
     /* Writes the text of each column for a sample. NULL if the label is the only column. */
     void (*describe)(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX]);
@@ -140,15 +150,16 @@ void source_describe(const struct source *source, const void *state, uint64_t nu
 struct source_reader {
     const struct source *source;
     void *state;
+    bool skip; /* as in the request */
     struct source_facts facts;
     struct options options;
     void *parameters, *workload_parameters; /* owned */
 };
 
 /* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
- * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The caller closes
- * `reader`, even after a failure. */
-enum status source_open(const char *name, const char *const words[], const struct resources *resources,
+ * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The options in `request`
+ * are not read. The caller closes `reader`, even after a failure. */
+enum status source_open(const char *name, const char *const words[], const struct source_request *request,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);
 

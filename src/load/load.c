@@ -28,7 +28,6 @@ static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
-static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -59,7 +58,7 @@ static const struct option_spec options[] = {
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
      "or any (unchanged). The run fails if this state is not reached. STATE is one of"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, true,
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
@@ -84,10 +83,10 @@ static const struct option_spec options[] = {
      "converts them to --dtype. Implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
-    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", 0, 0, NULL, true,
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", -1e6, 1e6, NULL, true,
      "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the range 0 "
      "to 1. One value, or one per channel of decoded images"},
-    {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), "1", 0, 0, NULL, true,
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), "1", 1e-6, 1e6, NULL, true,
      "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted; "
      "one value, or one per channel"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
@@ -290,7 +289,7 @@ static enum status load_open(const struct options *given, void *parameters_,
     enum status status =
         dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset);
     if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)
-        status = status_set(status, "%s; --on-error skip omits such samples", status_text());
+        status = dataset_advise_skip(status);
     TRY(status);
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
@@ -338,19 +337,21 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
                                                                                        NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
     static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
+    static const struct load_traits every = {.ring = true, .resident = true, .decodes = true};
     const struct parameters *parameters = parameters_;
-    const struct load_traits *traits = variant ? variant->traits : NULL;
-    bool device = traits && traits->device, decodes = !device || traits->decodes;
+    const struct load_traits *traits = variant ? variant->traits : &every;
+    bool device = !variant || traits->device, cpu = !variant || !traits->device;
+    bool decodes = cpu || traits->decodes;
     if (strcmp(option, "shift") == 0)
-        return parameters->augment && !device;
+        return parameters->augment && cpu;
     if (is_one_of(option, of_decoding))
         return decodes;
     if (is_one_of(option, of_fit))
         return parameters->out_res && decodes;
     if (is_one_of(option, of_device_decoding))
-        return parameters->out_res && device && decodes;
+        return (!variant || parameters->out_res) && device && decodes;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return device ? dtype_values[parameters->dtype] != DTYPE_STORED : parameters->augment;
+        return (device && dtype_values[parameters->dtype] != DTYPE_STORED) || (cpu && parameters->augment);
     if (strcmp(option, "dtype") == 0)
         return device;
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
@@ -358,8 +359,10 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (strcmp(option, "resident-bytes") == 0)
         return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
-        return !(traits && traits->keyed);
-    return !device || !is_one_of(option, of_cpu);
+        return !traits->keyed;
+    if (strcmp(option, "iodepth") == 0 && remote_is(parameters->data) && !remote_local(parameters->data))
+        return true; /* the number of connections */
+    return cpu || !is_one_of(option, of_cpu);
 }
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)

@@ -59,7 +59,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
     if (status != STATUS_FAILED || (!verifier->load->skip && verifier->load->pictures))
         return status;
     if (!verifier->load->skip)
-        return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
+        return dataset_advise_skip(status);
     uint8_t *outcome = &verifier->outcomes[sample];
     if (*outcome != OUTCOME_LOST && losses->fresh++ < LOSSES_TOLD)
         snprintf(losses->why[losses->fresh - 1], sizeof losses->why[0], "%s", status_text());

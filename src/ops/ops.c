@@ -272,7 +272,7 @@ static bool ops_applies(const void *parameters_, const struct variant *variant, 
     bool steps[OPS_STEPS] = {false};
     for (size_t i = 0; i < COUNT_OF(device_options); i++)
         if (strcmp(option, device_options[i]) == 0)
-            return traits && traits->device && (i == 0 || i > 3 || !parameters->resident) &&
+            return (!variant || (traits && traits->device)) && (i == 0 || i > 3 || !parameters->resident) &&
                    (i < 5 || parameters->gpu_memory_limit);
     if (read_steps(parameters->steps, steps) != STATUS_OK)
         return true;

@@ -8,14 +8,13 @@
 
 #include "core/options.h"
 #include "core/variant.h"
+#include "data/dataset.h"
 #include "data/image_fit.h"
 #include "data/members.h"
 #include "machine/device.h"
 #include "machine/memory.h"
 #include "run/advise_parts.h"
 #include "run/formats.h"
-
-static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
@@ -36,7 +35,7 @@ static const struct option_spec specs[] = {
      "maximum size of --cache-dir; 0 means no limit"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
      "measure only the first shards of a folder: as many as fit into this size, but at least one"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, false,
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, false,
      "what to do with an image that cannot be read: fail, or skip it. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, 4096, NULL, false,
      "CPU threads that read and decode; 0 means all that this process may use"},
@@ -181,7 +180,7 @@ static void add_reading(const struct situation *situation, const struct candidat
         add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
     }
     if (options->on_error)
-        add(arguments, "--on-error", on_errors[options->on_error]);
+        add(arguments, "--on-error", dataset_on_error[options->on_error]);
     if (candidate->place == GPU_MEMORY)
         return;
     if (set->coded || options->out_res) {

@@ -59,7 +59,7 @@ static enum status look_at_images(const struct advise_options *options, const st
     image_scratch_close(&scratch);
     if (status != STATUS_FAILED || options->on_error)
         return status;
-    return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
+    return dataset_advise_skip(STATUS_FAILED);
 }
 
 static enum status cannot_link(const char *path)

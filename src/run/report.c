@@ -241,7 +241,7 @@ static void print_caption(const struct report *report, const struct result *resu
         char text[4096];
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
-        bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
+        bool applies = settings_uses(settings, spec->name);
         const bool recipe = spec->column == COLUMN_NONE && spec->kind == OPTION_CHOICE;
         if ((spec->column == COLUMN || recipe) && shown && applies && *text &&
             !axes_find(&settings->axes, spec->name)) {

@@ -502,6 +502,8 @@ static enum status begin(struct runner *runner)
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)
         runner_warn_about_cores(settings, cores);
+    if (first)
+        runner_warn_of_options(settings);
     if (first && runner->partition.ranks == 1 && runner->partition.strong &&
         options_given(&settings->options, "scaling"))
         status_warn("--scaling strong has no effect with one rank; start more with: mpirun --bind-to none "

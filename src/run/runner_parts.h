@@ -182,6 +182,10 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
  * machine (once per variant, not in every epoch). `facts` has one entry per rank. */
 void runner_warn(struct runner *runner, const struct result *result, const struct rank_facts *facts);
 
+/* Warns about each option that was given and has an effect on some variants of the workload, but on none of
+ * those that run. */
+void runner_warn_of_options(const struct settings *settings);
+
 /* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
  * NVML averages its readings over up to one second, so short runs are hardly visible in them. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);

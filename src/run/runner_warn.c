@@ -70,6 +70,18 @@ void runner_warn(struct runner *runner, const struct result *result, const struc
     warn_of_busy_cores(runner, result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
 }
 
+void runner_warn_of_options(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    for (size_t i = 0; i < workload->option_count; i++) {
+        const char *option = workload->options[i].name;
+        if (options_given(&settings->options, option) && !settings_uses(settings, option) &&
+            workload->applies(settings->parameters, NULL, option))
+            status_warn("--%s has no effect with --variant %s; drop it, or name a variant that uses it",
+                        option, settings->variant_names);
+    }
+}
+
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
 {
     const struct settings *settings = runner->settings;

@@ -576,6 +576,15 @@ enum status settings_combine(struct settings *settings, size_t combination)
     return STATUS_OK;
 }
 
+bool settings_uses(const struct settings *settings, const char *option)
+{
+    const struct workload *workload = settings->workload;
+    bool used = !workload->applies;
+    for (size_t i = 0; !used && i < settings->variant_count; i++)
+        used = workload->applies(settings->parameters, settings->variants[i]->variant, option);
+    return used;
+}
+
 void settings_free(struct settings *settings)
 {
     axes_free(&settings->axes);

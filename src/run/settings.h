@@ -80,6 +80,9 @@ const char *settings_scaling(const struct settings *settings);
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
+/* Returns whether an option of the workload has an effect on at least one of settings->variants. */
+bool settings_uses(const struct settings *settings, const char *option);
+
 /* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 

@@ -87,9 +87,9 @@ static const struct option_spec options[] = {
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
      "how the canvas becomes an output of another size. resize averages areas; crop cuts out a part at a "
      "random position. HOW is one of"},
-    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", -1e6, 1e6, NULL, true,
      "mean that is subtracted from float grays, which range from 0 to 1; one value, or one per channel"},
-    {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 1e-6, 1e6, NULL, true,
      "standard deviation by which float grays are divided after --mean is subtracted; one value, or one per "
      "channel"},
     COMPUTE_OPTION(AT(compute)),

@@ -16,6 +16,7 @@
 #endif
 
 #include "core/file.h"
+#include "core/text.h"
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
@@ -172,6 +173,13 @@ enum status checkpoint_exists(const char *folder, bool *exists)
     TRY(latest_before(folder, INT64_MAX, &latest));
     *exists = latest >= 0;
     return STATUS_OK;
+}
+
+/* Returns whether a file has the name of a checkpoint. Such a file is damaged if it is no checkpoint; any
+ * other file may have been named by mistake. */
+static bool has_ending(const char *path)
+{
+    return text_ends_in(path, ".ckpt");
 }
 
 /* ---- The folder ---- */
@@ -386,9 +394,16 @@ static bool fits(const struct header *header, size_t size)
            size == whole + header->arenas * header->arena_values * sizeof(float);
 }
 
-static enum status check_header(struct header *header, const char *bytes, size_t size, bool *is_damaged)
+/* `named`: the file has the name of a checkpoint. */
+static enum status check_header(struct header *header, const char *bytes, size_t size, bool named,
+                                bool *is_damaged)
 {
-    if (size < sizeof header->magic || memcmp(bytes, MAGIC, sizeof header->magic) != 0)
+    const bool begins = size >= sizeof header->magic && memcmp(bytes, MAGIC, sizeof header->magic) == 0;
+    if (!begins && named)
+        return damaged(
+            is_damaged,
+            "this checkpoint is truncated or damaged: its first bytes are not those of a checkpoint");
+    if (!begins)
         return damaged(is_damaged,
                        "this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
                        "files of tensors, whose names must end in .safetensors, .pt, .pth or .pth.tar");
@@ -426,10 +441,11 @@ static enum status copy_parts(const struct header *header, const char *at, struc
     return STATUS_OK;
 }
 
-static enum status parse(const char *bytes, size_t size, struct checkpoint *checkpoint, bool *is_damaged)
+static enum status parse(const char *bytes, size_t size, bool named, struct checkpoint *checkpoint,
+                         bool *is_damaged)
 {
     struct header header = {0};
-    TRY(check_header(&header, bytes, size, is_damaged));
+    TRY(check_header(&header, bytes, size, named, is_damaged));
     uint64_t digest = header.digest, is = 0;
     header.digest = 0;
     const struct part parts[] = {{&header, sizeof header}, {bytes + sizeof header, size - sizeof header}};
@@ -460,7 +476,7 @@ static enum status read_file(const char *path, struct checkpoint *checkpoint, bo
     *checkpoint = (struct checkpoint){0};
     *is_damaged = false;
     TRY(file_read(path, &bytes, &size));
-    enum status status = parse(bytes, size, checkpoint, is_damaged);
+    enum status status = parse(bytes, size, has_ending(path), checkpoint, is_damaged);
     free(bytes);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
@@ -468,7 +484,10 @@ static enum status read_file(const char *path, struct checkpoint *checkpoint, bo
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
 {
     bool is_damaged;
-    return read_file(path, checkpoint, &is_damaged);
+    enum status status = read_file(path, checkpoint, &is_damaged);
+    return is_damaged && has_ending(path)
+               ? status_set(status, "%s; name another checkpoint of its folder", status_text())
+               : status;
 }
 
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,

@@ -16,7 +16,6 @@
 #include "core/timer.h"
 #include "core/words.h"
 #include "data/boxes.h"
-#include "data/dataset_open.h"
 #include "data/remote.h"
 
 #define CIFAR_BATCHES 5
@@ -233,7 +232,8 @@ static enum status open_synth(const struct data_request *request, struct data *d
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status =
-        source_open("synth", request->preset ? words : words + 2, &request->resources, &source->reader);
+        source_open("synth", request->preset ? words : words + 2,
+                    &(struct source_request){.resources = request->resources}, &source->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
@@ -326,36 +326,81 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     return status;
 }
 
+/* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
+ * set that does not exist. The test set is opened first, because it is usually smaller. */
+static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
+                                struct source_reader readers[DATA_PARTS])
+{
+    for (int part = DATA_PARTS; part-- > 0;) {
+        const char *const words[] = {"source", paths[part],
+                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
+                                     "label",  request->label ? request->label : MEMBERS_LABEL,
+                                     NULL};
+        const struct source_request with = {.resources = request->resources,
+                                            .skip = request->skip,
+                                            .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
+        if (paths[part])
+            TRY(source_open("dataset", words, &with, &readers[part]));
+    }
+    return STATUS_OK;
+}
+
+/* Warns of the number of samples that are left out, because it changes the sets. */
+static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
+                         const struct data *data)
+{
+    uint64_t count = 0;
+    bool uncounted = false;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        count += readers[part].facts.skipped + data->sets[part].skipped;
+        uncounted |= readers[part].facts.uncounted;
+    }
+    if (count || uncounted)
+        status_warn("--data %s: %" PRIu64 " broken sample%s%s skipped", request->name, count,
+                    count == 1 ? "" : "s",
+                    uncounted    ? ", and an unknown number more, are"
+                    : count == 1 ? " is"
+                                 : " are");
+}
+
+/* Reads both sets from two data sets, or divides one. */
+static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
+                                 struct data *data)
+{
+    struct source_reader readers[DATA_PARTS] = {{0}};
+    enum status status = open_readers(request, paths, readers);
+    data->split = !paths[DATA_TEST];
+    for (int part = 0; status == STATUS_OK && part < DATA_PARTS; part++)
+        status = data_fill(&readers[data->split ? DATA_TRAIN : part],
+                           (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
+                           limit_of(request, part), request->resources.threads, data, (enum data_part)part);
+    if (status == STATUS_OK)
+        tell_skipped(request, readers, data);
+    for (int part = 0; part < DATA_PARTS; part++)
+        source_close(&readers[part]);
+    return data_named(request, status);
+}
+
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
     char train[PATH_MAX], test[PATH_MAX];
     bool learn = file_there(request->name, "train", train);
     bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
-    bool two = learn && tests;
     if (learn != tests)
-        return status_set(STATUS_USAGE,
-                          "--data %s: the folder contains a data set '%s' but no '%s'; add it, or name the "
-                          "folder %s/%s; a tenth of that set is then held out for testing",
-                          request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train",
-                          request->name, learn ? "train" : "test");
-    if (two && dataset_same_classes(train, test, &data->members) != STATUS_OK)
-        return status_prefix(STATUS_USAGE, "--data %s", request->name);
-    data->split = !two;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
-        const char *const words[] = {"source", path,
-                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
-                                     "label",  request->label ? request->label : MEMBERS_LABEL,
-                                     NULL};
-        TRY(data_read(request, "dataset", words, (struct data_range){0, 0, two ? -1 : part == DATA_TEST},
-                      limit_of(request, part), data, (enum data_part)part));
-    }
-    return STATUS_OK;
+        return status_set(
+            STATUS_USAGE,
+            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
+            "name the folder %s/%s, of which a tenth is then held out for testing",
+            request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
+            learn ? "train" : "test");
+    const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {
+                                                           request->url ? request->url : request->name, NULL};
+    return read_datasets(request, learn ? two : one, data);
 }
 
 static const char *const generated[] = {"digits", "clips", "synth"};
 
-static bool is_generated(const char *name)
+bool data_is_generated(const char *name)
 {
     bool found = false;
     for (size_t i = 0; i < COUNT_OF(generated); i++)
@@ -409,6 +454,11 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)
         return unknown(request->name);
+    if (request->skip && (idx || cifar))
+        return status_set(STATUS_USAGE,
+                          "--data %s: --on-error skip is for single files and tar shards, but the folder has "
+                          "files of %s; drop --on-error",
+                          request->name, idx ? "MNIST" : "CIFAR-10");
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }
 
@@ -419,15 +469,19 @@ static enum status check_sets(const struct data_request *request, struct data *d
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
+        if (set->count == 0 && set->skipped)
+            return status_set(STATUS_FAILED,
+                              "--data %s: all %" PRIu32 " samples to %s are broken; see the warnings above",
+                              request->name, set->skipped, part == DATA_TRAIN ? "train on" : "test with");
         if (set->count == 0)
             return status_set(STATUS_FAILED,
                               "--data %s: there are no samples to %s; add samples, or use other data",
                               request->name, part == DATA_TRAIN ? "train on" : "test with");
-        if (set->count < wanted)
+        if (set->count + set->skipped < wanted)
             return status_set(
                 STATUS_USAGE,
                 "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
-                data_size_options[part], wanted, set->count,
+                data_size_options[part], wanted, set->count + set->skipped,
                 data->split && part == DATA_TEST ? ", the tenth of the set that is held out" : "");
     }
     return STATUS_OK;
@@ -482,7 +536,7 @@ enum status data_open(const struct data_request *request, struct data *data)
 
 void data_warn_of_classes(const struct data *data, const char *name, bool whole)
 {
-    if (is_generated(name))
+    if (data_is_generated(name))
         return;
     const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
     uint8_t *seen = calloc(data->classes, 1);

@@ -33,6 +33,7 @@ enum data_feed {
  * sample. */
 struct data_set {
     uint32_t count;
+    uint32_t skipped; /* broken samples that were left out when the set was filled */
     void *values;     /* owned */
     uint32_t *labels; /* owned; each less than data->classes */
 };
@@ -123,6 +124,7 @@ FDSL_C_BEGIN
  * test set. */
 struct data_request {
     const char *name;
+    const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
     uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
                                        first of every class); 0: all, or, for generated data,
@@ -134,6 +136,7 @@ struct data_request {
     uint64_t batch;       /* samples per step */
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
+    bool skip;            /* leave out broken samples of data sets, with a warning */
     struct resources resources;
 };
 
@@ -142,15 +145,18 @@ struct data_request {
 #define DATA_TEST_SIZE  2000
 
 /* Opens or generates both sets. The caller closes `data`, even after a failure. STATUS_USAGE if the folder
- * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with the file and the
- * reason if a file is broken or a set has no samples. */
+ * does not exist or holds no data, or if the feed does not suit the data. STATUS_FAILED with the file, the
+ * key and the reason if a sample is broken (without `skip`), or if a set has no samples. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Warns if a network cannot learn all classes that the test set has. `whole` is true if the sets are complete
- * and their labels determine the number of classes; the function then also warns of classes without a sample.
- * `name` is the name of the data set in the request; generated data have samples of all classes, so there is
- * no warning. */
+/* Returns whether a value of --data names generated data. */
+bool data_is_generated(const char *name);
+
+/* Warns if a network cannot learn all classes that the test set has. If `whole` is true, the sets are
+ * complete and the labels set the number of classes; then also warns of classes without a sample. `name` is
+ * the name of the data set in the request. For generated data there is no warning, because they have samples
+ * of all classes. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0

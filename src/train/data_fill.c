@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "core/timer.h"
+#include "data/dataset.h"
 #include "data/image.h"
 #include "data/label.h"
 #include "machine/memory.h"
@@ -16,6 +17,7 @@
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
+#define SKIPS_TOLD  8  /* warnings about broken samples per set; further ones are only counted */
 #define HELD_OUT    10 /* samples whose number has a hash divisible by HELD_OUT are held out for testing */
 
 /* ---- Decoding ---- */
@@ -106,8 +108,8 @@ static enum status fit_canvas(struct data *data, const struct image *image)
 {
     const struct image_fit *fit = &data->fit;
     if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
-        return status_set(STATUS_FAILED, "--fit random-resized-crop needs 8-bit images with one or three "
-                                         "channels; use --fit resize, or other --data");
+        return status_set(STATUS_USAGE, "--fit random-resized-crop needs 8-bit images with one or three "
+                                        "channels; use --fit resize, or other --data");
     if (image->channels > fit->channels)
         return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
                                         "--channels 3, or --fit resize");
@@ -131,7 +133,9 @@ static enum status set_shape(struct data *data, enum data_part part, const struc
     return STATUS_OK;
 }
 
-/* Checks that a sample has the shape and type of the first one. */
+/* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
+ * so
+ * --on-error skip does not apply: an option makes all images equal. */
 static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width};
@@ -139,7 +143,7 @@ static enum status check_shape(const struct data *data, enum data_part part, con
     const struct shape *was = canvas ? &data->canvas : &data->shape;
     if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
         return status_set(
-            STATUS_FAILED,
+            STATUS_USAGE,
             "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first sample is %s "
             "of %ux%ux%ux%u%s",
             dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
@@ -217,10 +221,29 @@ static void copy_values(const struct image *image, uint8_t *to)
         memcpy(to, image->pixels, values * dtype_bytes(image->type));
 }
 
+/* ---- Progress ---- */
+
+/* Prints progress if stderr is a terminal. */
+static void show_progress(uint64_t done, uint64_t most, double *shown_s)
+{
+    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
+        return;
+    *shown_s = timer_now_s();
+    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
+    fflush(stderr);
+}
+
+static void end_progress(void)
+{
+    if (status_shows_progress())
+        fputs("\r\033[K", stderr);
+}
+
 /* ---- Adding samples, on several threads ---- */
 
 /* Samples that are read with one request and decoded at the same time. */
 struct batch {
+    struct source_reader *reader;
     struct data *data;
     enum data_part part;
     uint64_t count;
@@ -253,37 +276,111 @@ static void try_to_store(void *context, uint64_t i, int thread)
     batch->failed[i] = store(batch, i, &batch->scratch[thread]) != STATUS_OK;
 }
 
-/* Prefixes an error with the sample's number and key. */
+/* Prefixes an error with the sample's location, or with its number if it has none. */
 static enum status name_sample(const struct batch *batch, uint64_t i, enum status status)
 {
-    if (batch->samples[i].key)
-        return status_prefix(status, "sample %" PRIu64 ", '%s'", batch->numbers[i], batch->samples[i].key);
-    return status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
+    const struct source_reader *reader = batch->reader;
+    return reader->source->locate ? reader->source->locate(reader->state, batch->numbers[i], status)
+                                  : status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
 }
 
-/* Adds all samples of a batch to their set. Error messages are per thread. The calling thread therefore
- * decodes the first failed sample again, to set its own message. */
+/* Handles a failure of a sample, whose message is set and names the sample. Counts a broken sample as skipped
+ * if the reader skips such samples; otherwise returns `status`. */
+static enum status skip(const struct batch *batch, enum status status)
+{
+    struct data_set *set = &batch->data->sets[batch->part];
+    if (status != STATUS_FAILED)
+        return status;
+    if (!batch->reader->skip)
+        return batch->reader->source->locate ? dataset_advise_skip(status) : status;
+    end_progress();
+    if (set->skipped++ < SKIPS_TOLD)
+        status_warn("skipped: %s", status_text());
+    return STATUS_OK;
+}
+
+/* Reads the samples that are in batch->numbers. Removes skipped samples from the batch. */
+static enum status read_batch(struct batch *batch)
+{
+    const struct source_reader *reader = batch->reader;
+    uint64_t kept = 0;
+    if (!reader->skip)
+        return source_make_listed(reader->source, reader->state, batch->numbers, batch->count,
+                                  batch->samples);
+    for (uint64_t i = 0; i < batch->count; i++) {
+        struct source_sample *sample = &batch->samples[kept];
+        enum status status = source_make(reader->source, reader->state, batch->numbers[i], 1, sample);
+        batch->numbers[kept] = batch->numbers[i];
+        if (status == STATUS_OK)
+            kept++;
+        else
+            source_sample_free(sample);
+        if (status != STATUS_OK)
+            TRY(skip(batch, status));
+    }
+    batch->count = kept;
+    return STATUS_OK;
+}
+
+/* Sets the shape of both sets from the first sample of the batch. */
+static enum status take_shape(const struct batch *batch)
+{
+    struct image image;
+    enum status status =
+        decode(batch->data, batch->part, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
+    if (status == STATUS_OK)
+        status = set_shape(batch->data, batch->part, &image);
+    return status == STATUS_OK ? STATUS_OK : skip(batch, name_sample(batch, 0, status));
+}
+
+/* Removes the first sample from the batch. */
+static void remove_first(struct batch *batch)
+{
+    source_sample_free(&batch->samples[0]);
+    batch->count--;
+    memmove(batch->samples, batch->samples + 1, batch->count * sizeof *batch->samples);
+    memmove(batch->numbers, batch->numbers + 1, batch->count * sizeof *batch->numbers);
+    batch->samples[batch->count] = (struct source_sample){0};
+}
+
+/* Moves a sample that was stored at index `from` of the batch to index `to` <= `from`. */
+static void move_sample(const struct batch *batch, uint64_t to, uint64_t from)
+{
+    const struct data_set *set = &batch->data->sets[batch->part];
+    const size_t bytes = data_stored_bytes(batch->data, batch->part);
+    uint8_t *values = (uint8_t *)set->values + set->count * bytes;
+    if (to == from)
+        return;
+    memcpy(values + to * bytes, values + from * bytes, bytes);
+    set->labels[set->count + to] = set->labels[set->count + from];
+}
+
+/* Adds all samples of a batch to their set, except for skipped ones. Error messages are per thread. The
+ * calling thread therefore decodes each failed sample again, to set its own message. */
 static enum status add_batch(struct batch *batch, bool known, struct room *room)
 {
     struct data *data = batch->data;
     struct data_set *set = &data->sets[batch->part];
-    enum status status = STATUS_OK;
-    if (data->sample_values == 0) {
-        struct image image;
-        status = decode(data, batch->part, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
-        if (status == STATUS_OK)
-            status = set_shape(data, batch->part, &image);
-        if (status != STATUS_OK)
-            return name_sample(batch, 0, status);
+    uint32_t kept = 0;
+    while (data->sample_values == 0 && batch->count > 0) {
+        TRY(take_shape(batch));
+        if (data->sample_values == 0)
+            remove_first(batch);
     }
-    status = make_room(data, batch->part, set, batch->count, known, room);
+    if (batch->count == 0)
+        return STATUS_OK;
+    enum status status = make_room(data, batch->part, set, batch->count, known, room);
     if (status != STATUS_OK)
         return name_sample(batch, 0, status);
     parallel_for(batch->threads, batch->count, try_to_store, batch);
-    for (uint64_t i = 0; i < batch->count; i++)
-        if (batch->failed[i] && (status = store(batch, i, batch->scratch)) != STATUS_OK)
-            return name_sample(batch, i, status);
-    set->count += (uint32_t)batch->count;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
+        if (status == STATUS_OK)
+            move_sample(batch, kept++, i);
+        else
+            TRY(skip(batch, name_sample(batch, i, status)));
+    }
+    set->count += kept;
     return STATUS_OK;
 }
 
@@ -303,22 +400,6 @@ static uint64_t chunk_of(const struct source_reader *reader)
     return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
 }
 
-/* Prints progress if stderr is a terminal. */
-static void show_progress(uint64_t done, uint64_t most, double *shown_s)
-{
-    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
-        return;
-    *shown_s = timer_now_s();
-    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
-    fflush(stderr);
-}
-
-static void end_progress(void)
-{
-    if (status_shows_progress())
-        fputs("\r\033[K", stderr);
-}
-
 static bool is_in(struct data_range range, uint64_t number)
 {
     return range.held < 0 || is_held_out(number) == range.held;
@@ -333,8 +414,9 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     uint32_t last = 0; /* the first turn that is not taken completely */
     for (uint64_t i = 0; i < range.count; i++) {
         uint64_t label = reader->source->label(reader->state, range.first + i);
-        if (label > INT32_MAX) /* source->label() has set the message */
+        if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
             return STATUS_FAILED;
+        label = label > INT32_MAX ? 0 : label; /* the sample is skipped when it is read */
         TRY(label_check((int32_t)label, CLASSES_MAX));
         turns[i] = UINT32_MAX;
         if (is_in(range, range.first + i))
@@ -407,27 +489,28 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
     }
 }
 
-/* Implements data_fill(). */
-static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
-                        const uint8_t *chosen, struct batch *batch)
+/* Implements data_fill(). Skipped samples count for `limit`, so a broken sample does not change which others
+ * are taken. */
+static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
 {
     const struct data_set *set = &batch->data->sets[batch->part];
+    struct source_reader *reader = batch->reader;
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
-    uint64_t chunk = chunk_of(reader);
+    uint64_t chunk = chunk_of(reader), taken = 0;
     double shown_s = timer_now_s();
-    struct ahead ahead = {0, set->count};
+    struct ahead ahead = {0, 0};
     enum status status = STATUS_OK;
-    for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit;) {
-        uint64_t left = limit - set->count;
+    for (uint64_t at = 0; status == STATUS_OK && at < range.count && taken < limit;) {
+        uint64_t left = limit - taken;
         ask_ahead(reader, range, chosen, limit, &ahead);
         batch->count = next_numbers(range, chosen, left < chunk ? left : chunk, &at, batch->numbers);
         if (batch->count == 0)
             break;
-        status =
-            source_make_listed(reader->source, reader->state, batch->numbers, batch->count, batch->samples);
+        taken += batch->count;
+        status = read_batch(batch);
         if (status == STATUS_OK)
             status = add_batch(batch, range.held < 0, &room);
-        for (uint64_t i = 0; i < batch->count; i++)
+        for (uint64_t i = 0; i < COUNT_OF(batch->samples); i++)
             source_sample_free(&batch->samples[i]);
         show_progress(set->count, room.most, &shown_s);
     }
@@ -439,6 +522,8 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
                       struct data *data, enum data_part part)
 {
     threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
+    limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
+    range.count = range.count ? range.count : reader->facts.samples;
     struct batch *batch = calloc(1, sizeof *batch);
     struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
     uint8_t *chosen = NULL;
@@ -447,11 +532,12 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     if (status == STATUS_OK)
         status = choose(reader, range, limit, &chosen);
     if (status == STATUS_OK) {
+        batch->reader = reader;
         batch->data = data;
         batch->part = part;
         batch->threads = threads;
         batch->scratch = scratch;
-        status = fill(reader, range, limit, chosen, batch);
+        status = fill(range, limit, chosen, batch);
     }
     for (int i = 0; scratch && i < threads; i++)
         image_scratch_close(&scratch[i]);
@@ -461,20 +547,25 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     return status;
 }
 
+enum status data_named(const struct data_request *request, enum status status)
+{
+    const char *text = status_text();
+    const size_t length = strcspn(request->name, "?");
+    const bool path =
+        strncmp(text, request->name, length) == 0 && text[length] && strchr("/ :", text[length]);
+    return status == STATUS_OK || path || strncmp(text, "--data ", 7) == 0
+               ? status
+               : status_prefix(status, "--data %s", request->name);
+}
+
 enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct source_reader reader;
-    enum status status = source_open(source, words, &request->resources, &reader);
-    if (status == STATUS_OK && range.count == 0)
-        range.count = reader.facts.samples;
-    if (status == STATUS_OK && limit > DATA_SAMPLES_MAX)
-        limit = DATA_SAMPLES_MAX;
+    const struct source_request with = {.resources = request->resources};
+    enum status status = source_open(source, words, &with, &reader);
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
-    if (status == STATUS_OK ||
-        strncmp(status_text(), "--data ", 7) == 0) /* the message already names the data set */
-        return status;
-    return status_prefix(status, "--data %s", request->name);
+    return data_named(request, status);
 }

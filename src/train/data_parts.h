@@ -26,16 +26,19 @@ struct data_range {
  * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. For
- * class folders, chooses `limit` samples by taking the classes in turn, and adds them in the order of the
- * source. The first sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED,
- * with the sample's number, if a sample is broken or differs from the first; STATUS_USAGE if the set does not
- * fit into memory. */
+/* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. range.count = 0
+ * means all samples of the source. For class folders, chooses `limit` samples by taking the classes in turn,
+ * and adds them in the order of the source. The first sample of `data` sets the shape and the type. `threads`
+ * threads decode. STATUS_FAILED, with the sample's location, if a sample is broken; if the reader skips
+ * broken samples, they are counted in the set instead. STATUS_USAGE if a sample differs from the first, or if
+ * the set does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part);
 
-/* Opens a source with the options in `words`, calls data_fill(), and closes the source. range.count = 0 means
- * all samples of the source. */
+/* Prefixes an error with --data, unless the message begins with it or with the path of the data. */
+enum status data_named(const struct data_request *request, enum status status);
+
+/* Opens a source with the options in `words`, calls data_fill(), and closes the source. */
 enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part);
 

@@ -24,7 +24,7 @@ static const struct option_spec options[] = {
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
                 ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
-                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL),
+                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per run; the default is never larger than the test set. max finds the largest batch that fits "
      "into memory"},
@@ -117,6 +117,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (partition->ranks > 1)
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
+    job_hide_secrets(&parameters->job);
     TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
     if (parameters->job.fit < 0 || parameters->job.channels == 0)
         return status_set(STATUS_FAILED, "--checkpoint %s lacks the values of --fit and --channels",

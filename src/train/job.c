@@ -1,6 +1,7 @@
 #include "train/job.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,13 +11,25 @@
 
 #include "core/text.h"
 #include "core/words.h"
+#include "data/remote.h"
 #include "train/checkpoint.h"
+
+void job_hide_secrets(struct job_parameters *parameters)
+{
+    static char shown[PATH_MAX];
+    if (!parameters->data || !remote_is(parameters->data) || !strchr(parameters->data, '?'))
+        return;
+    remote_shown(parameters->data, shown, sizeof shown);
+    parameters->url = parameters->data;
+    parameters->data = shown;
+}
 
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
     if (parameters->channels == 2)
         return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
     struct data_request request = {.name = parameters->data,
+                                   .url = parameters->url,
                                    .image = parameters->image,
                                    .label = parameters->label,
                                    .train_size = parameters->train_size,
@@ -30,6 +43,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .batch = parameters->batch,
                                    .feed = parameters->feed,
                                    .fresh = parameters->fresh,
+                                   .skip = parameters->on_error > 0,
                                    .resources = {.threads = 1}};
 #ifdef _OPENMP
     request.resources.threads = omp_get_max_threads();
@@ -44,6 +58,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--out-res PIXELS";
     if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
+    if (strcmp(option, "on-error") == 0 && data_is_generated(parameters->data))
+        return "--data DIR";
     return NULL;
 }
 
@@ -76,7 +92,7 @@ struct samples {
 };
 
 static const struct option_spec sample_options[] = {
-    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL),
+    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
 };
 
 char *job_samples(const struct job_parameters *parameters)
@@ -112,6 +128,12 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
     char *rest = NULL;
     *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
     TRY(ALLOCATED(*samples, "out of memory"));
+    if (!options_given(given, "data") && remote_is(checkpoint->data) && strchr(checkpoint->data, '?'))
+        return status_set(
+            STATUS_USAGE,
+            "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
+            "--data",
+            checkpoint->data);
     if (!options_given(given, "data"))
         parameters->data = checkpoint->data;
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;

@@ -9,6 +9,7 @@
 #include "core/options.h"
 #include "core/partition.h"
 #include "core/status.h"
+#include "data/dataset.h"
 #include "data/members.h"
 #include "train/data.h"
 
@@ -18,24 +19,29 @@ struct checkpoint;
 struct job_parameters {
     const char *data, *image, *label, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    int fit;  /* enum fit_how */
-    int feed; /* `feed` and `fresh` as in struct data_request */
+    int fit;         /* enum fit_how */
+    const char *url; /* the URL with its secrets, if `data` shows it without; set by job_hide_secrets() */
+    int on_error;    /* 1: skip broken samples; negative: not given (`infer`) */
+    int feed;        /* `feed` and `fresh` as in struct data_request */
     bool fresh;
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
  * NULL. `train_sizes`, `test_sizes` and `class_counts` are strings that state the defaults; `train_words` and
- * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` are strings
- * that state the defaults of --preset and --out-res. `fit_` and `channels_` are the defaults of --fit and
- * --channels, or NULL. */
+ * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say the defaults of
+ * these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_)                                                                                \
+#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX), CIFAR-10 (binary), class folders or a data set of --prepare; a folder " \
      "with two of these sets, in subfolders train and test (or val); a URL of tar shards; or the name of " \
      "generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, false, \
+     "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the " \
+     "sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. "    \
+     "WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples; from class folders, the first of every class, then the second of every " \
      "class, and so on" train_words " (default: " train_sizes ")"},                               \
@@ -68,7 +74,8 @@ char *job_samples(const struct job_parameters *parameters);
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
  * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
  * options, which the caller frees, even after a failure; strings in `parameters` point into it and into the
- * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(). */
+ * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(); STATUS_USAGE if --data was
+ * not given, and the checkpoint has a URL without its secrets. */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
 
@@ -78,6 +85,10 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
  * options. */
 size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
                        const char *besides, char *words, size_t size);
+
+/* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
+ * contain this text. */
+void job_hide_secrets(struct job_parameters *parameters);
 
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);

@@ -22,7 +22,7 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
                 "all; 2000 of generated data",
                 "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", "", "uji",
-                "as stored; synth: --res", "resize", "3"),
+                "as stored; synth: --res", "resize", "3", "fail"),
     {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,
      "replace the defaults of other options: paper trains as in the published pre-training on VisualAtom. "
      "Add --help or --dry-run to see the values. NAME is one of"},

@@ -287,6 +287,7 @@ enum status train_open(const struct options *given, void *parameters_, const str
     struct train_parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
     TRY(ALLOCATED(opened, "out of memory"));
+    job_hide_secrets(&parameters->job);
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     parameters->several_ranks = partition->ranks > 1;
