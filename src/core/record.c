@@ -499,7 +499,7 @@ static bool holds(const char *bytes, size_t size, const char *record, size_t len
 /* Copies to `missing` those records of `text` that the file does not contain, and counts them. */
 static enum status find_missing(const char *path, const char *text, char *missing, size_t *count)
 {
-    char *bytes = NULL;
+    FREED char *bytes = NULL;
     size_t size = 0;
     if (access(path, F_OK) == 0)
         TRY(file_read(path, &bytes, &size));
@@ -512,7 +512,6 @@ static enum status find_missing(const char *path, const char *text, char *missin
         text += record.bytes;
     }
     *missing = '\0';
-    free(bytes);
     return STATUS_OK;
 }
 
@@ -529,8 +528,7 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
                           "the rows saved with the checkpoint have other columns than the rows of this "
                           "program");
     lines.text = strdup(text);
-    if (!lines.text)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the rows");
+    TRY(ALLOCATED(lines.text, "out of memory for the rows"));
     size_t missing = 0;
     enum status status = find_missing(path, text + header_bytes, lines.text + header_bytes, &missing);
     lines.bytes = strlen(lines.text);

@@ -71,28 +71,25 @@ static bool file_is_whole(const struct folder *folder, const struct index_unit *
 /* Returns whether a file contains exactly this text. */
 static bool has_text(const char *path, const char *text, size_t size)
 {
-    char *bytes = NULL;
+    FREED char *bytes = NULL;
     size_t count = 0;
-    bool same = has_size(path, size) && file_read(path, &bytes, &count) == STATUS_OK && count == size &&
-                memcmp(bytes, text, size) == 0;
-    free(bytes);
-    return same;
+    return has_size(path, size) && file_read(path, &bytes, &count) == STATUS_OK && count == size &&
+           memcmp(bytes, text, size) == 0;
 }
 
 /* Returns whether a shard and its DALI index are complete. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
-    char path[PATH_MAX], *dali = NULL;
+    FREED char *dali = NULL;
+    char path[PATH_MAX];
     size_t size = 0;
     if (inside(folder, path, "/%s", unit->name) != STATUS_OK || !has_size(path, unit->bytes))
         return false;
     char *dot = strrchr(path, '.');
     if (dot)
         strcpy(dot, ".idx");
-    bool whole = dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
-    free(dali);
-    return whole;
+    return dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
 }
 
 /* Returns whether a unit is complete: its files have the sizes that the index gives, and a shard's DALI index
@@ -114,13 +111,12 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
 /* Returns whether the wids index is complete. Builds without jansson cannot write one and return true. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
-    char path[PATH_MAX], *text = NULL;
+    FREED char *text = NULL;
+    char path[PATH_MAX];
     if (inside(folder, path, "/%s.wids.json", folder->name) != STATUS_OK)
         return false;
     enum status status = wids_format(folder->name, index, &text);
-    bool whole = status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
-    free(text);
-    return whole;
+    return status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
 }
 
 /* Returns whether samples.csv and, for shards, the wids index are complete. */
@@ -472,17 +468,15 @@ enum status folder_gather(const struct folder *folder, struct index *index)
 /* Writes the wids index. Warns instead in builds without jansson. */
 static enum status write_wids(const struct folder *folder, const struct index *index)
 {
-    char path[PATH_MAX], *text;
+    FREED char *text = NULL;
+    char path[PATH_MAX];
     TRY(inside(folder, path, "/%s.wids.json", folder->name));
     enum status status = wids_format(folder->name, index, &text);
     if (status == STATUS_UNAVAILABLE) {
         status_warn("%s is not written: %s", path, status_text());
         return STATUS_OK;
     }
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text, strlen(text));
-    free(text);
-    return status;
+    return status == STATUS_OK ? file_write_atomic(path, text, strlen(text)) : status;
 }
 
 enum status folder_conclude(const struct folder *folder, const struct index *index)

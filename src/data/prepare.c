@@ -187,7 +187,7 @@ static void say_what_is_kept(const struct job *job)
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
-    struct source_sample *samples = calloc(count, sizeof *samples);
+    FREED struct source_sample *samples = calloc(count, sizeof *samples);
     TRY(ALLOCATED(samples, "out of memory"));
     enum status status = source_make(job->source, job->state, first, count, samples);
     for (uint64_t i = 0; status == STATUS_OK && job->classes.labels && i < count; i++)
@@ -196,7 +196,6 @@ static enum status make_chunk(struct job *job, struct unit_writer *writer, uint6
         status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
         source_sample_free(&samples[i]);
-    free(samples);
     return status;
 }
 

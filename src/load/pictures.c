@@ -38,12 +38,12 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 const struct image_fit *fit, struct pictures *pictures)
 {
-    uint8_t *bytes = malloc(member->size + 1);
+    FREED uint8_t *bytes = malloc(member->size + 1);
     struct image_scratch scratch = {0};
     struct image image;
     bool is_image = false;
-    enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
-                               : status_set(STATUS_EXHAUSTED, "out of memory for an image");
+    TRY(ALLOCATED(bytes, "out of memory for an image"));
+    enum status status = plain_bytes(plain, member, member->size, bytes);
     if (status == STATUS_OK)
         status = image_fit(fit, members_format(member->extension), bytes, member->size, 0, 0, &scratch,
                            &image, &is_image);
@@ -54,7 +54,6 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
         *pictures =
             (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};
     image_scratch_close(&scratch);
-    free(bytes);
     return status;
 }
 

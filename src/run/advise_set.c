@@ -24,7 +24,7 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
     const struct dataset_member *member = &dataset->members[sample->member + sample->image % sample->members];
     struct image image;
     bool is_image = false;
-    uint8_t *bytes = malloc(member->size + 1);
+    FREED uint8_t *bytes = malloc(member->size + 1);
     enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
                                : status_set(STATUS_EXHAUSTED, "out of memory for an image");
     if (status == STATUS_OK)
@@ -42,7 +42,6 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
             set->res = image.height > image.width ? image.height : image.width;
     }
     plain_close(&plain);
-    free(bytes);
     return status == STATUS_OK ? status
                                : status_prefix(status, "%s/%s: sample '%s'", dataset->path,
                                                dataset->files[member->file].name, sample->key);

@@ -155,7 +155,7 @@ static int by_hash(const void *x, const void *y)
 static enum status choose_labels(const struct comparison *comparison, struct labels *labels)
 {
     char label[4096];
-    uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
+    FREED uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
     TRY(ALLOCATED(hashes, "out of memory for %zu rows", comparison->pair_count));
     *labels = (struct labels){0};
     for (size_t k = 0; k < comparison->key_count; k++)
@@ -166,7 +166,6 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
     qsort(hashes, comparison->pair_count, sizeof *hashes, by_hash);
     for (size_t p = 1; p < comparison->pair_count; p++)
         labels->empty |= hashes[p] == hashes[p - 1];
-    free(hashes);
     return STATUS_OK;
 }
 

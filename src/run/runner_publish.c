@@ -174,15 +174,13 @@ enum status runner_publish_ranks(struct runner *runner, void *state, const struc
     struct result total = *result;
     total.bench = *all;
     struct row *rows = NULL;
-    struct rank_facts *facts = NULL;
-    struct sample *samples = NULL;
+    FREED struct rank_facts *facts = NULL;
+    FREED struct sample *samples = NULL;
     enum status status = ranks_gather(row, &mine, &rows, &facts);
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && runner_leads(runner))
         status = publish_together(runner, state, rows, facts, samples, &total);
     ranks_free_rows(rows);
-    free(facts);
-    free(samples);
     return status;
 }

@@ -67,15 +67,13 @@ static enum status write_png(const struct shape *shape, const uint8_t *pixels, u
 {
     const struct png_shape png = {shape->width, shape->height, shape->channels};
     char path[PATH_MAX];
-    void *bytes;
+    FREED void *bytes = NULL;
     size_t size;
     if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
         return status_set(STATUS_USAGE,
                           "--save-batch: the name of the folder is too long; use a shorter path");
     TRY(png_encode(pixels, &png, &bytes, &size));
-    enum status status = file_write_atomic(path, bytes, size);
-    free(bytes);
-    return status;
+    return file_write_atomic(path, bytes, size);
 }
 
 /* `numbers` has room for a step (train_entries()), `values` has room for two samples, and `pixels` for
