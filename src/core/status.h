@@ -95,9 +95,13 @@ void status_print(void);
  * format and arguments follow, and returns STATUS_EXHAUSTED. */
 #define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_EXHAUSTED, __VA_ARGS__))
 
+/* Before the declaration of a variable: close(&variable) is called at the end of the scope, also if a TRY()
+ * leaves the scope. The variable is initialised, or the next statement initialises it even if it fails. */
+#define CLOSED_BY(close) __attribute__((cleanup(close)))
+
 /* Before the declaration of an initialised pointer: its memory is freed at the end of the scope, also if a
  * TRY() leaves the scope. */
-#define FREED __attribute__((cleanup(status_free_)))
+#define FREED CLOSED_BY(status_free_)
 static inline void status_free_(void *pointer)
 {
     free(*(void **)pointer);

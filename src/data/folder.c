@@ -146,10 +146,8 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
 
 bool folder_finished(const struct folder *folder, uint64_t unit)
 {
-    struct index part;
-    bool finished = read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
-    index_free(&part);
-    return finished;
+    CLOSED_BY(index_free) struct index part;
+    return read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
 }
 
 /* ---- Claiming ---- */
@@ -368,17 +366,14 @@ static void remove_work(const struct folder *folder)
  * Otherwise the index may belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
-    char *theirs = NULL;
+    FREED char *theirs = NULL;
     size_t size;
-    struct index_text ours;
+    CLOSED_BY(index_text_free) struct index_text ours;
     const struct index none = {0};
     TRY(index_text_begin(&ours, folder->layout, folder->provenance));
     fflush(ours.stream);
-    enum status status = file_read(path, &theirs, &size);
-    bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
-    index_text_free(&ours);
-    free(theirs);
-    TRY(status);
+    TRY(file_read(path, &theirs, &size));
+    bool same = size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
     return same ? reopen(folder, &none, path)
                 : status_set(
                       STATUS_USAGE,
@@ -391,24 +386,21 @@ static enum status replace_index(const struct folder *folder, const char *path)
 static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
-    struct index index;
     TRY(index_path(folder, path));
+    CLOSED_BY(index_free) struct index index;
     enum status status = index_read(path, &index);
-    if (status == STATUS_FAILED) {
-        index_free(&index);
+    if (status == STATUS_FAILED)
         return replace_index(folder, path);
-    }
-    if (status == STATUS_OK && strcmp(index.provenance, folder->provenance) != 0)
-        status = refuse_options(folder, index.provenance);
-    bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
-    for (uint64_t i = 0; status == STATUS_OK && i < index.unit_count; i++)
+    TRY(status);
+    if (strcmp(index.provenance, folder->provenance) != 0)
+        return refuse_options(folder, index.provenance);
+    bool complete = lists_are_whole(folder, &index);
+    for (uint64_t i = 0; i < index.unit_count; i++)
         complete &= is_whole(folder, &index, i);
-    if (status == STATUS_OK && !complete)
-        status = reopen(folder, &index, path);
-    else if (status == STATUS_OK)
-        remove_work(folder); /* a previous run may have been killed just before this step */
-    index_free(&index);
-    return status;
+    if (!complete)
+        return reopen(folder, &index, path);
+    remove_work(folder); /* a previous run may have been killed just before this step */
+    return STATUS_OK;
 }
 
 bool folder_complete(const struct folder *folder)
@@ -441,12 +433,9 @@ enum status folder_claim(struct folder *folder)
 
 static enum status add_part(const struct folder *folder, uint64_t unit, struct index_text *text)
 {
-    struct index part;
-    enum status status = read_part(folder, unit, &part);
-    if (status == STATUS_OK)
-        status = index_text_add_all(text, &part, 0);
-    index_free(&part);
-    return status;
+    CLOSED_BY(index_free) struct index part;
+    TRY(read_part(folder, unit, &part));
+    return index_text_add_all(text, &part, 0);
 }
 
 enum status folder_gather(const struct folder *folder, struct index *index)

@@ -279,18 +279,13 @@ static void tell(const struct job *job, const struct index *index)
 
 static enum status conclude(const struct job *job)
 {
-    struct index index;
-    enum status status = folder_gather(&job->folder, &index);
-    if (status == STATUS_OK)
-        status = check_gathered(job, &index);
-    if (status == STATUS_OK)
-        status = samples_write(job->folder.path, job->source, job->state, &index);
-    if (status == STATUS_OK)
-        status = folder_conclude(&job->folder, &index);
-    if (status == STATUS_OK)
-        tell(job, &index);
-    index_free(&index);
-    return status;
+    CLOSED_BY(index_free) struct index index;
+    TRY(folder_gather(&job->folder, &index));
+    TRY(check_gathered(job, &index));
+    TRY(samples_write(job->folder.path, job->source, job->state, &index));
+    TRY(folder_conclude(&job->folder, &index));
+    tell(job, &index);
+    return STATUS_OK;
 }
 
 /* Claims the folder, writes the units and finishes the dataset. Runs on all ranks, which agree on the status

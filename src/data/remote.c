@@ -208,17 +208,15 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
-    struct cache_draft draft;
     TRY(cache_find(folder, &entry, fd));
     if (*fd >= 0)
         return STATUS_OK;
-    enum status status = cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd);
-    if (status == STATUS_OK && *fd < 0)
-        status = fill_draft(remote, file, &draft);
-    if (status == STATUS_OK && *fd < 0)
-        status = cache_complete(folder, &entry, &draft, fd);
-    cache_abandon(&draft);
-    return status;
+    CLOSED_BY(cache_abandon) struct cache_draft draft;
+    TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
+    if (*fd >= 0)
+        return STATUS_OK;
+    TRY(fill_draft(remote, file, &draft));
+    return cache_complete(folder, &entry, &draft, fd);
 }
 
 /* ---- Reading ---- */

@@ -103,20 +103,17 @@ static enum status env_row(int device, struct row *row)
 
 enum status report_env(int device, int format)
 {
-    struct row row = {0};
-    enum status status = env_row(device, &row);
-    if (status == STATUS_OK && format != FORMAT_TABLE) {
-        status = format_row(&row, format);
-    } else if (status == STATUS_OK) {
-        for (size_t i = 0; i < row.count; i++)
-            if (*row.fields[i].text) {
-                printf("%-26s ", row.fields[i].column);
-                text_print(stdout, row.fields[i].text);
-                putchar('\n');
-            }
-    }
-    row_free(&row);
-    return status;
+    CLOSED_BY(row_free) struct row row = {0};
+    TRY(env_row(device, &row));
+    if (format != FORMAT_TABLE)
+        return format_row(&row, format);
+    for (size_t i = 0; i < row.count; i++)
+        if (*row.fields[i].text) {
+            printf("%-26s ", row.fields[i].column);
+            text_print(stdout, row.fields[i].text);
+            putchar('\n');
+        }
+    return STATUS_OK;
 }
 
 /* ---- The list of variants ---- */

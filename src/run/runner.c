@@ -361,22 +361,17 @@ static enum status check_outputs(struct runner *runner)
     const struct settings *settings = runner->settings;
     const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
     const struct sample no_sample = {0};
-    struct row row = {0}, sample_row = {0};
+    CLOSED_BY(row_free) struct row row = {0}, sample_row = {0};
     runner->entry = built_variant(settings);
     if (!runner->entry)
         return STATUS_OK;
-    enum status status = runner_row(runner, &none, NULL, &row);
-    if (status == STATUS_OK)
-        status = runner_sample_row(&row, &no_sample, 0, &sample_row);
-    if (status == STATUS_OK && settings->out)
-        status = csv_check(settings->out, &row);
-    if (status == STATUS_OK && settings->samples)
-        status = csv_check(settings->samples, &sample_row);
-    if (status == STATUS_OK && settings->monitor)
-        status = monitor_check(settings->monitor);
-    row_free(&row);
-    row_free(&sample_row);
-    return status;
+    TRY(runner_row(runner, &none, NULL, &row));
+    TRY(runner_sample_row(&row, &no_sample, 0, &sample_row));
+    if (settings->out)
+        TRY(csv_check(settings->out, &row));
+    if (settings->samples)
+        TRY(csv_check(settings->samples, &sample_row));
+    return settings->monitor ? monitor_check(settings->monitor) : STATUS_OK;
 }
 
 static enum status describe_device(struct runner *runner)
