@@ -388,18 +388,16 @@ static enum status summary_row(const struct comparison *comparison, struct row *
 static enum status print_rows(const struct comparison *comparison)
 {
     struct row_printer printer;
-    struct row summary = {0};
+    CLOSED_BY(row_free) struct row summary = {0};
     enum status status = summary_row(comparison, &summary);
     rows_begin(&printer, comparison->format);
     for (size_t p = 0; p < comparison->pair_count && status == STATUS_OK; p++) {
-        struct row row = {0};
+        CLOSED_BY(row_free) struct row row = {0};
         status = pair_row(comparison, &comparison->pairs[p], &row);
         if (status == STATUS_OK)
             rows_add(&printer, &row);
-        row_free(&row);
     }
     enum status printed = rows_end(&printer, "comparison", &summary);
-    row_free(&summary);
     return status == STATUS_OK ? printed : status;
 }
 
