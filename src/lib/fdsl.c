@@ -79,7 +79,7 @@ const char *fdsl_version(void)
 /* ---- The caller's environment ---- */
 
 /* Before the declaration of a device: makes it the current device at the end of the scope. */
-#define RESTORED CLOSED_BY(restore)
+#define RESTORED CLOSED_BY(restore) __attribute__((unused))
 static void restore(const int *device)
 {
     device_restore(*device);
