@@ -125,22 +125,14 @@ static const struct load_traits traits = {.files = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_files = {
-    .platform = "cpu",
-    .traits = &traits,
+    READER_VARIANT,
     .setup = files_setup,
-    .ready = reader_ready,
-    .run = reader_run,
-    .fetch = reader_fetch,
     .teardown = files_teardown,
 };
 
 const struct variant variant_files_omp = {
-    .platform = "cpu",
+    READER_VARIANT,
     .threaded = true,
-    .traits = &traits,
     .setup = files_omp_setup,
-    .ready = reader_ready,
-    .run = reader_run,
-    .fetch = reader_fetch,
     .teardown = files_teardown,
 };

@@ -244,12 +244,8 @@ static const struct load_traits traits = {.files = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_files_uring = {
-    .platform = "cpu",
-    .traits = &traits,
+    READER_VARIANT,
     .probe = files_uring_probe,
     .setup = files_uring_setup,
-    .ready = reader_ready,
-    .run = reader_run,
-    .fetch = reader_fetch,
     .teardown = files_uring_teardown,
 };

@@ -77,6 +77,10 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time);
 /* Implements fetch() of the variants. `result` is a struct load_result. */
 enum status reader_fetch(void *state, void *result);
 
+/* The members of struct variant that most variants have in common. */
+#define READER_VARIANT \
+    .platform = "cpu", .traits = &traits, .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
+
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
  * any loader that copies every byte with as many threads. The working set of local shards is their mappings.

@@ -367,12 +367,8 @@ static const struct load_traits traits = {.shards = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards_uring = {
-    .platform = "cpu",
-    .traits = &traits,
+    READER_VARIANT,
     .probe = uring_variant_probe,
     .setup = uring_setup,
-    .ready = reader_ready,
-    .run = reader_run,
-    .fetch = reader_fetch,
     .teardown = uring_teardown,
 };

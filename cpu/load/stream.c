@@ -246,11 +246,7 @@ static const struct load_traits traits = {.shards = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards = {
-    .platform = "cpu",
-    .traits = &traits,
+    READER_VARIANT,
     .setup = stream_setup,
-    .ready = reader_ready,
-    .run = reader_run,
-    .fetch = reader_fetch,
     .teardown = stream_teardown,
 };

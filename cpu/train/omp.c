@@ -123,7 +123,7 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
         if (net->blocks[i].kind == BLOCK_LINEAR)
             net_linear_forward(net, &net->blocks[i]);
         else
-            net_tokens_forward(net, &net->blocks[i]);
+            net_tokens(net, &net->blocks[i], false);
         after_rows(net, &net->blocks[i], epoch, training, false);
     }
 }
@@ -161,7 +161,7 @@ void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
         if (net->blocks[i].kind == BLOCK_LINEAR)
             net_linear_backward(net, &net->blocks[i], of);
         else
-            net_tokens_backward(net, &net->blocks[i]);
+            net_tokens(net, &net->blocks[i], true);
     }
     if (net->flat == 1)
         return;

@@ -266,8 +266,7 @@ void net_linear_backward(struct net *net, const struct block *block, enum gradie
 
 /* ---- omp_tokens.c: called by all threads of a parallel region; each ends with a barrier ---- */
 
-void net_tokens_forward(struct net *net, const struct block *block);
-void net_tokens_backward(struct net *net, const struct block *block);
+void net_tokens(struct net *net, const struct block *block, bool back);
 
 /* Applies stochastic depth after a block, forward or backward. */
 void net_drop_paths(struct net *net, const struct block *block, uint32_t epoch, bool back);

@@ -270,37 +270,20 @@ static void select_first(const struct net *net, const struct block *block, bool 
 
 /* ---- Blocks ---- */
 
-void net_tokens_forward(struct net *net, const struct block *block)
+void net_tokens(struct net *net, const struct block *block, bool back)
 {
     if (block->kind == BLOCK_TOKENS)
-        tokens_forward(net, block);
+        (back ? tokens_backward : tokens_forward)(net, block);
     else if (block->kind == BLOCK_NORM)
-        norm_forward(net, block);
+        (back ? norm_backward : norm_forward)(net, block);
     else if (block->kind == BLOCK_ATTENTION)
-        attention(net, block, false);
+        attention(net, block, back);
     else if (block->kind == BLOCK_GELU)
-        gelu(net, block, false);
+        gelu(net, block, back);
     else if (block->kind == BLOCK_ADD_ROWS)
-        add(net, block, false);
+        add(net, block, back);
     else
-        select_first(net, block, false);
-    barrier_wait(&net->barrier);
-}
-
-void net_tokens_backward(struct net *net, const struct block *block)
-{
-    if (block->kind == BLOCK_TOKENS)
-        tokens_backward(net, block);
-    else if (block->kind == BLOCK_NORM)
-        norm_backward(net, block);
-    else if (block->kind == BLOCK_ATTENTION)
-        attention(net, block, true);
-    else if (block->kind == BLOCK_GELU)
-        gelu(net, block, true);
-    else if (block->kind == BLOCK_ADD_ROWS)
-        add(net, block, true);
-    else
-        select_first(net, block, true);
+        select_first(net, block, back);
     barrier_wait(&net->barrier);
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/check.cuh"
 #include "common/consumer_parts.cuh"
+#include "common/stream.cuh"
 #include "machine/device.h"
 
 /* Maximum number of the trainer's steps in flight. A step launches dozens of kernels, and about a thousand
@@ -245,12 +246,6 @@ static enum status cuda_take_host(struct consumer *consumer, const struct batch 
 
 /* ---- Opening ---- */
 
-static void destroy(cudaEvent_t event)
-{
-    if (event)
-        (void)cudaEventDestroy(event);
-}
-
 /* Waits for all steps and frees everything. Ignores errors, because no result depends on them. */
 static void cuda_close(struct consumer *consumer)
 {
@@ -262,17 +257,13 @@ static void cuda_close(struct consumer *consumer)
         empty_slot(&self->ring[i]);
         destroy(self->ring[i].copied);
     }
-    for (int i = 0; i < CONSUMER_STEPS_AHEAD; i++) {
-        destroy(self->begins[i]);
-        destroy(self->ends[i]);
-    }
-    destroy(self->last_end);
-    destroy(self->origin);
+    for (int i = 0; i < CONSUMER_STEPS_AHEAD; i++)
+        destroy(self->begins[i], self->ends[i]);
+    destroy(self->last_end, self->origin);
     product_close(&self->product);
-    if (self->copies)
-        (void)cudaStreamDestroy(self->copies);
-    if (self->steps && !self->backend)
-        (void)cudaStreamDestroy(self->steps);
+    destroy(self->copies);
+    if (!self->backend)
+        destroy(self->steps);
     step_backend_close(self->backend);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
@@ -322,8 +313,7 @@ extern "C" enum status consumer_open(int device, double step_s, const struct tas
                                               cuda_wait,  cuda_finish, cuda_close};
     struct cuda_consumer *self = static_cast<struct cuda_consumer *>(calloc(1, sizeof *self));
     *consumer = nullptr;
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->consumer.type = &type;
     self->device = device;
     pthread_mutex_init(&self->lock, nullptr);

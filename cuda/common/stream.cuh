@@ -1,4 +1,4 @@
-/* Streams for producers of batches. */
+/* Opens the streams of producers of batches; destroys streams, events and graphs. */
 #ifndef FDSL_CUDA_COMMON_STREAM_CUH
 #define FDSL_CUDA_COMMON_STREAM_CUH
 
@@ -13,6 +13,33 @@ static inline enum status stream_open(cudaStream_t *stream, bool background = fa
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_TRY(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, background ? lowest : highest));
     return STATUS_OK;
+}
+
+static inline cudaError_t destroy_handle(cudaStream_t stream)
+{
+    return cudaStreamDestroy(stream);
+}
+
+static inline cudaError_t destroy_handle(cudaEvent_t event)
+{
+    return cudaEventDestroy(event);
+}
+
+static inline cudaError_t destroy_handle(cudaGraph_t graph)
+{
+    return cudaGraphDestroy(graph);
+}
+
+static inline cudaError_t destroy_handle(cudaGraphExec_t graph)
+{
+    return cudaGraphExecDestroy(graph);
+}
+
+/* Destroys streams, events and graphs in the given order, and skips those that are NULL. Ignores errors:
+ * nothing can be done about them, and nothing depends on them. */
+template <class... Handle> static inline void destroy(Handle... handles)
+{
+    ((void)(handles ? destroy_handle(handles) : cudaSuccess), ...);
 }
 
 #endif

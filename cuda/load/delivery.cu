@@ -53,8 +53,8 @@ static enum status open_queue(struct delivery *delivery, struct output_queue *qu
     queue->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *queue->held));
     queue->held_epoch = static_cast<uint32_t *>(calloc(delivery->slots, sizeof *queue->held_epoch));
     queue->buffers = static_cast<struct batch_buffer *>(calloc(delivery->buffers, sizeof *queue->buffers));
-    if (!queue->held || !queue->held_epoch || !queue->buffers)
-        return status_set(STATUS_EXHAUSTED, "out of memory for %u slots", delivery->slots);
+    TRY(ALLOCATED(queue->held && queue->held_epoch && queue->buffers, "out of memory for %u slots",
+                  delivery->slots));
     TRY(stream_open(&queue->stream));
     CUDA_TRY(cudaMalloc(&queue->tensor, delivery->slots * delivery->stride));
     CUDA_TRY(cudaMalloc(&queue->labels, delivery->slots * sizeof *queue->labels));
@@ -73,8 +73,7 @@ static enum status open_all(struct delivery *delivery)
         static_cast<struct output_queue *>(calloc(delivery->workers, sizeof *delivery->queues));
     delivery->ready = new (std::nothrow) std::deque<uint32_t>[delivery->workers];
     delivery->left = static_cast<uint64_t *>(calloc(delivery->workers, sizeof *delivery->left));
-    if (!delivery->queues || !delivery->ready || !delivery->left)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(delivery->queues && delivery->ready && delivery->left, "out of memory"));
     CUDA_TRY(cudaMalloc(&delivery->samples, bytes));
     CUDA_TRY(cudaMalloc(&delivery->checksums, delivery->workers * sizeof *delivery->checksums));
     TRY(device_put(delivery->samples, delivery->arrays.samples, bytes));
@@ -120,10 +119,8 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
 static void close_queue(const struct delivery *delivery, struct output_queue *queue)
 {
     for (uint32_t b = 0; queue->buffers && b < delivery->buffers; b++)
-        if (queue->buffers[b].ready)
-            (void)cudaEventDestroy(queue->buffers[b].ready);
-    if (queue->stream)
-        (void)cudaStreamDestroy(queue->stream);
+        destroy(queue->buffers[b].ready);
+    destroy(queue->stream);
     (void)cudaFree(queue->tensor);
     (void)cudaFree(queue->labels);
     (void)cudaFree(queue->hashes);

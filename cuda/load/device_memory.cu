@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/timer.h"
 
 enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy)
@@ -48,8 +49,7 @@ enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kin
         begin_s = i == 0 ? timer_now_s() : begin_s; /* the first copy warms up */
     }
     *bytes_per_s = (host ? 1 : 2) * (double)COPIES * (double)bytes / (timer_now_s() - begin_s);
-    if (stream)
-        (void)cudaStreamDestroy(stream);
+    destroy(stream);
     (void)cudaFree(to);
     (void)(host ? cudaFreeHost(from) : cudaFree(from));
     CUDA_TRY(error);

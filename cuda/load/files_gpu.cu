@@ -126,9 +126,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     files->delivery.queues[0].own = files;
     files->delivery.result.memory_bytes += bytes; /* files->host */
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));
-    if (!files->host)
-        return status_set(STATUS_EXHAUSTED, "out of memory for a sample of %llu bytes",
-                          (unsigned long long)bytes);
+    TRY(ALLOCATED(files->host, "out of memory for a sample of %llu bytes", (unsigned long long)bytes));
     CUDA_TRY(cudaMalloc(&files->device, bytes));
     return STATUS_OK;
 }

@@ -81,8 +81,7 @@ static void deregister_shard(const struct cufile *library, const struct gds_file
 static enum status gds_open(struct ring_worker *worker, struct piece *piece)
 {
     struct gds_file *file = static_cast<struct gds_file *>(malloc(sizeof *file));
-    if (!file)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(file, "out of memory"));
     const struct gds *gds = gds_of(worker);
     enum status status =
         register_shard(gds->library, worker->queue->delivery->load->dataset, piece->shard, gds->direct, file);
@@ -228,8 +227,7 @@ static enum status open_batches(struct gds *gds, struct ring_worker *worker)
         own->batches = static_cast<void **>(calloc(buffers, sizeof *own->batches));
         own->requests = static_cast<struct cufile_request *>(calloc(buffers, sizeof *own->requests));
     }
-    if (!own || !own->batches || !own->requests)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(own && own->batches && own->requests, "out of memory"));
     for (uint32_t b = 0; gds->batches && b < buffers; b++) {
         struct cufile_error opened = gds->library->batch_open(&own->batches[b], 1);
         if (opened.error != 0) { /* fall back to one read at a time */

@@ -8,6 +8,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "machine/device.h"
 #include "load/resident_stream.cuh"
 
@@ -71,8 +72,7 @@ static enum status record_sort(struct resident *resident)
     error = error == cudaSuccess ? ended : error;
     if (error == cudaSuccess)
         error = cudaGraphInstantiate(&resident->sorting, graph, 0);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
+    destroy(graph);
     return cuda_status(error, "recording the sort", __FILE__, __LINE__);
 }
 
@@ -226,8 +226,7 @@ static void resident_teardown(void *state)
         (void)cudaFree(resident->order[i]);
     }
     (void)cudaFree(resident->scratch);
-    if (resident->sorting)
-        (void)cudaGraphExecDestroy(resident->sorting);
+    destroy(resident->sorting);
     delivery_close(&resident->delivery);
     delete resident;
 }

@@ -119,8 +119,8 @@ enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struc
     batch->sizes = static_cast<size_t *>(malloc(room * sizeof *batch->sizes));
     batch->images = static_cast<struct nvjpeg_image *>(calloc(room, sizeof *batch->images));
     batch->broken = static_cast<bool *>(calloc(room, sizeof *batch->broken));
-    if (!batch->files || !batch->sizes || !batch->images || !batch->broken)
-        return status_set(STATUS_EXHAUSTED, "out of memory for batches of %u images", room);
+    TRY(ALLOCATED(batch->files && batch->sizes && batch->images && batch->broken,
+                  "out of memory for batches of %u images", room));
     int status = decoder->library->state_create(decoder->handle, &batch->state);
     return status == NVJPEG_OK
                ? STATUS_OK

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/parallel.h"
 #include "core/phase.h"
 
@@ -66,8 +67,7 @@ enum status resident_stream_open(struct resident_stream *stream, const uint8_t *
     stream->bytes = bytes;
     stream->kept = kept;
     stream->failed = static_cast<bool *>(calloc(stream->entries_max, sizeof *stream->failed));
-    if (!stream->failed)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(stream->failed, "out of memory"));
     for (struct resident_stage &stage : stream->stages) {
         CUDA_TRY(cudaMallocHost(&stage.host, stream->stage_bytes));
         CUDA_TRY(cudaMalloc(&stage.device, stream->stage_bytes));
@@ -80,8 +80,7 @@ enum status resident_stream_open(struct resident_stream *stream, const uint8_t *
 void resident_stream_close(struct resident_stream *stream)
 {
     for (struct resident_stage &stage : stream->stages) {
-        if (stage.unpacked)
-            (void)cudaEventDestroy(stage.unpacked);
+        destroy(stage.unpacked);
         (void)cudaFreeHost(stage.host);
         (void)cudaFree(stage.device);
     }

@@ -358,16 +358,15 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     worker->copied = static_cast<cudaEvent_t *>(calloc(ring->buffers, sizeof *worker->copied));
     worker->unpacked = static_cast<cudaEvent_t *>(calloc(ring->buffers, sizeof *worker->unpacked));
     worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
-    if (!worker->copied || !worker->unpacked || !worker->chunks)
-        return status_set(STATUS_EXHAUSTED, "out of memory for a ring of %u buffers", ring->buffers);
+    TRY(ALLOCATED(worker->copied && worker->unpacked && worker->chunks,
+                  "out of memory for a ring of %u buffers", ring->buffers));
     TRY(stream_open(&worker->copies)); /* has a high priority, because nvJPEG launches kernels on it */
     CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
     CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
     for (uint32_t b = 0; b < ring->buffers; b++) {
         worker->chunks[b].pieces =
             static_cast<struct piece *>(calloc(ring->type->pieces_max, sizeof(struct piece)));
-        if (!worker->chunks[b].pieces)
-            return status_set(STATUS_EXHAUSTED, "out of memory for a ring of %u buffers", ring->buffers);
+        TRY(ALLOCATED(worker->chunks[b].pieces, "out of memory for a ring of %u buffers", ring->buffers));
         CUDA_TRY(cudaEventCreateWithFlags(&worker->copied[b], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&worker->unpacked[b], cudaEventDisableTiming));
     }
@@ -411,8 +410,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     ring->delivery.result.memory_bytes = ring->memory_bytes;
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
-    if (!ring->workers || !ring->shares)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(ring->workers && ring->shares, "out of memory"));
     for (uint32_t w = 0; w < workers; w++) {
         struct ring_worker *worker = &ring->workers[w];
         worker->ring = ring;
@@ -426,15 +424,14 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
 static void close_worker(const struct ring *ring, struct ring_worker *worker)
 {
     for (uint32_t b = 0; b < ring->buffers; b++) {
-        if (worker->copied && worker->copied[b])
-            (void)cudaEventDestroy(worker->copied[b]);
-        if (worker->unpacked && worker->unpacked[b])
-            (void)cudaEventDestroy(worker->unpacked[b]);
+        if (worker->copied)
+            destroy(worker->copied[b]);
+        if (worker->unpacked)
+            destroy(worker->unpacked[b]);
         if (worker->chunks)
             free(worker->chunks[b].pieces);
     }
-    if (worker->copies)
-        (void)cudaStreamDestroy(worker->copies);
+    destroy(worker->copies);
     ring_decode_close(worker);
     (void)cudaFreeHost(worker->host);
     (void)cudaFree(worker->device);

@@ -66,8 +66,7 @@ enum status ring_decode_open(struct ring_worker *worker)
 {
     struct ring *ring = worker->ring;
     worker->decoding = static_cast<struct ring_decoding *>(calloc(1, sizeof *worker->decoding));
-    if (!worker->decoding)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(worker->decoding, "out of memory"));
     if (ring->room.pixels > 0)
         CUDA_TRY(cudaMalloc(&worker->decoding->pixels, ring->room.pixels));
     return image_batch_open(&ring->decoder, ring->table_max, &worker->decoding->batch);

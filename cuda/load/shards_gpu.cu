@@ -167,8 +167,7 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
 {
     TRY(ring_open(&shards->ring, resources, load, &shards_gpu_type));
     shards->mappings = static_cast<uint8_t **>(calloc(load->dataset->file_count, sizeof *shards->mappings));
-    if (!shards->mappings)
-        return status_set(STATUS_EXHAUSTED, "out of memory for %u shards", load->dataset->file_count);
+    TRY(ALLOCATED(shards->mappings, "out of memory for %u shards", load->dataset->file_count));
     return guard_open(&shards->guard);
 }
 

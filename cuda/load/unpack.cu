@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "core/phase.h"
 #include "load/checksum.cuh"
 
@@ -45,14 +46,6 @@ static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uin
     if (parts)
         return xxh3_of_parts(sum);
     return there && lane == 0 ? hash_alone(bytes, size, whole) : 0;
-}
-
-/* Returns the sum over a warp, valid in lane 0. */
-static __device__ uint64_t warp_sum(uint64_t value)
-{
-    for (int distance = 16; distance > 0; distance /= 2)
-        value += __shfl_down_sync(~0u, value, distance);
-    return value;
 }
 
 static __device__ void add(uint64_t *to, uint64_t value)

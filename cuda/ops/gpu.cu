@@ -3,6 +3,7 @@
  * it, the fused variant does both in one pass. */
 #include "ops/gpu.cuh"
 
+#include "common/stream.cuh"
 #include "core/timer.h"
 #include "machine/device.h"
 
@@ -70,14 +71,7 @@ void gpu_ops_teardown(void *state)
     gpu_results_close(gpu);
     (void)cudaFreeHost(gpu->host_words);
     (void)cudaFree(gpu->copy_target);
-    if (gpu->begin)
-        (void)cudaEventDestroy(gpu->begin);
-    if (gpu->end)
-        (void)cudaEventDestroy(gpu->end);
-    if (gpu->compute)
-        (void)cudaStreamDestroy(gpu->compute);
-    if (gpu->copies)
-        (void)cudaStreamDestroy(gpu->copies);
+    destroy(gpu->begin, gpu->end, gpu->compute, gpu->copies);
     delete gpu;
 }
 

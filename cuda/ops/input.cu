@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/stream.cuh"
 #include "core/parallel.h"
 #include "machine/memory.h"
 #include "ops/gpu.cuh"
@@ -221,12 +222,8 @@ static enum status open_ring(struct gpu_ops *gpu, bool with_device)
 
 static void close_ring(struct chunk_ring *ring)
 {
-    for (uint32_t i = 0; ring->copied && ring->computed && i < ring->buffers; i++) {
-        if (ring->copied[i])
-            (void)cudaEventDestroy(ring->copied[i]);
-        if (ring->computed[i])
-            (void)cudaEventDestroy(ring->computed[i]);
-    }
+    for (uint32_t i = 0; ring->copied && ring->computed && i < ring->buffers; i++)
+        destroy(ring->copied[i], ring->computed[i]);
     delete[] ring->copied;
     delete[] ring->computed;
     ring->copied = ring->computed = NULL;

@@ -120,12 +120,7 @@ enum status device_clock_open(struct device_clock *clock)
 void device_clock_close(struct device_clock *clock)
 {
     /* Errors are ignored, because no result depends on them. */
-    if (clock->end)
-        (void)cudaEventDestroy(clock->end);
-    if (clock->begin)
-        (void)cudaEventDestroy(clock->begin);
-    if (clock->stream)
-        (void)cudaStreamDestroy(clock->stream);
+    destroy(clock->end, clock->begin, clock->stream);
     *clock = {};
 }
 

@@ -237,10 +237,7 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
 static void close_lane(struct fused_lane *lane)
 {
     /* Errors are ignored, because no result depends on them. */
-    if (lane->done)
-        (void)cudaEventDestroy(lane->done);
-    if (lane->stream)
-        (void)cudaStreamDestroy(lane->stream);
+    destroy(lane->done, lane->stream);
     (void)cudaFree(lane->canvases);
     (void)cudaFree(lane->order);
     (void)cudaFree(lane->ends);
@@ -322,8 +319,7 @@ static enum status make_plan(struct fused_plan *plan)
 enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan)
 {
     struct fused_plan *self = static_cast<struct fused_plan *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->synth = synth;
     self->device = device;
     self->background = background;
@@ -341,8 +337,7 @@ void fused_close(struct fused_plan *plan)
         return;
     for (uint32_t i = 0; i < LANES_MAX; i++)
         close_lane(&plan->lanes[i]);
-    if (plan->forked)
-        (void)cudaEventDestroy(plan->forked);
+    destroy(plan->forked);
     (void)cudaFree(plan->tables);
     free(plan);
 }

@@ -93,8 +93,7 @@ enum status fused_generator_open(const struct generator_request *request, const 
                                  struct generator **generator)
 {
     struct fused_generator *self = static_cast<struct fused_generator *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->generator.type = &type;
     self->synth = *synth;
     self->synth.batch = request->batch;

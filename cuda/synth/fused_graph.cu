@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/phase.h"
 #include "synth/fused.h"
 
@@ -50,8 +51,7 @@ enum status fused_graph_open(const struct fused_plan *plan, uint64_t count, cuda
                              struct fused_graph **graph)
 {
     struct fused_graph *self = static_cast<struct fused_graph *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     enum status status = capture(plan, self, count, stream);
     if (status != STATUS_OK)
         fused_graph_close(self);
@@ -79,10 +79,7 @@ void fused_graph_close(struct fused_graph *graph)
     if (!graph)
         return;
     /* Errors are ignored, because no result depends on them. */
-    if (graph->executable)
-        (void)cudaGraphExecDestroy(graph->executable);
-    if (graph->graph)
-        (void)cudaGraphDestroy(graph->graph);
+    destroy(graph->executable, graph->graph);
     (void)cudaFree(graph->stored);
     free(graph);
 }

@@ -47,8 +47,7 @@ static enum status fused_setup(const struct resources *resources, const void *in
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(calloc(1, sizeof *self));
     *state = self;
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->synth = static_cast<const struct synth *>(input);
     self->device = resources->device;
     return make_batch(self, Graph);

@@ -125,8 +125,7 @@ template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
         image_work<noise> work = self->work_of(run, j);
         TRY(self->launcher.launch(work, STAGE_NOISE, self->batch.clock.stream));
         void *copy = malloc(work.segments() * noise::bytes);
-        if (!copy)
-            return status_set(STATUS_EXHAUSTED, "out of memory for the noise of an image");
+        TRY(ALLOCATED(copy, "out of memory for the noise of an image"));
         cudaError_t error = cudaMemcpyAsync(copy, self->noise_memory, work.segments() * noise::bytes,
                                             cudaMemcpyDeviceToHost, self->batch.clock.stream);
         if (error == cudaSuccess)

@@ -388,8 +388,7 @@ template <class self> struct staged_generator {
     {
         static const struct generator_type type = {make, memory_bytes, close};
         staged_generator *made = static_cast<staged_generator *>(calloc(1, sizeof *made));
-        if (!made)
-            return status_set(STATUS_EXHAUSTED, "out of memory");
+        TRY(ALLOCATED(made, "out of memory"));
         made->generator.type = &type;
         made->synth = *synth;
         made->synth.batch = request->batch;

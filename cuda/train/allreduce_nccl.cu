@@ -81,7 +81,7 @@ static enum status check_gpus(int device)
                                      __FILE__, __LINE__);
     TRY(comm_agree(status));
     cudaUUID_t *all = static_cast<cudaUUID_t *>(calloc((size_t)comm_local_size(), sizeof *all));
-    status = comm_agree(all ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory"));
+    status = comm_agree(ALLOCATED(all, "out of memory"));
     if (status == STATUS_OK)
         status = comm_gather_local(&properties.uuid, sizeof *all, all);
     int other = -1;

@@ -322,33 +322,20 @@ static enum status launch(struct peer *self, void *values, size_t count, bool tw
     return STATUS_OK;
 }
 
-template <class WIRE, class VALUE>
+/* Launches the kernel for the number of ranks, which is RANKS or more. */
+template <class WIRE, class VALUE, int RANKS = 2>
 static enum status launch_for(struct peer *self, void *values, size_t count, bool two_shots,
                               cudaStream_t stream)
 {
-    switch (self->peers.ranks) {
-    case 1:
-        return STATUS_OK;
-    case 2:
-        return launch<WIRE, VALUE, 2>(self, values, count, two_shots, stream);
-    case 3:
-        return launch<WIRE, VALUE, 3>(self, values, count, two_shots, stream);
-    case 4:
-        return launch<WIRE, VALUE, 4>(self, values, count, two_shots, stream);
-    case 5:
-        return launch<WIRE, VALUE, 5>(self, values, count, two_shots, stream);
-    case 6:
-        return launch<WIRE, VALUE, 6>(self, values, count, two_shots, stream);
-    case 7:
-        return launch<WIRE, VALUE, 7>(self, values, count, two_shots, stream);
-    default:
-        return launch<WIRE, VALUE, 8>(self, values, count, two_shots, stream);
-    }
+    if constexpr (RANKS < PEERS_MAX)
+        if (self->peers.ranks > RANKS)
+            return launch_for<WIRE, VALUE, RANKS + 1>(self, values, count, two_shots, stream);
+    return launch<WIRE, VALUE, RANKS>(self, values, count, two_shots, stream);
 }
 
 static enum status enqueue(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
 {
-    if (count == 0)
+    if (count == 0 || self->peers.ranks == 1)
         return STATUS_OK;
     switch (self->request.type) {
     case ALLREDUCE_BF16:

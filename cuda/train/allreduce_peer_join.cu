@@ -110,7 +110,7 @@ enum status peer_open(const struct allreduce_request *request, void **state)
 {
     struct peer *self = static_cast<struct peer *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
+    TRY(comm_agree(ALLOCATED(self, "out of memory")));
     self->request = *request;
     self->peers.rank = comm_rank();
     self->peers.ranks = comm_size();
@@ -129,8 +129,7 @@ void peer_close(void *state)
         (void)comm_agree(STATUS_OK); /* from here on, no rank maps this memory */
     if (self->peers.ranks <= PEERS_MAX)
         (void)cudaFree(self->peers.rooms[self->peers.rank]);
-    if (self->peers.missing)
-        (void)cudaFreeHost(self->peers.missing);
+    (void)cudaFreeHost(self->peers.missing);
     free(self);
 }
 

@@ -130,23 +130,22 @@ static enum status allocate_all(struct allreduce_run *self)
     return STATUS_OK;
 }
 
-/* Two steps make the ranks wait for each other: opening the method, and capturing its calls, because NCCL
- * connects the ranks in its first call. Before each of these steps, comm_agree() checks that no rank has
- * failed. */
-static enum status open_run(const struct way *way, const struct resources *resources, const void *input,
-                            void **state)
+/* The ranks agree before each step in which they wait for each other. These steps are opening the method, and
+ * capturing calls, because NCCL connects the ranks in its first call. */
+template <const struct way *WAY>
+static enum status open_run(const struct resources *resources, const void *input, void **state)
 {
     struct allreduce_run *self = static_cast<struct allreduce_run *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
+    TRY(comm_agree(ALLOCATED(self, "out of memory")));
     self->job = static_cast<const struct allreduce_job *>(input);
-    self->way = way;
+    self->way = WAY;
     self->number = UINT64_MAX;
     const struct allreduce_request request = {.device = resources->device,
                                               .count_max = self->job->count,
                                               .type = self->job->bf16 ? ALLREDUCE_BF16 : ALLREDUCE_F32};
     TRY(comm_agree(cuda_status(cudaSetDevice(resources->device), "cudaSetDevice", __FILE__, __LINE__)));
-    TRY(way->method->open(&request, &self->state));
+    TRY(WAY->method->open(&request, &self->state));
     TRY(comm_agree(allocate_all(self)));
     return comm_agree(capture(self));
 }
@@ -155,18 +154,10 @@ static void close_run(void *state)
 {
     struct allreduce_run *self = static_cast<struct allreduce_run *>(state);
     /* Errors are ignored, because no result depends on them. */
-    if (self->executable)
-        (void)cudaGraphExecDestroy(self->executable);
-    if (self->graph)
-        (void)cudaGraphDestroy(self->graph);
+    destroy(self->executable, self->graph);
     if (self->state)
         self->way->method->close(self->state);
-    if (self->begin)
-        (void)cudaEventDestroy(self->begin);
-    if (self->end)
-        (void)cudaEventDestroy(self->end);
-    if (self->stream)
-        (void)cudaStreamDestroy(self->stream);
+    destroy(self->begin, self->end, self->stream);
     for (const void *array :
          {static_cast<const void *>(self->arrays.update), static_cast<const void *>(self->arrays.v),
           static_cast<const void *>(self->arrays.m), static_cast<const void *>(self->arrays.parameters),
@@ -240,18 +231,12 @@ template <const struct way *WAY> static enum status probe_by(const struct resour
 }
 
 template <const struct way *WAY>
-static enum status open_by(const struct resources *resources, const void *input, void **state)
-{
-    return open_run(WAY, resources, input, state);
-}
-
-template <const struct way *WAY>
 static constexpr struct variant reducing_by(const struct allreduce_traits *traits)
 {
     return {.platform = "cuda",
             .traits = traits,
             .probe = probe_by<WAY>,
-            .setup = open_by<WAY>,
+            .setup = open_run<WAY>,
             .ready = ready,
             .run = run,
             .fetch = fetch,

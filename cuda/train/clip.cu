@@ -1,17 +1,14 @@
 #include "train/clip.cuh"
 
 #include "common/check.cuh"
+#include "common/sums.cuh"
 
 /* Adds up one value per thread of a block. Only the result of thread 0 is valid. */
 static __device__ double block_sum(double own)
 {
     __shared__ double sums[BLOCK];
     sums[threadIdx.x] = own;
-    for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
+    block_sums<BLOCK>(sums);
     return sums[0];
 }
 

@@ -21,8 +21,7 @@ static enum status convolve(const struct pass *pass, const Weights &weights, con
 {
     const struct gemm size = {.rows = into.channels,
                               .columns = pass->count * windows.position_count.by,
-                              .depth = windows.tap_count,
-                              .slice = 0};
+                              .depth = windows.tap_count};
     const window_rows<PADDED> matrix = {from, windows};
     if (into.channels > WARP_ROWS)
         return multiply_layer<2, 2>(pass, weights, matrix, into, size);

@@ -12,8 +12,7 @@ enum status conv_forward(const struct device_layer *layer, const struct pass *pa
                                      .bias = pass->parameters + conv->bias,
                                      .channels = conv->out.channels,
                                      .positions = windows.position_count,
-                                     .relu = layer->relu,
-                                     .above = nullptr};
+                                     .relu = layer->relu};
     return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)
                           : convolve<false>(pass, weights, layer->in, windows, into);
 }

@@ -9,10 +9,8 @@ enum status conv_input_backward(const struct device_layer *layer, const struct p
                                              .taps = divider_of(windows.tap_count / conv->out.channels),
                                              .in_channels = conv->in.channels};
     const struct channel_out into = {.values = layer->in_delta,
-                                     .bias = nullptr,
                                      .channels = conv->in.channels,
                                      .positions = windows.position_count,
-                                     .relu = false,
                                      .above = layer->relu_before ? layer->in : nullptr};
     return windows.padded ? convolve<true>(pass, weights, layer->out_delta, windows, into)
                           : convolve<false>(pass, weights, layer->out_delta, windows, into);

@@ -9,15 +9,10 @@ static enum status weights_backward(const struct device_layer *layer, const stru
     const struct windows &windows = layer->forward;
     const struct channel_lines deltas = {layer->out_delta, conv->out.channels, windows.position_count};
     const window_columns<PADDED> matrix = {layer->in, windows};
-    const struct matrix_out into = {.values = pass->gradients + conv->weight,
-                                    .bias = nullptr,
-                                    .stride = windows.tap_count,
-                                    .relu = false,
-                                    .above = nullptr};
+    const struct matrix_out into = {.values = pass->gradients + conv->weight, .stride = windows.tap_count};
     const struct gemm size = {.rows = conv->out.channels,
                               .columns = windows.tap_count,
-                              .depth = pass->count * windows.position_count.by,
-                              .slice = 0};
+                              .depth = pass->count * windows.position_count.by};
     if (size.rows > WARP_ROWS)
         return multiply_layer<2, 1>(pass, deltas, matrix, into, size);
     return multiply_layer<1, 1>(pass, deltas, matrix, into, size);

@@ -16,6 +16,7 @@
 #include <cudnn.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
@@ -127,9 +128,7 @@ static void release(struct device_layer *layer)
         (void)cudnn.DestroyTensorDescriptor(self->in);
     if (self->handle)
         (void)cudnn.Destroy(self->handle);
-    for (cudaEvent_t event : {self->begin, self->end})
-        if (event)
-            (void)cudaEventDestroy(event);
+    destroy(self->begin, self->end);
     while (self->all) {
         struct algorithms *next = self->all->next;
         free(self->all);
@@ -343,8 +342,7 @@ static enum status choose_once(const struct device_layer *layer, uint32_t count)
         struct algorithms chosen = {.next = self->all, .count = count};
         TRY(choose_all(layer, &chosen));
         one_size = static_cast<struct algorithms *>(malloc(sizeof *one_size));
-        if (!one_size)
-            return status_set(STATUS_EXHAUSTED, "cudnn: out of memory");
+        TRY(ALLOCATED(one_size, "cudnn: out of memory"));
         *one_size = chosen;
         self->all = one_size;
     }
@@ -383,8 +381,7 @@ static enum status prepare(struct device_layer *layer, uint32_t batch, struct al
                            cudaStream_t stream)
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "cudnn: out of memory");
+    TRY(ALLOCATED(self, "cudnn: out of memory"));
     layer->library = self;
     self->allocations = allocations;
     self->stream = stream;

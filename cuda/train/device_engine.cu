@@ -3,6 +3,7 @@
 #include "train/device_engine.cuh"
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/phase.h"
 #include "train/exchange_pieces.h"
 
@@ -67,11 +68,7 @@ void device_engine_close(struct device_engine *engine)
     device_feed_close(&engine->feed);
     device_progress_close(&engine->progress);
     allocations_free(&engine->allocations);
-    for (cudaEvent_t event : {engine->gather_end, engine->gather_begin})
-        if (event)
-            (void)cudaEventDestroy(event);
-    if (engine->stream)
-        (void)cudaStreamDestroy(engine->stream);
+    destroy(engine->gather_end, engine->gather_begin, engine->stream);
 }
 
 /* ---- Copying the state ---- */
@@ -197,7 +194,7 @@ static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t 
         TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end));
         TRY(device_engine_exchange_end(engine));
     }
-    return shared ? STATUS_OK : engine->functions->update(engine, number);
+    return shared ? STATUS_OK : engine->functions->update(engine, &update);
 }
 
 enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)

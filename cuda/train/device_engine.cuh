@@ -25,8 +25,8 @@ struct device_engine_functions {
      * also exchanges the gradients. */
     enum status (*learn_part)(struct device_engine *engine, uint32_t epoch, uint32_t step,
                               const struct share *part, uint32_t index);
-    /* Updates the parameters. `number` is the number of the step, counted over all epochs. */
-    enum status (*update)(struct device_engine *engine, uint64_t number);
+    /* Applies the update of a step to the parameters. */
+    enum status (*update)(struct device_engine *engine, const struct update *update);
     /* Enqueues the forward pass of the `count` samples in engine->batch. Sets `*logits` to the address of
      * their logits in device memory. */
     enum status (*infer)(struct device_engine *engine, uint32_t count, const float **logits);
@@ -64,8 +64,7 @@ static inline enum status device_engine_new(const struct train *train, const str
 {
     struct device_engine *engine = static_cast<ENGINE *>(calloc(1, sizeof(ENGINE)));
     *state = engine;
-    if (!engine)
-        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
+    TRY(ALLOCATED(engine, "cuda: out of memory"));
     engine->train = train;
     engine->functions = functions;
     engine->device = resources->device;

@@ -112,10 +112,9 @@ static enum status learn_part(struct device_engine *engine, uint32_t epoch, uint
 }
 
 /* With loss scaling, the device decides whether to apply the update. */
-enum status network_update(struct device_engine *network, uint64_t number)
+enum status network_update(struct device_engine *network, const struct update *update)
 {
     const struct train *train = network->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     size_t values = train->model->arena_values;
     struct device_scale *scale = network->losses.scale;
     RANGE(UPDATE);
@@ -123,7 +122,7 @@ enum status network_update(struct device_engine *network, uint64_t number)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
     TRY(clip_find(&train->optimizer, values, network->gradients, scale, network->clip, network->losses.totals,
                   network->stream));
-    TRY(parameters_update(&update, values, network->gradients, scale, network->clip, &network->state,
+    TRY(parameters_update(update, values, network->gradients, scale, network->clip, &network->state,
                           network->stream));
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }

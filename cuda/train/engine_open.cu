@@ -130,8 +130,7 @@ static enum status open_slots(struct network *network)
     const struct stage *stage = network->train->stage;
     const uint32_t count = stage ? stage->slots : 1;
     network->slots = static_cast<struct slot *>(calloc(count, sizeof *network->slots));
-    if (!network->slots)
-        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
+    TRY(ALLOCATED(network->slots, "cuda: out of memory"));
     network->slot_count = count;
     for (uint32_t i = count; i-- > 0;) { /* ends with slot 0 as the current one */
         network_choose(network, i);

@@ -55,7 +55,7 @@ enum status network_forward(struct network *network, const struct pass *pass);
 enum status network_backward_layer(struct network *network, const struct device_layer *self,
                                    const struct pass *pass);
 
-enum status network_update(struct device_engine *network, uint64_t number);
+enum status network_update(struct device_engine *network, const struct update *update);
 
 /* Defined in stage.cu. */
 extern "C" const struct stage_functions cuda_stages;

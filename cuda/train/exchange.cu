@@ -39,9 +39,7 @@ static enum status waits_open(struct waits *waits)
 static void waits_close(struct waits *waits)
 {
     for (int i = 0; i < WAITS; i++)
-        for (cudaEvent_t event : {waits->begin[i], waits->end[i]})
-            if (event)
-                (void)cudaEventDestroy(event);
+        destroy(waits->begin[i], waits->end[i]);
 }
 
 /* Call after the step has passed its last part to the exchange. From then on, `stream` only waits. `own` is a
@@ -109,17 +107,17 @@ static enum status open_own(struct on_device *self, int device)
     return self->by->probe(device);
 }
 
-static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by,
-                                  enum allreduce_type type)
+template <const struct allreduce_method *BY, enum allreduce_type TYPE>
+static enum status on_device_open(struct exchange *exchange)
 {
     struct on_device *self = static_cast<struct on_device *>(calloc(1, sizeof *self));
     exchange->state = self;
-    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory")));
-    self->by = by;
+    TRY(comm_agree(ALLOCATED(self, "out of memory")));
+    self->by = BY;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
-        .device = exchange->device, .count_max = exchange->count, .type = type};
-    return by->open(&request, &self->state);
+        .device = exchange->device, .count_max = exchange->count, .type = TYPE};
+    return BY->open(&request, &self->state);
 }
 
 static void on_device_close(struct exchange *exchange)
@@ -133,11 +131,7 @@ static void on_device_close(struct exchange *exchange)
     if (self->state)
         self->by->close(self->state);
     waits_close(&self->waits);
-    for (cudaEvent_t event : {self->ready, self->done})
-        if (event)
-            (void)cudaEventDestroy(event);
-    if (self->stream)
-        (void)cudaStreamDestroy(self->stream);
+    destroy(self->ready, self->done, self->stream);
     free(self);
 }
 
@@ -164,16 +158,6 @@ static enum status on_device_settle(struct exchange *exchange)
     return waits_settle(&self->waits, &exchange->spent_s);
 }
 
-static enum status peer_open(struct exchange *exchange)
-{
-    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32);
-}
-
-static enum status peer_bf16_open(struct exchange *exchange)
-{
-    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32_AS_BF16);
-}
-
 static enum status fused_probe(const struct engine *engine)
 {
     TRY(on_device_probe(engine));
@@ -196,46 +180,32 @@ static enum status fused_begin(struct exchange *exchange, float *gradients, size
     return allreduce_peer_update(self->state, exchange->update, first, count, self->stream);
 }
 
-static enum status nccl_open(struct exchange *exchange)
+template <const struct allreduce_method *BY, enum allreduce_type TYPE = ALLREDUCE_F32>
+static constexpr struct exchange_method on_device(const char *name)
 {
-    return on_device_open(exchange, &allreduce_nccl, ALLREDUCE_F32);
+    return {.name = name,
+            .rounds = TYPE == ALLREDUCE_F32_AS_BF16,
+            .probe = on_device_probe,
+            .open = on_device_open<BY, TYPE>,
+            .close = on_device_close,
+            .begin = on_device_begin,
+            .end = on_device_end,
+            .settle = on_device_settle};
 }
 
 extern "C" {
-const struct exchange_method exchange_peer = {.name = "peer",
-                                              .probe = on_device_probe,
-                                              .open = peer_open,
-                                              .close = on_device_close,
-                                              .sum = NULL,
-                                              .begin = on_device_begin,
-                                              .end = on_device_end,
-                                              .settle = on_device_settle};
-const struct exchange_method exchange_peer_bf16 = {.name = "peer-bf16",
-                                                   .rounds = true,
-                                                   .probe = on_device_probe,
-                                                   .open = peer_bf16_open,
-                                                   .close = on_device_close,
-                                                   .sum = NULL,
-                                                   .begin = on_device_begin,
-                                                   .end = on_device_end,
-                                                   .settle = on_device_settle};
+const struct exchange_method exchange_peer = on_device<&allreduce_peer>("peer");
+const struct exchange_method exchange_peer_bf16 =
+    on_device<&allreduce_peer, ALLREDUCE_F32_AS_BF16>("peer-bf16");
 const struct exchange_method exchange_peer_fused = {.name = "peer-fused",
                                                     .updates = true,
                                                     .probe = fused_probe,
-                                                    .open = peer_open,
+                                                    .open = on_device_open<&allreduce_peer, ALLREDUCE_F32>,
                                                     .close = on_device_close,
-                                                    .sum = NULL,
                                                     .begin = fused_begin,
                                                     .end = on_device_end,
                                                     .settle = on_device_settle};
-const struct exchange_method exchange_nccl = {.name = "nccl",
-                                              .probe = on_device_probe,
-                                              .open = nccl_open,
-                                              .close = on_device_close,
-                                              .sum = NULL,
-                                              .begin = on_device_begin,
-                                              .end = on_device_end,
-                                              .settle = on_device_settle};
+const struct exchange_method exchange_nccl = on_device<&allreduce_nccl>("nccl");
 }
 
 /* ---- mpi ---- */
@@ -270,8 +240,7 @@ static enum status open_staged(struct staged *self, int device, size_t count)
     /* Each part of the gradients begins a new piece, so there may be one additional piece per layer. */
     self->piece_max = count / EXCHANGE_PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
     self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
-    if (!self->pieces)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the exchange");
+    TRY(ALLOCATED(self->pieces, "out of memory for the exchange"));
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaHostAlloc(&self->host, count * sizeof *self->host, cudaHostAllocDefault));
     TRY(stream_open(&self->out));
@@ -302,17 +271,12 @@ static void staged_close(struct exchange *exchange)
             (void)cudaStreamSynchronize(stream);
             (void)cudaStreamDestroy(stream);
         }
-    for (size_t i = 0; self->pieces && i < self->piece_max; i++) {
-        if (self->pieces[i].copied)
-            (void)cudaEventDestroy(self->pieces[i].copied);
-    }
+    for (size_t i = 0; self->pieces && i < self->piece_max; i++)
+        destroy(self->pieces[i].copied);
     exchange_pieces_free(&self->sums);
-    for (cudaEvent_t event : {self->ready, self->done})
-        if (event)
-            (void)cudaEventDestroy(event);
+    destroy(self->ready, self->done);
     waits_close(&self->waits);
-    if (self->host)
-        (void)cudaFreeHost(self->host);
+    (void)cudaFreeHost(self->host);
     free(self->pieces);
     free(self);
 }
@@ -376,7 +340,6 @@ extern "C" const struct exchange_method exchange_staged = {.name = "mpi",
                                                            .probe = staged_probe,
                                                            .open = staged_open,
                                                            .close = staged_close,
-                                                           .sum = NULL,
                                                            .begin = staged_begin,
                                                            .end = staged_end,
                                                            .settle = staged_settle};

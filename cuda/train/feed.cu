@@ -40,8 +40,7 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     const bool on_device = strcmp(name, "omp") != 0;
     if (strcmp(name, "fused") != 0) {
         feed->host_numbers = static_cast<uint64_t *>(malloc(batch * sizeof *feed->host_numbers));
-        if (!feed->host_numbers)
-            return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
+        TRY(ALLOCATED(feed->host_numbers, "cuda: out of memory"));
     }
     if (!on_device)
         CUDA_TRY(cudaMallocHost(&feed->staging, batch * data_stored_bytes(train->data, DATA_TRAIN)));
@@ -74,19 +73,13 @@ void device_feed_close(struct device_feed *feed)
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
-    if (feed->staging)
-        (void)cudaFreeHost(feed->staging);
+    (void)cudaFreeHost(feed->staging);
     free(feed->host_numbers);
     for (struct feed_timing &timing : feed->timings)
-        for (cudaEvent_t event : {timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end})
-            if (event)
-                (void)cudaEventDestroy(event);
+        destroy(timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end);
     for (struct feed_buffer &buffer : feed->buffers)
-        for (cudaEvent_t event : {buffer.made, buffer.taken})
-            if (event)
-                (void)cudaEventDestroy(event);
-    if (feed->stream)
-        (void)cudaStreamDestroy(feed->stream);
+        destroy(buffer.made, buffer.taken);
+    destroy(feed->stream);
     *feed = {};
 }
 
@@ -158,8 +151,7 @@ static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *s
 {
     struct device_feed *feed = batch->feed;
     struct drawn_batch *argument = static_cast<struct drawn_batch *>(malloc(sizeof *argument));
-    if (!argument)
-        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
+    TRY(ALLOCATED(argument, "cuda: out of memory"));
     *argument = *batch;
     cudaError_t error = cudaLaunchHostFunc(feed->stream, draw_on_host, argument);
     if (error != cudaSuccess)

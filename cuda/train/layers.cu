@@ -1,4 +1,5 @@
 /* Layers without GEMMs (ReLU, max-pooling, dropout), and the gradients of biases. */
+#include "common/sums.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
@@ -15,11 +16,7 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
     for (uint32_t i = begin + threadIdx.x; i < end; i += BLOCK)
         sum += deltas[(size_t)(positions.quotient(i) * (channels - 1) + blockIdx.x) * positions.by + i];
     sums[threadIdx.x] = sum;
-    for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
+    block_sums<BLOCK>(sums);
     if (threadIdx.x == 0)
         slices[blockIdx.y * channels + blockIdx.x] = sums[0];
 }

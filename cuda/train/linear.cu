@@ -15,13 +15,10 @@ enum status linear_forward(const struct device_layer *layer, const struct pass *
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
     const matrix<true> samples = {layer->in, in}, weights = {pass->parameters + linear->weight, in};
-    const struct matrix_out into = {.values = layer->out,
-                                    .bias = pass->parameters + linear->bias,
-                                    .stride = out,
-                                    .relu = layer->relu,
-                                    .above = nullptr};
+    const struct matrix_out into = {
+        .values = layer->out, .bias = pass->parameters + linear->bias, .stride = out, .relu = layer->relu};
     return multiply_layer<DOWN, ACROSS>(pass, samples, weights, into,
-                                        {.rows = pass->count, .columns = out, .depth = in, .slice = 0});
+                                        {.rows = pass->count, .columns = out, .depth = in});
 }
 
 static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
@@ -30,13 +27,10 @@ static enum status input_backward(const struct device_layer *layer, const struct
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
     const matrix<true> deltas = {layer->out_delta, out};
     const matrix<false> weights = {pass->parameters + linear->weight, in};
-    const struct matrix_out into = {.values = layer->in_delta,
-                                    .bias = nullptr,
-                                    .stride = in,
-                                    .relu = false,
-                                    .above = layer->relu_before ? layer->in : nullptr};
+    const struct matrix_out into = {
+        .values = layer->in_delta, .stride = in, .above = layer->relu_before ? layer->in : nullptr};
     return multiply_layer<DOWN, ACROSS>(pass, deltas, weights, into,
-                                        {.rows = pass->count, .columns = in, .depth = out, .slice = 0});
+                                        {.rows = pass->count, .columns = in, .depth = out});
 }
 
 static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
@@ -44,14 +38,10 @@ static enum status weights_backward(const struct device_layer *layer, const stru
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
     const matrix<false> deltas = {layer->out_delta, out}, samples = {layer->in, in};
-    const struct matrix_out into = {.values = pass->gradients + linear->weight,
-                                    .bias = nullptr,
-                                    .stride = in,
-                                    .relu = false,
-                                    .above = nullptr};
+    const struct matrix_out into = {.values = pass->gradients + linear->weight, .stride = in};
     TRY(bias_backward(layer, pass));
     return multiply_layer<DOWN, ACROSS>(pass, deltas, samples, into,
-                                        {.rows = out, .columns = in, .depth = pass->count, .slice = 0});
+                                        {.rows = out, .columns = in, .depth = pass->count});
 }
 
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass)

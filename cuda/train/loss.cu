@@ -1,18 +1,12 @@
 /* The loss and its gradient, the update of the totals, and the parameter update. */
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "train/clip.cuh"
 #include "train/network.cuh"
 
 #define ALL_LANES 0xffffffffu
 
 /* ---- Warp reductions in a fixed order ---- */
-
-static __device__ __forceinline__ float warp_sum(float value)
-{
-    for (int apart = 16; apart > 0; apart /= 2)
-        value += __shfl_xor_sync(ALL_LANES, value, apart);
-    return value;
-}
 
 struct candidate {
     float logit;
@@ -115,13 +109,7 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
     }
     sums[threadIdx.x] = sum;
     rights[threadIdx.x] = correct;
-    for (uint32_t half = BLOCK / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-            rights[threadIdx.x] += rights[threadIdx.x + half];
-        }
-    }
+    block_sums<BLOCK>(sums, rights);
     if (threadIdx.x != 0)
         return;
     totals->loss += sums[0];

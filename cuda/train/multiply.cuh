@@ -37,6 +37,12 @@ struct gemm {
     uint32_t slice; /* terms per slice; a multiple of TILE_DEPTH */
 };
 
+/* Stores the sums of this block's slice. */
+static __device__ __forceinline__ matrix_out slice_out(float *slices, const struct gemm &size)
+{
+    return {.values = slices + (size_t)blockIdx.z * size.rows * size.columns, .stride = size.columns};
+}
+
 /* ---- Global to shared memory ---- */
 
 /* One thread's part of loading tiles of EXTENT lines, TILE_DEPTH deep. Adjacent threads read adjacent memory:
@@ -214,12 +220,7 @@ static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *A
     column += blockIdx.x * COLUMNS;
     if (gridDim.z == 1)
         return put_sums(into, size, sums, row, column);
-    put_sums(matrix_out{.values = slices + (size_t)blockIdx.z * size.rows * size.columns,
-                        .bias = nullptr,
-                        .stride = size.columns,
-                        .relu = false,
-                        .above = nullptr},
-             size, sums, row, column);
+    put_sums(slice_out(slices, size), size, sums, row, column);
 }
 
 /* ---- Adding the slices ---- */

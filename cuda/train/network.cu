@@ -14,8 +14,7 @@ static enum status make_room(struct allocations *allocations)
         return STATUS_OK;
     uint32_t room = allocations->room ? 2 * allocations->room : 64;
     void *blocks = realloc(allocations->blocks, room * sizeof *allocations->blocks);
-    if (!blocks)
-        return status_set(STATUS_EXHAUSTED, "cuda: out of memory");
+    TRY(ALLOCATED(blocks, "cuda: out of memory"));
     allocations->blocks = static_cast<void **>(blocks);
     allocations->room = room;
     return STATUS_OK;

@@ -123,8 +123,7 @@ static enum status convolve(const struct pass *pass, const uint16_t *weights,
 {
     const struct gemm size = {.rows = into.channels,
                               .columns = pass->count * windows.windows.position_count.by,
-                              .depth = windows.windows.tap_count,
-                              .slice = 0};
+                              .depth = windows.windows.tap_count};
     const struct packed_matrix matrix = {weights, size.depth};
     if (into.channels > 32)
         return packed_multiply<Format, false, 64, 128>(pass->stream, pass->workspace, matrix, windows, into,
@@ -144,8 +143,7 @@ template <class Format> static enum status forward(const struct device_layer *la
                              .bias = pass->parameters + conv->bias,
                              .channels = conv->out.channels,
                              .positions = layer->forward.position_count,
-                             .relu = layer->relu,
-                             .above = nullptr});
+                             .relu = layer->relu});
 }
 
 template <class Format>
@@ -155,10 +153,8 @@ static enum status input_backward(const struct device_layer *layer, const struct
     return convolve<Format>(pass, layer->packed.opposite,
                             windows_over(layer->packed.deltas, &layer->backward, conv->out.channels),
                             {.values = layer->in_delta,
-                             .bias = nullptr,
                              .channels = conv->in.channels,
                              .positions = layer->backward.position_count,
-                             .relu = false,
                              .above = layer->relu_before ? layer->in : nullptr});
 }
 
@@ -195,8 +191,7 @@ static enum status weights_backward(const struct device_layer *layer, const stru
         windows_over(layer->packed.in, &layer->forward, conv->in.channels), into,
         {.rows = conv->out.channels,
          .columns = layer->forward.tap_count,
-         .depth = pass->count * layer->forward.position_count.by,
-         .slice = 0});
+         .depth = pass->count * layer->forward.position_count.by});
 }
 
 template <class Format> static enum status backward(const struct device_layer *layer, const struct pass *pass)

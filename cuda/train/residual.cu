@@ -1,8 +1,7 @@
 /* The layers of residual networks that use no GEMM: addition, and the mean of each channel. */
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "train/network.cuh"
-
-#define ALL_LANES 0xffffffffu
 
 /* ---- Addition ---- */
 
@@ -73,8 +72,7 @@ static __global__ void mean_kernel(const float *in, uint32_t positions, uint32_t
     float sum = 0;
     for (uint32_t position = lane; position < positions; position += 32)
         sum += in[(size_t)i * positions + position];
-    for (int apart = 16; apart > 0; apart /= 2)
-        sum += __shfl_xor_sync(ALL_LANES, sum, apart);
+    sum = warp_sum(sum);
     if (lane == 0)
         out[i] = sum / (float)positions;
 }

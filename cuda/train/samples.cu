@@ -156,9 +156,7 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
                                .sample = divider_of((uint32_t)data->sample_values),
                                .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                                .held = set->held,
-                               .gray = set->gray,
-                               .scale = {},
-                               .offset = {}};
+                               .gray = set->gray};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];

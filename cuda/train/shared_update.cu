@@ -53,8 +53,7 @@ static enum status set_share(const struct train *train, const float *arena, floa
 {
     const size_t bytes = moment_values(train) * sizeof *share;
     float *own = static_cast<float *>(malloc(bytes));
-    if (!own)
-        return status_set(STATUS_EXHAUSTED, "out of memory for moments");
+    TRY(ALLOCATED(own, "out of memory for moments"));
     exchange_share_take(arena, train->model->arena_values, own);
     enum status status = cuda_status(cudaMemcpy(share, own, bytes, cudaMemcpyHostToDevice),
                                      "copying moments to the device", __FILE__, __LINE__);

@@ -95,8 +95,10 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
 static enum status stage_update(void *state, uint64_t step)
 {
     struct network *network = network_of(state);
+    const struct train *train = network->train;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
     CUDA_TRY(cudaSetDevice(network->device));
-    TRY(network_update(network, step));
+    TRY(network_update(network, &update));
     TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     return finish(network);
 }

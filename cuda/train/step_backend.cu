@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "core/half.h"
 #include "train/engine.cuh"
 #include "train/task.h"
@@ -98,13 +99,7 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
         }
     sums[threadIdx.x] = sum;
     squares[threadIdx.x] = square;
-    for (uint32_t half = MOMENT_BLOCK / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-            squares[threadIdx.x] += squares[threadIdx.x + half];
-        }
-    }
+    block_sums<MOMENT_BLOCK>(sums, squares);
     if (threadIdx.x == 0)
         moments[channel * MOMENT_PARTS + blockIdx.x] = {sums[0], squares[0]};
 }
@@ -299,8 +294,7 @@ static enum status make(struct step_backend *self, const struct task *task)
     TRY(task_build(task, &self->model));
     fill_train(self, task);
     self->arena = static_cast<float *>(calloc(2 * self->model.arena_values, sizeof *self->arena));
-    if (!self->arena)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the parameters");
+    TRY(ALLOCATED(self->arena, "out of memory for the parameters"));
     model_initialise(&self->model, self->train.seed, self->arena);
     TRY(make_sets(self, task->batch));
     TRY(ENGINE->open(&self->train, &resources, &self->engine));
@@ -316,8 +310,7 @@ extern "C" enum status step_backend_open(int device, const struct task *task, st
 {
     struct step_backend *self = static_cast<struct step_backend *>(calloc(1, sizeof *self));
     *backend = nullptr;
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "out of memory");
+    TRY(ALLOCATED(self, "out of memory"));
     self->device = device;
     enum status status = make(self, task);
     if (status != STATUS_OK) {

@@ -122,12 +122,7 @@ static __device__ __forceinline__ void put_block(const Into &into, float *slices
     uint32_t row = first_row + Share::row(), column = first_column + Share::column();
     if (gridDim.z == 1)
         return put_tensor_sums(into, size, sums, row, column);
-    put_tensor_sums(matrix_out{.values = slices + (size_t)blockIdx.z * size.rows * size.columns,
-                               .bias = nullptr,
-                               .stride = size.columns,
-                               .relu = false,
-                               .above = nullptr},
-                    size, sums, row, column);
+    put_tensor_sums(slice_out(slices, size), size, sums, row, column);
 }
 
 /* Returns the grid of a GEMM with tiles of ROWS x COLUMNS, DEPTH deep, and sets size->slice. `held` is the

@@ -5,7 +5,7 @@ import collections
 
 from devices import Devices, Missing, about_yours, device_of
 from plot import HEIGHT, Plot, count_words, short_device, shortened, text_px
-from rows import newest
+from rows import newest, of_one_job
 
 COMMAND = "scripts/compare/loading.py --decode 224 --files DIR --shards DIR --bench ./fdsl-bench --out results/decode.csv"
 # The decoders: the colour of their bars (plots/common.gp) and their names in the legend.
@@ -20,15 +20,8 @@ def decoder_of(row):
     return DECODERS[row["decoded_by"] or "cpu"]
 
 
-def of_one_job(rows):
-    """Returns the rows of one job, that is, of one output size and fit. Prefers the user's rows, then the job with most rows, then
-    the newest."""
-    jobs = collections.defaultdict(list)
-    for row in rows:
-        jobs[row["out_res"], row["fit"]].append(row)
-    def worth(job):
-        return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
-    return max(jobs.values(), key=worth, default=[])
+def job_of(row):
+    return row["out_res"], row["fit"]
 
 
 def best_rows(rows):
@@ -41,7 +34,7 @@ def best_rows(rows):
 
 def figure(measured):
     decoded = [row for row in measured.loads if row["out_res"] and row["ranks"] == 1 and not row["skipped"] and not row["compute_ms"]]
-    rows = best_rows(of_one_job(decoded))
+    rows = best_rows(of_one_job(decoded, job_of))
     if not rows:
         raise Missing(COMMAND, measured.loads)
     devices = Devices(rows, 2, "samples")

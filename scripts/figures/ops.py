@@ -1,11 +1,9 @@
 """The figure of embedding sets: bytes per second of the steps as a share of the measured bandwidth, by steps, variant and device,
 from rows of the workload ops. scripts/figures/draw.py documents the return value."""
 
-import collections
-
 from devices import Devices, Missing, about_yours, device_of
 from plot import HEIGHT, Plot, count_words, short_device, shortened, text_px
-from rows import DEFAULTS, newest
+from rows import DEFAULTS, newest, of_one_job
 
 COMMAND = "scripts/sweep/run.sh configs/sweep_ops.tsv"
 JOB = ("data", "tensor", "columns", "bad", "duplicates", "norm_min", "norm_max")  # equal in all bars
@@ -32,15 +30,8 @@ def heading(row):
     return ", ".join(words) + (f"; {row['dtype']} rows" if row["dtype"] != DEFAULTS["ops"]["dtype"] else "")
 
 
-def of_one_job(rows):
-    """Returns the rows of one job: they are equal in the columns JOB. Prefers the user's rows, then the job with most rows, then
-    the newest."""
-    jobs = collections.defaultdict(list)
-    for row in rows:
-        jobs[tuple(row.settings[column] for column in JOB)].append(row)  # norm_min and norm_max are empty without mask
-    def worth(job):
-        return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
-    return max(jobs.values(), key=worth, default=[])
+def job_of(row):
+    return tuple(row.settings[column] for column in JOB)  # norm_min and norm_max are empty without mask
 
 
 def best_rows(rows):
@@ -59,8 +50,8 @@ def bar(row, y):
 
 
 def figure(measured):
-    rows = best_rows(of_one_job([row for row in measured.embeddings if row["ranks"] == 1 and row["stream_share"]
-                                 and row["stream_bytes_per_s"]]))
+    rows = best_rows(of_one_job((row for row in measured.embeddings if row["ranks"] == 1 and row["stream_share"]
+                                 and row["stream_bytes_per_s"]), job_of))
     if not rows:
         raise Missing(COMMAND, measured.embeddings)
     devices = Devices(rows, 2, item="rows")

@@ -176,14 +176,12 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
     if (axes->count == AXES_MAX)
         return status_set(STATUS_USAGE, "--%s: more than %d options have lists; run two sweeps", spec->name,
                           AXES_MAX);
-    char *list = strdup(text);
+    FREED char *list = strdup(text);
     TRY(ALLOCATED(list, "out of memory for the values of --%s", spec->name));
     /* Count the new axis even if adding its values fails, so that axes_free() frees them. */
     struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};
-    enum status status = add_elements(axis, list, text);
-    free(list);
-    return status;
+    return add_elements(axis, list, text);
 }
 
 void axes_remove(struct axes *axes, const struct option_spec *spec)

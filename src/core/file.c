@@ -83,15 +83,12 @@ static char *real_part(const char *path)
 
 bool file_is_inside(const char *path, const char *folder)
 {
-    char *inner = real_part(path), *outer = realpath(folder, NULL);
+    FREED char *inner = real_part(path), *outer = realpath(folder, NULL);
     size_t length = outer ? strlen(outer) : 0;
     if (length == 1)
         length = 0; /* "/" contains all paths */
-    bool inside = inner && outer && strncmp(inner, outer, length) == 0 &&
-                  (inner[length] == '/' || inner[length] == '\0');
-    free(inner);
-    free(outer);
-    return inside;
+    return inner && outer && strncmp(inner, outer, length) == 0 &&
+           (inner[length] == '/' || inner[length] == '\0');
 }
 
 static enum status check(const char *path)

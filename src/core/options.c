@@ -315,19 +315,15 @@ static enum status replace_defaults(const struct options *options)
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
     size_t count = option_spec_count(options);
-    struct option *list = calloc(count + option_former_count + 1, sizeof *list);
+    FREED struct option *list = calloc(count + option_former_count + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
     options->operand_count = 0;
-    if (!list || !options->given) {
-        free(list);
-        return status_set(STATUS_EXHAUSTED, "out of memory for %zu options", count);
-    }
+    TRY(ALLOCATED(list && options->given, "out of memory for %zu options", count));
 
     /* '-' makes getopt_long() return 1 for an argument that is not an option, without moving it to the end.
      * ':' makes it return ':' for a missing value. */
     char letters[8] = "-:";
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < count; i++) {
         void *values;
         const struct option_spec *spec = option_spec_at(options, i, &values);
         list[i].name = spec->name;
@@ -335,10 +331,9 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         list[i].val = FIRST_VALUE + (int)i;
         if (option_letter(spec) && !strchr(letters, option_letter(spec)))
             text_append(letters, sizeof letters, "%c", option_letter(spec));
-        status = option_set_default(spec, values);
+        TRY(option_set_default(spec, values));
     }
-    if (status == STATUS_OK)
-        status = replace_defaults(options);
+    TRY(replace_defaults(options));
     struct option *end = list + count;
     for (size_t i = 0; i < option_former_count; i++) {
         size_t index;
@@ -346,16 +341,13 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
             *end++ = (struct option){option_formers[i].was, required_argument, NULL,
                                      FIRST_VALUE + (int)(count + i)};
     }
-    if (status == STATUS_OK)
-        status = parse_arguments(options, list, letters, argc, argv);
-    if (status == STATUS_OK && options->axes)
-        status = axes_check(options->axes);
-    if (status == STATUS_OK && options->axes)
-        status = axes_select(options->axes, 0);
-    if (status == STATUS_OK)
-        warn_of_formers(options);
-    free(list);
-    return status;
+    TRY(parse_arguments(options, list, letters, argc, argv));
+    if (options->axes) {
+        TRY(axes_check(options->axes));
+        TRY(axes_select(options->axes, 0));
+    }
+    warn_of_formers(options);
+    return STATUS_OK;
 }
 
 enum status options_set(struct options *options, const char *name, const char *text)

@@ -499,7 +499,7 @@ static bool holds(const char *bytes, size_t size, const char *record, size_t len
 /* Copies to `missing` those records of `text` that the file does not contain, and counts them. */
 static enum status find_missing(const char *path, const char *text, char *missing, size_t *count)
 {
-    char *bytes = NULL;
+    FREED char *bytes = NULL;
     size_t size = 0;
     if (access(path, F_OK) == 0)
         TRY(file_read(path, &bytes, &size));
@@ -512,7 +512,6 @@ static enum status find_missing(const char *path, const char *text, char *missin
         text += record.bytes;
     }
     *missing = '\0';
-    free(bytes);
     return STATUS_OK;
 }
 
@@ -528,16 +527,14 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
         return status_set(STATUS_USAGE,
                           "the rows saved with the checkpoint have other columns than the rows of this "
                           "program");
-    lines.text = strdup(text);
-    if (!lines.text)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the rows");
+    FREED char *copy = strdup(text);
+    TRY(ALLOCATED(copy, "out of memory for the rows"));
     size_t missing = 0;
-    enum status status = find_missing(path, text + header_bytes, lines.text + header_bytes, &missing);
-    lines.bytes = strlen(lines.text);
-    if (status == STATUS_OK && missing > 0)
-        status = append_at_last(path, like, &lines);
-    if (status == STATUS_OK)
-        *added = missing;
-    free(lines.text);
-    return status;
+    TRY(find_missing(path, text + header_bytes, copy + header_bytes, &missing));
+    lines.text = copy;
+    lines.bytes = strlen(copy);
+    if (missing > 0)
+        TRY(append_at_last(path, like, &lines));
+    *added = missing;
+    return STATUS_OK;
 }

@@ -179,12 +179,11 @@ static void fill(const double *samples, size_t count, double *sorted, double *bl
 
 enum status stats_compute(const double *samples, size_t count, struct stats *stats)
 {
-    double *sorted = reallocarray(NULL, count + BLOCKS_MAX, sizeof *sorted);
+    FREED double *sorted = reallocarray(NULL, count + BLOCKS_MAX, sizeof *sorted);
     TRY(ALLOCATED(sorted, "out of memory for the statistics of %zu samples", count));
     memcpy(sorted, samples, count * sizeof *sorted);
     qsort(sorted, count, sizeof *sorted, ascending);
     fill(samples, count, sorted, sorted + count, stats);
-    free(sorted);
     return STATUS_OK;
 }
 

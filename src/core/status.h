@@ -94,9 +94,14 @@ void status_print(void);
  * format and arguments follow, and returns STATUS_EXHAUSTED. */
 #define ALLOCATED(room, ...) ((room) ? STATUS_OK : status_set(STATUS_EXHAUSTED, __VA_ARGS__))
 
+/* Placed before the declaration of a variable. Calls close(&variable) at the end of the scope, even if a
+ * TRY() leaves the scope. The variable is initialised, or the next statement initialises it even if it fails.
+ */
+#define CLOSED_BY(close) __attribute__((cleanup(close)))
+
 /* Placed before the declaration of an initialised pointer. Frees its memory at the end of the scope, even if
  * a TRY() leaves the scope. */
-#define FREED __attribute__((cleanup(status_free_)))
+#define FREED CLOSED_BY(status_free_)
 static inline void status_free_(void *pointer)
 {
     free(*(void **)pointer);

@@ -50,12 +50,9 @@ enum status class_folders_keep(const struct class_folders *folders, uint64_t num
 
 static enum status check_first(const struct source *source, void *state, const struct class_folders *folders)
 {
-    struct source_sample sample = {0};
-    enum status status = source_make(source, state, 0, 1, &sample);
-    if (status == STATUS_OK)
-        status = class_folders_keep(folders, 0, &sample);
-    source_sample_free(&sample);
-    return status;
+    CLOSED_BY(source_sample_free) struct source_sample sample = {0};
+    TRY(source_make(source, state, 0, 1, &sample));
+    return class_folders_keep(folders, 0, &sample);
 }
 
 enum status class_folders_read(const struct source *source, void *state, uint64_t samples,

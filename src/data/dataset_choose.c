@@ -129,11 +129,10 @@ enum status dataset_find_classes(struct dataset *dataset)
 /* Returns the number of a sample's class folder. */
 static int32_t class_of(const struct dataset *dataset, const struct dataset_sample *sample)
 {
-    char *name = dataset->classes ? strndup(sample->key, strcspn(sample->key, "/")) : NULL;
+    FREED char *name = dataset->classes ? strndup(sample->key, strcspn(sample->key, "/")) : NULL;
     const char *const *found =
         name ? bsearch(&name, dataset->classes, dataset->class_count, sizeof *dataset->classes, by_text)
              : NULL;
-    free(name);
     return found ? (int32_t)(found - dataset->classes) : LABEL_NONE;
 }
 

@@ -128,20 +128,17 @@ static enum status open_wids(struct dataset *dataset, const char *name)
 {
     char path[2 * PATH_MAX], *text;
     size_t size;
-    struct wids wids = {0};
+    CLOSED_BY(wids_free) struct wids wids = {0};
     TRY(read_index_text(dataset, name, path, &text, &size));
     enum status status = wids_parse(text, size, &wids);
     free(text);
     if (status != STATUS_OK)
-        status_prefix(status, "%s", path);
-    if (status == STATUS_OK)
-        status = shards_room(dataset, wids.count);
-    for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
-        status = open_listed(dataset, name, &wids.shards[i]);
-    if (status == STATUS_OK)
-        dataset->shard_first[dataset->file_count] = dataset->sample_count;
-    wids_free(&wids);
-    return status;
+        return status_prefix(status, "%s", path);
+    TRY(shards_room(dataset, wids.count));
+    for (size_t i = 0; i < wids.count; i++)
+        TRY(open_listed(dataset, name, &wids.shards[i]));
+    dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
 }
 
 static enum status add_named_file(struct dataset *dataset, const char *name)

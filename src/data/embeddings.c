@@ -196,17 +196,14 @@ static enum status add_tensors(struct embeddings *set, const struct tensor_file 
 static enum status add_file(struct embeddings *set, const char *path, const char *pattern)
 {
     struct embeddings_file *entry = &set->files[set->file_count++];
-    struct tensor_file file;
     *entry = (struct embeddings_file){.path = strdup(path)};
     if (!entry->path)
         return out_of_memory();
-    enum status status = tensor_file_open(entry->path, &file);
-    if (status == STATUS_OK && fstat(file.fd, &entry->info) != 0)
-        status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
-    if (status == STATUS_OK)
-        status = add_tensors(set, &file, pattern, entry);
-    tensor_file_close(&file);
-    return status;
+    CLOSED_BY(tensor_file_close) struct tensor_file file;
+    TRY(tensor_file_open(entry->path, &file));
+    if (fstat(file.fd, &entry->info) != 0)
+        return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    return add_tensors(set, &file, pattern, entry);
 }
 
 /* ---- Opening ---- */

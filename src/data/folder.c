@@ -71,28 +71,25 @@ static bool file_is_whole(const struct folder *folder, const struct index_unit *
 /* Returns whether a file contains exactly this text. */
 static bool has_text(const char *path, const char *text, size_t size)
 {
-    char *bytes = NULL;
+    FREED char *bytes = NULL;
     size_t count = 0;
-    bool same = has_size(path, size) && file_read(path, &bytes, &count) == STATUS_OK && count == size &&
-                memcmp(bytes, text, size) == 0;
-    free(bytes);
-    return same;
+    return has_size(path, size) && file_read(path, &bytes, &count) == STATUS_OK && count == size &&
+           memcmp(bytes, text, size) == 0;
 }
 
 /* Returns whether a shard and its DALI index are complete. */
 static bool shard_is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
-    char path[PATH_MAX], *dali = NULL;
+    FREED char *dali = NULL;
+    char path[PATH_MAX];
     size_t size = 0;
     if (inside(folder, path, "/%s", unit->name) != STATUS_OK || !has_size(path, unit->bytes))
         return false;
     char *dot = strrchr(path, '.');
     if (dot)
         strcpy(dot, ".idx");
-    bool whole = dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
-    free(dali);
-    return whole;
+    return dot && dali_format(index, number, &dali, &size) == STATUS_OK && has_text(path, dali, size);
 }
 
 /* Returns whether a unit is complete: its files have the sizes that the index gives, and a shard's DALI index
@@ -114,13 +111,12 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
 /* Returns whether the wids index is complete. Builds without jansson cannot write one and return true. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
-    char path[PATH_MAX], *text = NULL;
+    FREED char *text = NULL;
+    char path[PATH_MAX];
     if (inside(folder, path, "/%s.wids.json", folder->name) != STATUS_OK)
         return false;
     enum status status = wids_format(folder->name, index, &text);
-    bool whole = status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
-    free(text);
-    return whole;
+    return status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
 }
 
 /* Returns whether samples.csv and, for shards, the wids index are complete. */
@@ -150,10 +146,8 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
 
 bool folder_finished(const struct folder *folder, uint64_t unit)
 {
-    struct index part;
-    bool finished = read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
-    index_free(&part);
-    return finished;
+    CLOSED_BY(index_free) struct index part;
+    return read_part(folder, unit, &part) == STATUS_OK && is_whole(folder, &part, 0);
 }
 
 /* ---- Claiming ---- */
@@ -373,17 +367,14 @@ static void remove_work(const struct folder *folder)
  * Otherwise the index may belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
-    char *theirs = NULL;
+    FREED char *theirs = NULL;
     size_t size;
-    struct index_text ours;
+    CLOSED_BY(index_text_free) struct index_text ours;
     const struct index none = {0};
     TRY(index_text_begin(&ours, folder->layout, folder->provenance));
     fflush(ours.stream);
-    enum status status = file_read(path, &theirs, &size);
-    bool same = status == STATUS_OK && size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
-    index_text_free(&ours);
-    free(theirs);
-    TRY(status);
+    TRY(file_read(path, &theirs, &size));
+    bool same = size >= ours.size && memcmp(theirs, ours.text, ours.size) == 0;
     return same ? reopen(folder, &none, path)
                 : status_set(
                       STATUS_USAGE,
@@ -396,24 +387,21 @@ static enum status replace_index(const struct folder *folder, const char *path)
 static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
-    struct index index;
     TRY(index_path(folder, path));
+    CLOSED_BY(index_free) struct index index;
     enum status status = index_read(path, &index);
-    if (status == STATUS_FAILED) {
-        index_free(&index);
+    if (status == STATUS_FAILED)
         return replace_index(folder, path);
-    }
-    if (status == STATUS_OK && strcmp(index.provenance, folder->provenance) != 0)
-        status = refuse_options(folder, index.provenance);
-    bool complete = status == STATUS_OK && lists_are_whole(folder, &index);
-    for (uint64_t i = 0; status == STATUS_OK && i < index.unit_count; i++)
+    TRY(status);
+    if (strcmp(index.provenance, folder->provenance) != 0)
+        return refuse_options(folder, index.provenance);
+    bool complete = lists_are_whole(folder, &index);
+    for (uint64_t i = 0; i < index.unit_count; i++)
         complete &= is_whole(folder, &index, i);
-    if (status == STATUS_OK && !complete)
-        status = reopen(folder, &index, path);
-    else if (status == STATUS_OK)
-        remove_work(folder); /* a previous run may have been killed just before this step */
-    index_free(&index);
-    return status;
+    if (!complete)
+        return reopen(folder, &index, path);
+    remove_work(folder); /* a previous run may have been killed just before this step */
+    return STATUS_OK;
 }
 
 bool folder_complete(const struct folder *folder)
@@ -446,12 +434,9 @@ enum status folder_claim(struct folder *folder)
 
 static enum status add_part(const struct folder *folder, uint64_t unit, struct index_text *text)
 {
-    struct index part;
-    enum status status = read_part(folder, unit, &part);
-    if (status == STATUS_OK)
-        status = index_text_add_all(text, &part, 0);
-    index_free(&part);
-    return status;
+    CLOSED_BY(index_free) struct index part;
+    TRY(read_part(folder, unit, &part));
+    return index_text_add_all(text, &part, 0);
 }
 
 enum status folder_gather(const struct folder *folder, struct index *index)
@@ -473,17 +458,15 @@ enum status folder_gather(const struct folder *folder, struct index *index)
 /* Writes the wids index. Warns instead in builds without jansson. */
 static enum status write_wids(const struct folder *folder, const struct index *index)
 {
-    char path[PATH_MAX], *text;
+    FREED char *text = NULL;
+    char path[PATH_MAX];
     TRY(inside(folder, path, "/%s.wids.json", folder->name));
     enum status status = wids_format(folder->name, index, &text);
     if (status == STATUS_UNAVAILABLE) {
         status_warn("%s is not written: %s", path, status_text());
         return STATUS_OK;
     }
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text, strlen(text));
-    free(text);
-    return status;
+    return status == STATUS_OK ? file_write_atomic(path, text, strlen(text)) : status;
 }
 
 enum status folder_conclude(const struct folder *folder, const struct index *index)

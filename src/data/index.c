@@ -161,17 +161,12 @@ void index_text_free(struct index_text *text)
 
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count)
 {
-    struct index_text text;
+    CLOSED_BY(index_text_free) struct index_text text;
     TRY(index_text_begin(&text, index->layout, index->provenance));
-    enum status status = STATUS_OK;
-    for (uint64_t i = first; status == STATUS_OK && i < first + count; i++)
-        status = index_text_add_all(&text, index, i);
-    if (status == STATUS_OK)
-        status = index_text_end(&text);
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text.text, text.size);
-    index_text_free(&text);
-    return status;
+    for (uint64_t i = first; i < first + count; i++)
+        TRY(index_text_add_all(&text, index, i));
+    TRY(index_text_end(&text));
+    return file_write_atomic(path, text.text, text.size);
 }
 
 /* ---- Reading ---- */

@@ -187,7 +187,7 @@ static void say_what_is_kept(const struct job *job)
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
-    struct source_sample *samples = calloc(count, sizeof *samples);
+    FREED struct source_sample *samples = calloc(count, sizeof *samples);
     TRY(ALLOCATED(samples, "out of memory"));
     enum status status = source_make(job->source, job->state, first, count, samples);
     for (uint64_t i = 0; status == STATUS_OK && job->classes.labels && i < count; i++)
@@ -196,7 +196,6 @@ static enum status make_chunk(struct job *job, struct unit_writer *writer, uint6
         status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
         source_sample_free(&samples[i]);
-    free(samples);
     return status;
 }
 
@@ -280,18 +279,13 @@ static void tell(const struct job *job, const struct index *index)
 
 static enum status conclude(const struct job *job)
 {
-    struct index index;
-    enum status status = folder_gather(&job->folder, &index);
-    if (status == STATUS_OK)
-        status = check_gathered(job, &index);
-    if (status == STATUS_OK)
-        status = samples_write(job->folder.path, job->source, job->state, &index);
-    if (status == STATUS_OK)
-        status = folder_conclude(&job->folder, &index);
-    if (status == STATUS_OK)
-        tell(job, &index);
-    index_free(&index);
-    return status;
+    CLOSED_BY(index_free) struct index index;
+    TRY(folder_gather(&job->folder, &index));
+    TRY(check_gathered(job, &index));
+    TRY(samples_write(job->folder.path, job->source, job->state, &index));
+    TRY(folder_conclude(&job->folder, &index));
+    tell(job, &index);
+    return STATUS_OK;
 }
 
 /* Claims the folder, writes the units and finishes the dataset. Runs on all ranks, which agree on the status

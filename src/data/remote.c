@@ -92,22 +92,16 @@ static enum status examine_alone(struct remote *remote, struct file *file, int t
 
 static enum status open_all(const char *url, struct remote *remote)
 {
-    char *leaf = NULL;
-    enum status status = remote_split(url, remote, &leaf);
-    if (status == STATUS_OK)
-        status = remote_find_service(remote, leaf);
-    if (status == STATUS_OK)
-        status = http_open(&remote->http);
-    if (status == STATUS_OK && remote->options.cache_dir)
-        status = cache_open(remote->options.cache_dir, remote->options.cache_bytes);
-    if (status == STATUS_OK)
-        status = remote_list(remote, leaf);
-    if (status == STATUS_OK && remote->count && !remote->files[0]->known)
-        status = examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST);
-    if (status == STATUS_OK)
-        status = remote_start_threads(remote);
-    free(leaf);
-    return status;
+    FREED char *leaf = NULL;
+    TRY(remote_split(url, remote, &leaf));
+    TRY(remote_find_service(remote, leaf));
+    TRY(http_open(&remote->http));
+    if (remote->options.cache_dir)
+        TRY(cache_open(remote->options.cache_dir, remote->options.cache_bytes));
+    TRY(remote_list(remote, leaf));
+    if (remote->count && !remote->files[0]->known)
+        TRY(examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST));
+    return remote_start_threads(remote);
 }
 
 enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote)
@@ -214,17 +208,15 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
-    struct cache_draft draft;
     TRY(cache_find(folder, &entry, fd));
     if (*fd >= 0)
         return STATUS_OK;
-    enum status status = cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd);
-    if (status == STATUS_OK && *fd < 0)
-        status = fill_draft(remote, file, &draft);
-    if (status == STATUS_OK && *fd < 0)
-        status = cache_complete(folder, &entry, &draft, fd);
-    cache_abandon(&draft);
-    return status;
+    CLOSED_BY(cache_abandon) struct cache_draft draft;
+    TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
+    if (*fd >= 0)
+        return STATUS_OK;
+    TRY(fill_draft(remote, file, &draft));
+    return cache_complete(folder, &entry, &draft, fd);
 }
 
 /* ---- Reading ---- */

@@ -192,8 +192,7 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
         if (*count == room) {
             room = room ? 2 * room : 256;
             struct old *larger = realloc(*list, room * sizeof **list);
-            if (!larger)
-                return status_set(STATUS_EXHAUSTED, "out of memory for the list of the cache");
+            TRY(ALLOCATED(larger, "out of memory for the list of the cache"));
             *list = larger;
         }
         struct old *old = &(*list)[(*count)++];

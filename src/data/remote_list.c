@@ -107,27 +107,25 @@ static enum status list_url(const struct remote *remote, const char *next, char 
 static enum status list_objects(struct remote *remote)
 {
     char next[S3_TOKEN_MAX] = "", url[REMOTE_URL_MAX];
-    uint8_t *page = malloc(LIST_BYTES_MAX);
-    enum status status = page ? STATUS_OK : remote_out_of_memory();
+    FREED uint8_t *page = malloc(LIST_BYTES_MAX);
+    if (!page)
+        return remote_out_of_memory();
     int tries = REMOTE_TRIES_FIRST;
     do {
         struct http_reply reply;
-        if (status == STATUS_OK)
-            status = list_url(remote, next, url);
+        TRY(list_url(remote, next, url));
         struct http_request request = remote_request(remote, url, remote->shown);
         request.whole = true;
         request.wanted = LIST_BYTES_MAX;
         request.to = page;
-        if (status == STATUS_OK)
-            status = http_get(remote->http, &request, tries, &reply);
-        if (status == STATUS_OK && s3_list((char *)page, reply.got, add_object, remote, next) != STATUS_OK)
-            status = status_prefix(STATUS_FAILED, "%s", remote->shown);
+        TRY(http_get(remote->http, &request, tries, &reply));
+        if (s3_list((char *)page, reply.got, add_object, remote, next) != STATUS_OK)
+            return status_prefix(STATUS_FAILED, "%s", remote->shown);
         tries = REMOTE_TRIES;
-    } while (status == STATUS_OK && *next);
-    free(page);
-    return status == STATUS_OK && remote->count == 0
+    } while (*next);
+    return remote->count == 0
                ? status_set(STATUS_USAGE, "--data %s: no objects with this prefix", remote->shown)
-               : status;
+               : STATUS_OK;
 }
 
 enum status remote_list(struct remote *remote, const char *leaf)

@@ -251,12 +251,9 @@ enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zi
                               struct tensor_file *file)
 {
     struct search search = {.zip = zip, .prefix = prefix, .file = file};
-    struct pickle pickle;
-    enum status status = pickle_parse(bytes, size, allowed, &pickle);
-    if (status == STATUS_OK)
-        status = visit(&search, pickle.root, 0);
-    pickle_free(&pickle);
-    return status;
+    CLOSED_BY(pickle_free) struct pickle pickle;
+    TRY(pickle_parse(bytes, size, allowed, &pickle));
+    return visit(&search, pickle.root, 0);
 }
 
 /* ---- The archive ---- */
@@ -321,14 +318,11 @@ static bool is_legacy(const struct tensor_file *file)
 
 enum status torch_list(struct tensor_file *file)
 {
-    struct zip zip;
     if (is_legacy(file))
         return status_set(STATUS_FAILED,
                           "it has the format of PyTorch before 1.6, not a zip archive: load it "
                           "with torch.load() and save it again");
-    enum status status = zip_list(file, &zip);
-    if (status == STATUS_OK)
-        status = list_archive(file, &zip);
-    zip_free(&zip);
-    return status;
+    CLOSED_BY(zip_free) struct zip zip;
+    TRY(zip_list(file, &zip));
+    return list_archive(file, &zip);
 }

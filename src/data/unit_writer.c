@@ -244,17 +244,14 @@ static enum status write_dali(struct unit_writer *writer)
 static enum status write_part(struct unit_writer *writer, const char *provenance, const char *md5,
                               const char *part_path)
 {
-    struct index_text text;
     const struct index_unit unit = {.name = writer->name, .bytes = writer->bytes, .md5 = md5};
     TRY(end_text(&writer->lines));
+    CLOSED_BY(index_text_free) struct index_text text;
     TRY(index_text_begin(&text, writer->layout, provenance));
     index_text_add_unit(&text, &unit);
     fputs(writer->lines_text, text.stream);
-    enum status status = index_text_end(&text);
-    if (status == STATUS_OK)
-        status = file_write_atomic(part_path, text.text, text.size);
-    index_text_free(&text);
-    return status;
+    TRY(index_text_end(&text));
+    return file_write_atomic(part_path, text.text, text.size);
 }
 
 enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path)

@@ -76,16 +76,23 @@ const char *fdsl_version(void)
     return FDSL_VERSION;
 }
 
-int fdsl_cuda_devices(void)
+/* ---- The caller's environment ---- */
+
+/* Before the declaration of a device: makes it the current device at the end of the scope. */
+#define RESTORED CLOSED_BY(restore) __attribute__((unused))
+static void restore(const int *device)
 {
-    int before = device_current(), count = device_count();
-    if (count == 0)
-        relay(device_probe(0));
-    device_restore(before);
-    return count;
+    device_restore(*device);
 }
 
-/* ---- The caller's environment ---- */
+int fdsl_cuda_devices(void)
+{
+    RESTORED int before = device_current();
+    int count = device_count();
+    if (count == 0)
+        relay(device_probe(0));
+    return count;
+}
 
 /* The state of the calling thread that a call must restore. */
 struct environment {
@@ -230,11 +237,11 @@ void fdsl_close(struct fdsl_generator *generator)
     if (!generator || generator->process != getpid())
         return;
     bool on_device = generator->device >= 0;
-    int before = device_current(), mode = on_device ? device_relax_capture() : 0;
+    RESTORED int before = device_current();
+    int mode = on_device ? device_relax_capture() : 0;
     close_all(generator);
     if (on_device)
         device_restore_capture(mode);
-    device_restore(before);
 }
 
 /* ---- Queries ---- */
@@ -351,21 +358,21 @@ static enum status generate(struct fdsl_generator *self, const struct generator_
     return status;
 }
 
-/* Checks the generator and makes its device current. The caller must later restore the device `*before`. */
-static enum status begin_call(const struct fdsl_generator *self, int *before)
+/* Checks the generator and the arguments, and makes the generator's device current. The caller must later
+ * restore the device `*before`. */
+static enum status begin_call(const struct fdsl_generator *self, const struct call *call, int *before)
 {
-    *before = -1;
     if (!self)
         return status_set(STATUS_USAGE, "generator: it is NULL");
     if (self->process != getpid())
         return status_set(STATUS_FAILED,
                           "generator: it was opened before fork(); open another one in this process (for "
                           "CUDA, start the process with exec or spawn instead of fork)");
-    if (self->device < 0)
-        return STATUS_OK;
-    *before = device_current();
-    device_restore(self->device);
-    return STATUS_OK;
+    if (self->device >= 0) {
+        *before = device_current();
+        device_restore(self->device);
+    }
+    return check_call(self, call);
 }
 
 enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count, void *images,
@@ -373,15 +380,12 @@ enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first,
 {
     const struct call call = {count, images, labels, stream};
     const struct generator_numbers numbers = {.first = first};
-    int before;
-    enum status status = begin_call(generator, &before);
-    if (status == STATUS_OK)
-        status = check_call(generator, &call);
+    RESTORED int before = -1;
+    enum status status = begin_call(generator, &call, &before);
     if (status == STATUS_OK)
         status = check_first("first", first, count);
     if (status == STATUS_OK)
         status = generate(generator, &numbers, &call);
-    device_restore(before);
     return relay(status);
 }
 
@@ -390,15 +394,12 @@ enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint
 {
     const struct call call = {count, images, labels, stream};
     const struct generator_numbers listed = {.list = numbers};
-    int before;
-    enum status status = begin_call(generator, &before);
-    if (status == STATUS_OK)
-        status = check_call(generator, &call);
+    RESTORED int before = -1;
+    enum status status = begin_call(generator, &call, &before);
     if (status == STATUS_OK)
         status = check_pointer(generator, "numbers", numbers, sizeof *numbers);
     if (status == STATUS_OK)
         status = generate(generator, &listed, &call);
-    device_restore(before);
     return relay(status);
 }
 
@@ -421,15 +422,12 @@ enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *
                                     uint32_t count, void *images, int64_t *labels, void *stream)
 {
     const struct call call = {count, images, labels, stream};
-    int before;
-    enum status status = begin_call(generator, &before);
-    if (status == STATUS_OK)
-        status = check_call(generator, &call);
+    RESTORED int before = -1;
+    enum status status = begin_call(generator, &call, &before);
     if (status == STATUS_OK)
         status = check_pointer(generator, "next", next, sizeof *next);
     if (status == STATUS_OK)
         status = generate_next(generator, next, step, &call);
-    device_restore(before);
     return relay(status);
 }
 
@@ -453,9 +451,8 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
         if (!*memory)
             status = status_set(STATUS_EXHAUSTED, "out of memory for %zu bytes", bytes);
     } else if (status == STATUS_OK) {
-        int before = device_current();
+        RESTORED int before = device_current();
         status = device_alloc(device, bytes, memory);
-        device_restore(before);
     }
     return relay(status);
 }
@@ -468,9 +465,8 @@ void fdsl_free(int device, void *memory)
         free(memory);
         return;
     }
-    int before = device_current();
+    RESTORED int before = device_current();
     device_free(device, memory);
-    device_restore(before);
 }
 
 enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes, void *stream)
@@ -481,9 +477,8 @@ enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes,
     if (status == STATUS_OK && device < 0)
         memmove(to, from, bytes);
     else if (status == STATUS_OK) {
-        int before = device_current();
+        RESTORED int before = device_current();
         status = device_copy(device, to, from, bytes, stream);
-        device_restore(before);
     }
     return relay(status);
 }
@@ -492,9 +487,8 @@ enum fdsl_status fdsl_wait(int device, void *stream)
 {
     enum status status = check_stream(device, "stream", stream);
     if (status == STATUS_OK && device >= 0) {
-        int before = device_current();
+        RESTORED int before = device_current();
         status = device_wait(device, stream);
-        device_restore(before);
     }
     return relay(status);
 }
@@ -505,9 +499,8 @@ enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
     if (status == STATUS_OK)
         status = check_stream(device, "after", after);
     if (status == STATUS_OK && device >= 0 && before_stream != after) {
-        int before = device_current();
+        RESTORED int before = device_current();
         status = device_order(device, before_stream, after);
-        device_restore(before);
     }
     return relay(status);
 }
@@ -516,8 +509,6 @@ int fdsl_capturing(int device, void *stream)
 {
     if (device < 0)
         return 0;
-    int before = device_current();
-    bool captured = device_capturing(device, stream);
-    device_restore(before);
-    return captured;
+    RESTORED int before = device_current();
+    return device_capturing(device, stream);
 }

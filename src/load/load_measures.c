@@ -48,21 +48,18 @@ static enum status measure_order(const struct load *load, const struct variant *
                                  struct measures *measures)
 {
     struct order_plan plan = load_variant_plan(load, variant, threads);
-    struct order order;
+    CLOSED_BY(order_close) struct order order = {0};
     double displacement = 0, shards = 0;
     bool batches = plan.shards > 0;
-    enum status status = STATUS_OK;
     TRY(order_open(&plan, &order));
-    for (uint32_t w = 0; status == STATUS_OK && w < (uint32_t)threads; w++) {
+    for (uint32_t w = 0; w < (uint32_t)threads; w++) {
         struct order_quality quality = {0};
         order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
-        status = order_measure(&plan, &order, load->batch, &quality);
+        TRY(order_measure(&plan, &order, load->batch, &quality));
         displacement += quality.displacement / threads;
         shards += quality.shards / threads;
         batches = batches && order.count >= load->batch;
     }
-    order_close(&order);
-    TRY(status);
     measures_put(measures, "displacement", "%.4f", displacement);
     if (batches)
         measures_put(measures, "shards_per_batch", "%.4g", shards);

@@ -38,24 +38,20 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 const struct image_fit *fit, struct pictures *pictures)
 {
-    uint8_t *bytes = malloc(member->size + 1);
-    struct image_scratch scratch = {0};
+    FREED uint8_t *bytes = malloc(member->size + 1);
+    CLOSED_BY(image_scratch_close) struct image_scratch scratch = {0};
     struct image image;
     bool is_image = false;
-    enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
-                               : status_set(STATUS_EXHAUSTED, "out of memory for an image");
-    if (status == STATUS_OK)
-        status = image_fit(fit, members_format(member->extension), bytes, member->size, 0, 0, &scratch,
-                           &image, &is_image);
-    if (status == STATUS_OK && (!is_image || image.depth > 1))
-        status = status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
-                                          "(channels, height, width) and values of type |u1, <f2 or <f4");
-    if (status == STATUS_OK)
-        *pictures =
-            (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};
-    image_scratch_close(&scratch);
-    free(bytes);
-    return status;
+    TRY(ALLOCATED(bytes, "out of memory for an image"));
+    TRY(plain_bytes(plain, member, member->size, bytes));
+    TRY(image_fit(fit, members_format(member->extension), bytes, member->size, 0, 0, &scratch, &image,
+                  &is_image));
+    if (!is_image || image.depth > 1)
+        return status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
+                                        "(channels, height, width) and values of type |u1, <f2 or <f4");
+    *pictures =
+        (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};
+    return STATUS_OK;
 }
 
 enum status pictures_find(const struct dataset *dataset, const struct image_fit *fit,

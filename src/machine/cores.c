@@ -212,14 +212,13 @@ static enum status plan_with(struct claims *claims, const struct cores_mask *all
 {
     int room = count_of(allowed);
     bool differ = claims_split(claims, comm_local_size());
-    struct cores_mask *cores = calloc((size_t)room + 1, sizeof *cores);
+    FREED struct cores_mask *cores = calloc((size_t)room + 1, sizeof *cores);
     TRY(ALLOCATED(cores, "out of memory for a list of %d cores", room));
     int count = find_cores(cores, room);
     if (count == 0)
         count = singles(allowed, cores);
     *plan = cores_share_out(claims->masks, differ ? claims->extra : NULL, comm_local_size(),
                             comm_local_rank(), allowed, cores, count);
-    free(cores);
     return STATUS_OK;
 }
 

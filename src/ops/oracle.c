@@ -286,20 +286,16 @@ static enum status compare(const struct expected *expected, const struct variant
 enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
                               void *state, uint64_t number, uint64_t *wrong)
 {
-    struct expected expected;
+    CLOSED_BY(expect_free) struct expected expected;
+    TRY(expect(ops, oracle, number, &expected));
     struct ops_fetch fetch = {0};
     const struct ops_summary *summary = &fetch.summary;
-    enum status status = expect(ops, oracle, number, &expected);
-    if (status == STATUS_OK)
-        status = variant->fetch(state, &fetch);
+    TRY(variant->fetch(state, &fetch));
     bool scaled = expected.format.to == OPS_NVFP4;
-    if (status == STATUS_OK &&
-        (summary->number != number || summary->kept != expected.kept_count ||
-         summary->outputs != expected.outputs ||
-         (scaled && float_bits(summary->tensor_scale) != float_bits(expected.format.tensor_scale))))
-        *wrong = ops->count ? ops->count : 1;
-    else if (status == STATUS_OK)
-        status = compare(&expected, variant, state, wrong);
-    expect_free(&expected);
-    return status;
+    if (summary->number == number && summary->kept == expected.kept_count &&
+        summary->outputs == expected.outputs &&
+        (!scaled || float_bits(summary->tensor_scale) == float_bits(expected.format.tensor_scale)))
+        return compare(&expected, variant, state, wrong);
+    *wrong = ops->count ? ops->count : 1;
+    return STATUS_OK;
 }

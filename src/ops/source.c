@@ -126,10 +126,9 @@ static enum status drop_duplicates(struct cleaner *cleaner)
 {
     uint64_t bytes = duplicates_slots(cleaner->set->rows) * sizeof(uint64_t);
     TRY(memory_check(bytes, "the hash table of --dedup", "prepare fewer rows at a time"));
-    uint64_t *table = malloc(bytes);
+    FREED uint64_t *table = malloc(bytes);
     TRY(ALLOCATED(table, "out of memory for the hash table of --dedup"));
     duplicates_drop(cleaner->threads, cleaner->hashes, cleaner->set->rows, cleaner->kept, table);
-    free(table);
     return STATUS_OK;
 }
 

@@ -39,7 +39,7 @@ enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s)
     struct triad triad = {.count = bytes / (ARRAYS * sizeof(double)), .tasks = (uint64_t)threads};
     triad.count = triad.count < ARRAY_MIN ? ARRAY_MIN : triad.count > ARRAY_MAX ? ARRAY_MAX : triad.count;
     size_t all_bytes = triad.count * ARRAYS * sizeof(double);
-    double *memory = ops_allocate(all_bytes);
+    FREED double *memory = ops_allocate(all_bytes);
     TRY(ALLOCATED(memory, "out of memory to measure the memory bandwidth"));
     for (int array = 0; array < ARRAYS; array++)
         triad.arrays[array] = memory + (uint64_t)array * triad.count;
@@ -51,6 +51,5 @@ enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s)
         double rate = (double)all_bytes / (timer_now_s() - begin_s);
         *bytes_per_s = rate > *bytes_per_s ? rate : *bytes_per_s;
     }
-    free(memory);
     return STATUS_OK;
 }

@@ -102,20 +102,18 @@ static double number(const struct table *table, const char *column)
 enum status advise_measure(const struct advise_run *run, struct advise_row *row)
 {
     char rows[PATH_MAX];
-    struct table table = {0};
+    CLOSED_BY(table_free) struct table table = {0};
     snprintf(rows, sizeof rows, "%s/%s.csv", run->folder, run->workload);
     TRY(run_child(run, rows));
-    enum status status = table_read(rows, &table);
-    if (status == STATUS_OK && table.rows == 0)
-        status = status_set(STATUS_FAILED, "%s has no rows", rows);
-    if (status == STATUS_OK)
-        *row = (struct advise_row){.items_per_s = number(&table, "items_per_s"),
-                                   .memory_bytes = number(&table, "peak_memory_bytes"),
-                                   .joules_per_item = number(&table, "energy_j_per_item"),
-                                   .compute_ms = number(&table, "compute_ms"),
-                                   .stall_share = number(&table, "stall_share"),
-                                   .step_s = number(&table, "step_s"),
-                                   .busy_share = number(&table, "busy_share")};
-    table_free(&table);
-    return status;
+    TRY(table_read(rows, &table));
+    if (table.rows == 0)
+        return status_set(STATUS_FAILED, "%s has no rows", rows);
+    *row = (struct advise_row){.items_per_s = number(&table, "items_per_s"),
+                               .memory_bytes = number(&table, "peak_memory_bytes"),
+                               .joules_per_item = number(&table, "energy_j_per_item"),
+                               .compute_ms = number(&table, "compute_ms"),
+                               .stall_share = number(&table, "stall_share"),
+                               .step_s = number(&table, "step_s"),
+                               .busy_share = number(&table, "busy_share")};
+    return STATUS_OK;
 }

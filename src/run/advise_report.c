@@ -64,7 +64,7 @@ static enum status print_rows(int format, const struct advice_question *question
     enum status status = STATUS_OK;
     rows_begin(&printer, format);
     for (size_t i = 0; status == STATUS_OK && i < count; i++) {
-        struct row row = {0};
+        CLOSED_BY(row_free) struct row row = {0};
         row_text(&row, "way", advice[i].name);
         row_text(&row, "variant", advice[i].variant);
         row_count(&row, "best", i == best);
@@ -78,15 +78,13 @@ static enum status print_rows(int format, const struct advice_question *question
         status = row_check(&row);
         if (status == STATUS_OK)
             rows_add(&printer, &row);
-        row_free(&row);
     }
-    struct row about = {0};
+    CLOSED_BY(row_free) struct row about = {0};
     row_text(&about, "verdict", verdict);
     row_count(&about, "batch", question->batch);
     row_real(&about, "step_s", question->step_s);
     row_count(&about, "res", question->res);
     enum status printed = rows_end(&printer, "advice", &about);
-    row_free(&about);
     return status == STATUS_OK ? printed : status;
 }
 

@@ -24,7 +24,7 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
     const struct dataset_member *member = &dataset->members[sample->member + sample->image % sample->members];
     struct image image;
     bool is_image = false;
-    uint8_t *bytes = malloc(member->size + 1);
+    FREED uint8_t *bytes = malloc(member->size + 1);
     enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
                                : status_set(STATUS_EXHAUSTED, "out of memory for an image");
     if (status == STATUS_OK)
@@ -42,7 +42,6 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
             set->res = image.height > image.width ? image.height : image.width;
     }
     plain_close(&plain);
-    free(bytes);
     return status == STATUS_OK ? status
                                : status_prefix(status, "%s/%s: sample '%s'", dataset->path,
                                                dataset->files[member->file].name, sample->key);
@@ -154,7 +153,6 @@ static enum status look(const struct advise_options *options, const struct datas
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set)
 {
     struct members members;
-    struct dataset dataset = {0};
     const struct remote_options remote = {.cache_dir = options->cache_dir,
                                           .cache_bytes = options->cache_bytes};
     *set = (struct advise_set){
@@ -162,9 +160,7 @@ enum status advise_set_open(const struct advise_options *options, struct advise_
     if (!set->remote && options->cache_dir)
         return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
     TRY(members_parse(options->image, options->label, options->member, &members));
-    enum status status = dataset_open(options->data, options->on_error, &members, &remote, &dataset);
-    if (status == STATUS_OK)
-        status = look(options, &dataset, set);
-    dataset_close(&dataset);
-    return status;
+    CLOSED_BY(dataset_close) struct dataset dataset = {0};
+    TRY(dataset_open(options->data, options->on_error, &members, &remote, &dataset));
+    return look(options, &dataset, set);
 }

@@ -84,7 +84,7 @@ enum status compare_choose_measure(struct comparison *comparison)
             "compare --help lists the measures",
             name);
 
-    const char **names = calloc(table->columns + 1, sizeof *names);
+    FREED const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;
     TRY(ALLOCATED(names, "out of memory"));
     names[count++] = "time_per_item";
@@ -92,7 +92,6 @@ enum status compare_choose_measure(struct comparison *comparison)
         if (find_measure(table->cells[i], &other))
             names[count++] = table->cells[i];
     const char *nearest = nearest_word(name, names, count);
-    free(names);
     return status_set(STATUS_USAGE, "--measure: %s has no column '%s'%s%s%s", table->path, name,
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }

@@ -155,7 +155,7 @@ static int by_hash(const void *x, const void *y)
 static enum status choose_labels(const struct comparison *comparison, struct labels *labels)
 {
     char label[4096];
-    uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
+    FREED uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
     TRY(ALLOCATED(hashes, "out of memory for %zu rows", comparison->pair_count));
     *labels = (struct labels){0};
     for (size_t k = 0; k < comparison->key_count; k++)
@@ -166,7 +166,6 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
     qsort(hashes, comparison->pair_count, sizeof *hashes, by_hash);
     for (size_t p = 1; p < comparison->pair_count; p++)
         labels->empty |= hashes[p] == hashes[p - 1];
-    free(hashes);
     return STATUS_OK;
 }
 
@@ -389,18 +388,16 @@ static enum status summary_row(const struct comparison *comparison, struct row *
 static enum status print_rows(const struct comparison *comparison)
 {
     struct row_printer printer;
-    struct row summary = {0};
+    CLOSED_BY(row_free) struct row summary = {0};
     enum status status = summary_row(comparison, &summary);
     rows_begin(&printer, comparison->format);
     for (size_t p = 0; p < comparison->pair_count && status == STATUS_OK; p++) {
-        struct row row = {0};
+        CLOSED_BY(row_free) struct row row = {0};
         status = pair_row(comparison, &comparison->pairs[p], &row);
         if (status == STATUS_OK)
             rows_add(&printer, &row);
-        row_free(&row);
     }
     enum status printed = rows_end(&printer, "comparison", &summary);
-    row_free(&summary);
     return status == STATUS_OK ? printed : status;
 }
 

@@ -291,12 +291,9 @@ enum status monitor_check(const char *path)
     const struct env nowhere = {0};
     const struct monitor_subject nobody = {.env = &nowhere};
     const struct monitor_sample nothing = {0};
-    struct row row = {0};
-    enum status status = make_row(&nobody, "", &nothing, &row);
-    if (status == STATUS_OK)
-        status = csv_check(path, &row);
-    row_free(&row);
-    return status;
+    CLOSED_BY(row_free) struct row row = {0};
+    TRY(make_row(&nobody, "", &nothing, &row));
+    return csv_check(path, &row);
 }
 
 /* ---- Starting and stopping ---- */

@@ -76,8 +76,8 @@ static enum status gather_rows(const struct row *mine, struct row **rows)
     double longest = (double)packed_bytes(mine);
     TRY(comm_max(&longest, 1));
     size_t bytes = (size_t)longest;
-    void *all = NULL;
-    char *packed = calloc(1, bytes);
+    FREED void *all = NULL;
+    FREED char *packed = calloc(1, bytes);
     enum status status = ALLOCATED(packed, "out of memory for a row of %zu bytes", bytes);
     if (packed)
         pack(mine, packed);
@@ -86,8 +86,6 @@ static enum status gather_rows(const struct row *mine, struct row **rows)
         status = gather(packed, bytes, &all);
     if (status == STATUS_OK && all)
         status = unpack_all(all, bytes, mine, rows);
-    free(all);
-    free(packed);
     return comm_agree(status);
 }
 

@@ -103,20 +103,17 @@ static enum status env_row(int device, struct row *row)
 
 enum status report_env(int device, int format)
 {
-    struct row row = {0};
-    enum status status = env_row(device, &row);
-    if (status == STATUS_OK && format != FORMAT_TABLE) {
-        status = format_row(&row, format);
-    } else if (status == STATUS_OK) {
-        for (size_t i = 0; i < row.count; i++)
-            if (*row.fields[i].text) {
-                printf("%-26s ", row.fields[i].column);
-                text_print(stdout, row.fields[i].text);
-                putchar('\n');
-            }
-    }
-    row_free(&row);
-    return status;
+    CLOSED_BY(row_free) struct row row = {0};
+    TRY(env_row(device, &row));
+    if (format != FORMAT_TABLE)
+        return format_row(&row, format);
+    for (size_t i = 0; i < row.count; i++)
+        if (*row.fields[i].text) {
+            printf("%-26s ", row.fields[i].column);
+            text_print(stdout, row.fields[i].text);
+            putchar('\n');
+        }
+    return STATUS_OK;
 }
 
 /* ---- The list of variants ---- */
@@ -173,14 +170,13 @@ static enum status list_rows(const struct resources *resources, const struct set
     rows_begin(&printer, settings->format);
     for (size_t i = 0; status == STATUS_OK && i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
-        struct row row = {0};
+        CLOSED_BY(row_free) struct row row = {0};
         if (!is_listed(settings, entry))
             continue;
         describe_variant(entry, variant_available(entry, resources) == STATUS_OK, &row);
         status = row_check(&row);
         if (status == STATUS_OK)
             rows_add(&printer, &row);
-        row_free(&row);
     }
     enum status printed = rows_end(&printer, NULL, NULL);
     return status == STATUS_OK ? printed : status;
@@ -451,12 +447,11 @@ enum status report_add(struct report *report, const struct result *result)
 /* Ends the output of rows. In JSON, the environment comes before them. */
 static enum status end_rows(struct report *report)
 {
-    struct row row = {0};
+    CLOSED_BY(row_free) struct row row = {0};
     enum status status = STATUS_OK;
     if (report->settings->format == FORMAT_JSON)
         status = env_row(report->settings->resources.device, &row);
     enum status printed = rows_end(&report->printer, "environment", &row);
-    row_free(&row);
     return status == STATUS_OK ? printed : status;
 }
 

@@ -52,11 +52,10 @@ static enum status complete_rows(struct runner *runner, void *state)
     size_t added = 0;
     if (!*kept || !settings->out || !runner_leads(runner))
         return STATUS_OK;
-    struct row like = {0};
+    CLOSED_BY(row_free) struct row like = {0};
     enum status status = runner_row(runner, &none, NULL, &like);
     if (status == STATUS_OK)
         status = csv_complete(settings->out, &like, kept, &added);
-    row_free(&like);
     if (status == STATUS_USAGE) {
         status_warn("%s: cannot check whether it has the last rows of the resumed run: %s", settings->out,
                     status_text());
@@ -92,7 +91,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     describe_machine(runner, result);
     result->roofline = runner_roofline(runner, &result->work);
     struct measures measures = {.columns = runner->settings->workload->measures};
-    struct row row = {0};
+    CLOSED_BY(row_free) struct row row = {0};
     TRY(comm_agree(observe(runner, state, result, &measures)));
     TRY(runner_verify_timed(runner, state, result));
     enum status status = measure(runner, state, &measures);
@@ -112,7 +111,6 @@ static enum status record(struct runner *runner, void *state, const struct bench
         single.row_count = 1;
         status = runner_publish(runner, state, &single, single.bench.samples, &facts);
     }
-    row_free(&row);
     if (status == STATUS_OK)
         runner_warn_of_few_looks(runner, result->bench.wall_s);
     return status;
@@ -361,22 +359,17 @@ static enum status check_outputs(struct runner *runner)
     const struct settings *settings = runner->settings;
     const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
     const struct sample no_sample = {0};
-    struct row row = {0}, sample_row = {0};
+    CLOSED_BY(row_free) struct row row = {0}, sample_row = {0};
     runner->entry = built_variant(settings);
     if (!runner->entry)
         return STATUS_OK;
-    enum status status = runner_row(runner, &none, NULL, &row);
-    if (status == STATUS_OK)
-        status = runner_sample_row(&row, &no_sample, 0, &sample_row);
-    if (status == STATUS_OK && settings->out)
-        status = csv_check(settings->out, &row);
-    if (status == STATUS_OK && settings->samples)
-        status = csv_check(settings->samples, &sample_row);
-    if (status == STATUS_OK && settings->monitor)
-        status = monitor_check(settings->monitor);
-    row_free(&row);
-    row_free(&sample_row);
-    return status;
+    TRY(runner_row(runner, &none, NULL, &row));
+    TRY(runner_sample_row(&row, &no_sample, 0, &sample_row));
+    if (settings->out)
+        TRY(csv_check(settings->out, &row));
+    if (settings->samples)
+        TRY(csv_check(settings->samples, &sample_row));
+    return settings->monitor ? monitor_check(settings->monitor) : STATUS_OK;
 }
 
 static enum status describe_device(struct runner *runner)

@@ -141,30 +141,22 @@ static enum status publish_together(struct runner *runner, void *state, const st
 {
     size_t ranks = (size_t)runner->partition.ranks;
     add_up(runner, facts, total);
-    struct row all = {0};
-    struct row *every = calloc(ranks + 1, sizeof *every); /* shallow copies of the rows, in one array */
-    enum status status = runner_compare(runner, true, total);
-    if (status == STATUS_OK)
-        status = runner_row(runner, total, NULL, &all);
+    CLOSED_BY(row_free) struct row all = {0};
+    FREED struct row *every = calloc(ranks + 1, sizeof *every); /* shallow copies of the rows, in one array */
+    TRY(runner_compare(runner, true, total));
+    TRY(runner_row(runner, total, NULL, &all));
     ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
-    if (status == STATUS_OK && runner->settings->workload->rates)
+    if (runner->settings->workload->rates)
         set_rates(runner, total, &all);
-    if (status == STATUS_OK)
-        status = row_check(&all);
-    if (status == STATUS_OK && runner->settings->workload->ranks.check_total)
-        status = check_total(runner, &all);
-    if (status == STATUS_OK && !every)
-        status = status_set(STATUS_EXHAUSTED, "out of memory for the rows of %zu ranks", ranks);
-    if (status == STATUS_OK) {
-        memcpy(every, rows, ranks * sizeof *rows);
-        every[ranks] = all;
-        total->rows = every;
-        total->row_count = ranks + 1;
-        status = runner_publish(runner, state, total, samples, facts);
-    }
-    free(every);
-    row_free(&all);
-    return status;
+    TRY(row_check(&all));
+    if (runner->settings->workload->ranks.check_total)
+        TRY(check_total(runner, &all));
+    TRY(ALLOCATED(every, "out of memory for the rows of %zu ranks", ranks));
+    memcpy(every, rows, ranks * sizeof *rows);
+    every[ranks] = all;
+    total->rows = every;
+    total->row_count = ranks + 1;
+    return runner_publish(runner, state, total, samples, facts);
 }
 
 enum status runner_publish_ranks(struct runner *runner, void *state, const struct row *row,
@@ -174,15 +166,13 @@ enum status runner_publish_ranks(struct runner *runner, void *state, const struc
     struct result total = *result;
     total.bench = *all;
     struct row *rows = NULL;
-    struct rank_facts *facts = NULL;
-    struct sample *samples = NULL;
+    FREED struct rank_facts *facts = NULL;
+    FREED struct sample *samples = NULL;
     enum status status = ranks_gather(row, &mine, &rows, &facts);
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && runner_leads(runner))
         status = publish_together(runner, state, rows, facts, samples, &total);
     ranks_free_rows(rows);
-    free(facts);
-    free(samples);
     return status;
 }

@@ -179,7 +179,7 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
                                   const struct sample *samples, size_t count)
 {
     size_t total = rank_count * count;
-    struct row *rows = calloc(total, sizeof *rows);
+    FREED struct row *rows = calloc(total, sizeof *rows);
     TRY(ALLOCATED(rows, "--samples-out: out of memory for %zu samples", total));
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < total; i++)
@@ -188,6 +188,5 @@ enum status runner_append_samples(const char *path, const struct row *ranks, siz
         status = csv_append(path, rows, total);
     for (size_t i = 0; i < total; i++)
         row_free(&rows[i]);
-    free(rows);
     return status;
 }

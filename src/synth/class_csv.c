@@ -134,7 +134,7 @@ static int compare_ids(const void *a, const void *b)
  * unique. */
 static enum status find_pair(const struct atom_class *classes, size_t count, size_t pair[2])
 {
-    struct numbered_id *ids = malloc(count * sizeof *ids);
+    FREED struct numbered_id *ids = malloc(count * sizeof *ids);
     TRY(ALLOCATED(ids, "out of memory for %zu classes", count));
     for (size_t i = 0; i < count; i++)
         ids[i] = (struct numbered_id){classes[i].id, i};
@@ -145,7 +145,6 @@ static enum status find_pair(const struct atom_class *classes, size_t count, siz
             pair[0] = ids[i - 1].index;
             pair[1] = ids[i].index;
         }
-    free(ids);
     return STATUS_OK;
 }
 
@@ -286,14 +285,11 @@ static void write_list(FILE *stream, const struct atom_class *classes, size_t co
 
 enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count)
 {
-    char *text = NULL;
+    FREED char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     TRY(ALLOCATED(stream, "%s: out of memory for %zu classes", path, count));
     write_list(stream, classes, count);
-    enum status status = ALLOCATED(text_close(stream), "%s: out of memory for %zu classes", path, count);
-    if (status == STATUS_OK)
-        status = file_write_atomic(path, text, length);
-    free(text);
-    return status;
+    TRY(ALLOCATED(text_close(stream), "%s: out of memory for %zu classes", path, count));
+    return file_write_atomic(path, text, length);
 }

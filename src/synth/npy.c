@@ -104,20 +104,13 @@ static void report_written(const char *path, const struct synth *synth)
 enum status npy_write_batch(const char *path, const struct synth *synth, const struct variant *variant,
                             void *state)
 {
-    struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
-    int64_t *labels = malloc(synth->batch * sizeof *labels);
+    CLOSED_BY(file_abandon) struct file_writer image_file = {.fd = -1}, label_file = {.fd = -1};
+    FREED int64_t *labels = malloc(synth->batch * sizeof *labels);
     TRY(ALLOCATED(labels, "%s: out of memory; lower --batch", path));
-    enum status status = complete_images(&image_file, path, synth, variant, state, labels);
-    if (status == STATUS_OK)
-        status = complete_labels(&label_file, path, labels, synth->batch);
-    free(labels);
-    if (status == STATUS_OK)
-        status = file_end(&label_file);
-    if (status == STATUS_OK)
-        status = file_end(&image_file);
-    file_abandon(&image_file);
-    file_abandon(&label_file);
-    if (status == STATUS_OK)
-        report_written(path, synth);
-    return status;
+    TRY(complete_images(&image_file, path, synth, variant, state, labels));
+    TRY(complete_labels(&label_file, path, labels, synth->batch));
+    TRY(file_end(&label_file));
+    TRY(file_end(&image_file));
+    report_written(path, synth);
+    return STATUS_OK;
 }

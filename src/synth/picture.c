@@ -77,14 +77,10 @@ static enum status make_folder(const char *folder)
 enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height)
 {
     const struct png_shape shape = {width, height, 1};
-    void *bytes;
+    FREED void *bytes = NULL;
     size_t size;
     enum status status = png_encode(pixels, &shape, &bytes, &size);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
-    status = file_write_atomic(path, bytes, size);
-    free(bytes);
-    return status;
+    return status == STATUS_OK ? file_write_atomic(path, bytes, size) : status_prefix(status, "%s", path);
 }
 
 /* ---- A folder of pictures ---- */

@@ -471,13 +471,12 @@ static enum status parse(const char *bytes, size_t size, bool named, struct chec
 /* Reads a checkpoint. Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */
 static enum status read_file(const char *path, struct checkpoint *checkpoint, bool *is_damaged)
 {
-    char *bytes;
+    FREED char *bytes = NULL;
     size_t size;
     *checkpoint = (struct checkpoint){0};
     *is_damaged = false;
     TRY(file_read(path, &bytes, &size));
     enum status status = parse(bytes, size, has_ending(path), checkpoint, is_damaged);
-    free(bytes);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
 }
 

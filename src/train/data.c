@@ -319,11 +319,10 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
 
 static enum status open_cifar(const struct data_request *request, struct data *data)
 {
-    char path[PATH_MAX], *paths = calloc(CIFAR_BATCHES, PATH_MAX);
-    enum status status =
-        paths ? read_cifar(request, paths, path, data) : status_set(STATUS_EXHAUSTED, "out of memory");
-    free(paths);
-    return status;
+    FREED char *paths = calloc(CIFAR_BATCHES, PATH_MAX);
+    char path[PATH_MAX];
+    TRY(ALLOCATED(paths, "out of memory"));
+    return read_cifar(request, paths, path, data);
 }
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data

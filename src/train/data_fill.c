@@ -437,16 +437,11 @@ static enum status choose(const struct source_reader *reader, struct data_range 
     *chosen = NULL;
     if (!reader->facts.class_folders || limit >= range.count)
         return STATUS_OK;
-    uint32_t *turns = calloc(range.count, sizeof *turns), *counts = calloc(CLASSES_MAX, sizeof *counts);
-    uint32_t *sizes = calloc(range.count + 1, sizeof *sizes);
+    FREED uint32_t *turns = calloc(range.count, sizeof *turns), *counts = calloc(CLASSES_MAX, sizeof *counts);
+    FREED uint32_t *sizes = calloc(range.count + 1, sizeof *sizes);
     *chosen = calloc(range.count, 1);
-    enum status status = turns && counts && sizes && *chosen
-                             ? take_in_turn(reader, range, limit, turns, counts, sizes, *chosen)
-                             : status_set(STATUS_EXHAUSTED, "out of memory to choose samples");
-    free(turns);
-    free(counts);
-    free(sizes);
-    return status;
+    TRY(ALLOCATED(turns && counts && sizes && *chosen, "out of memory to choose samples"));
+    return take_in_turn(reader, range, limit, turns, counts, sizes, *chosen);
 }
 
 /* ---- Filling a set ---- */
@@ -524,11 +519,10 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
     limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
     range.count = range.count ? range.count : reader->facts.samples;
-    struct batch *batch = calloc(1, sizeof *batch);
-    struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
-    uint8_t *chosen = NULL;
-    enum status status =
-        batch && scratch ? STATUS_OK : status_set(STATUS_EXHAUSTED, "out of memory to read samples");
+    FREED struct batch *batch = calloc(1, sizeof *batch);
+    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
+    FREED uint8_t *chosen = NULL;
+    enum status status = ALLOCATED(batch && scratch, "out of memory to read samples");
     if (status == STATUS_OK)
         status = choose(reader, range, limit, &chosen);
     if (status == STATUS_OK) {
@@ -541,9 +535,6 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
     }
     for (int i = 0; scratch && i < threads; i++)
         image_scratch_close(&scratch[i]);
-    free(chosen);
-    free(scratch);
-    free(batch);
     return status;
 }
 

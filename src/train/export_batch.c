@@ -67,15 +67,13 @@ static enum status write_png(const struct shape *shape, const uint8_t *pixels, u
 {
     const struct png_shape png = {shape->width, shape->height, shape->channels};
     char path[PATH_MAX];
-    void *bytes;
+    FREED void *bytes = NULL;
     size_t size;
     if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
         return status_set(STATUS_USAGE,
                           "--save-batch: the name of the folder is too long; use a shorter path");
     TRY(png_encode(pixels, &png, &bytes, &size));
-    enum status status = file_write_atomic(path, bytes, size);
-    free(bytes);
-    return status;
+    return file_write_atomic(path, bytes, size);
 }
 
 /* `numbers` has room for a step (train_entries()), `values` has room for two samples, and `pixels` for
@@ -113,20 +111,13 @@ enum status export_batch(const struct train *train, const struct resources *reso
     if (data->type != DTYPE_U8 || shape->depth > 1 || (shape->channels != 1 && shape->channels != 3))
         return status_set(STATUS_USAGE, "--save-batch writes 8-bit images with one or three channels; drop "
                                         "it, or use other --data");
-    struct feed feed = {0};
-    uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
-    float *values = malloc(2 * data->sample_values * sizeof *values);
-    uint8_t *pixels = malloc(data->sample_values);
-    enum status status = numbers && values && pixels
-                             ? feed_open(train, resources, &feed)
-                             : status_set(STATUS_EXHAUSTED, "--save-batch: out of memory");
-    if (status == STATUS_OK)
-        status = write_samples(train, &feed, count, folder, numbers, values, pixels);
-    feed_close(&feed);
-    free(numbers);
-    free(values);
-    free(pixels);
-    if (status == STATUS_OK)
-        status_say("%" PRIu32 " images written to %s", count, folder);
-    return status;
+    CLOSED_BY(feed_close) struct feed feed = {0};
+    FREED uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
+    FREED float *values = malloc(2 * data->sample_values * sizeof *values);
+    FREED uint8_t *pixels = malloc(data->sample_values);
+    TRY(ALLOCATED(numbers && values && pixels, "--save-batch: out of memory"));
+    TRY(feed_open(train, resources, &feed));
+    TRY(write_samples(train, &feed, count, folder, numbers, values, pixels));
+    status_say("%" PRIu32 " images written to %s", count, folder);
+    return STATUS_OK;
 }

@@ -225,14 +225,12 @@ static enum status infer_verify(const void *input, const struct variant *variant
     const struct resources one = {.threads = 1};
     double bound = ((const struct inferrer *)state)->engine->bounds.logits;
     size_t count = (size_t)train->batch * train->model->classes;
-    struct infer_result mine = {.logits = malloc(count * sizeof(float))}, exact = mine;
-    exact.logits = malloc(count * sizeof(float));
+    FREED float *logits = malloc(2 * count * sizeof *logits);
+    TRY(ALLOCATED(logits, "out of memory to verify"));
+    struct infer_result mine = {.logits = logits}, exact = {.logits = logits + count};
     void *oracle = NULL;
-    enum status status = ALLOCATED(mine.logits && exact.logits, "out of memory to verify");
-    if (status == STATUS_OK)
-        status = variant->fetch(state, &mine);
-    if (status == STATUS_OK)
-        status = inferrer_open(&engine_oracle, &one, input, &oracle);
+    TRY(variant->fetch(state, &mine));
+    enum status status = inferrer_open(&engine_oracle, &one, input, &oracle);
     if (status == STATUS_OK)
         status = inferrer_run(oracle, number, NULL);
     if (status == STATUS_OK)
@@ -241,8 +239,6 @@ static enum status infer_verify(const void *input, const struct variant *variant
         *wrong = mine.number == number ? count_off(train, bound, mine.logits, exact.logits) : train->batch;
     if (oracle)
         inferrer_close(oracle);
-    free(mine.logits);
-    free(exact.logits);
     return status;
 }
 

@@ -243,16 +243,13 @@ static enum status read_tensors(const struct tensor_file *file, const struct mod
 static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint,
                              char prefix[PREFIX_BYTES])
 {
-    struct tensor_file file;
+    CLOSED_BY(tensor_file_close) struct tensor_file file;
     enum status status = tensor_file_open(path, &file);
-    if (status == STATUS_OK)
-        take_inner(&file, model, prefix);
     if (status != STATUS_OK)
-        status_prefix(status, "--init");
-    else if ((status = read_tensors(&file, model, checkpoint)) != STATUS_OK)
-        status_prefix(status, "--init %s", path);
-    tensor_file_close(&file);
-    return status;
+        return status_prefix(status, "--init");
+    take_inner(&file, model, prefix);
+    status = read_tensors(&file, model, checkpoint);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init %s", path);
 }
 
 enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash)

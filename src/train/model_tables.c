@@ -1,87 +1,38 @@
 /* The networks: tables of layers. */
 #include "train/model.h"
 
+#define LAYER(type, ...)                  \
+    {                                     \
+        .kind = LAYER_##type, __VA_ARGS__ \
+    }
+
 /* CONV and POOL are for images and have square kernels. CONV3D and POOL3D are for volumes and have cubic
  * kernels. */
-#define CONV(out, size, pad)                                                                         \
-    {                                                                                                \
-        .kind = LAYER_CONV, .channels = (out), .kernel = {1, size, size}, .padding = { 0, pad, pad } \
-    }
-#define CONV3D(out, size, pad)                                                                            \
-    {                                                                                                     \
-        .kind = LAYER_CONV, .channels = (out), .kernel = {size, size, size}, .padding = { pad, pad, pad } \
-    }
-#define POOL(size)                                      \
-    {                                                   \
-        .kind = LAYER_POOL, .kernel = { 1, size, size } \
-    }
-#define POOL3D(size)                                       \
-    {                                                      \
-        .kind = LAYER_POOL, .kernel = { size, size, size } \
-    }
-#define RELU               \
-    {                      \
-        .kind = LAYER_RELU \
-    }
-#define DROPOUT(share)                         \
-    {                                          \
-        .kind = LAYER_DROPOUT, .rate = (share) \
-    }
-#define LINEAR(out)                             \
-    {                                           \
-        .kind = LAYER_LINEAR, .channels = (out) \
-    }
-#define ADD(layers)                         \
-    {                                       \
-        .kind = LAYER_ADD, .back = (layers) \
-    }
-#define MEAN               \
-    {                      \
-        .kind = LAYER_MEAN \
-    }
-#define CLASSES 0
+#define CONV(out, size, pad) \
+    LAYER(CONV, .channels = (out), .kernel = {1, size, size}, .padding = {0, pad, pad})
+#define CONV3D(out, size, pad) \
+    LAYER(CONV, .channels = (out), .kernel = {size, size, size}, .padding = {pad, pad, pad})
+#define POOL(size)     LAYER(POOL, .kernel = {1, size, size})
+#define POOL3D(size)   LAYER(POOL, .kernel = {size, size, size})
+#define RELU           LAYER(RELU)
+#define DROPOUT(share) LAYER(DROPOUT, .rate = (share))
+#define LINEAR(out)    LAYER(LINEAR, .channels = (out))
+#define ADD(layers)    LAYER(ADD, .back = (layers))
+#define MEAN           LAYER(MEAN)
+#define CLASSES        0
 
 /* Layers of a transformer; `layer` is the name of the layer in timm. */
-#define PATCHES(layer, out, size)                                                            \
-    {                                                                                        \
-        .kind = LAYER_PATCHES, .channels = (out), .kernel = {1, size, size}, .name = (layer) \
-    }
-#define TOKENS(layer)                         \
-    {                                         \
-        .kind = LAYER_TOKENS, .name = (layer) \
-    }
-#define NORM(layer)                         \
-    {                                       \
-        .kind = LAYER_NORM, .name = (layer) \
-    }
-#define TOKEN_LINEAR(layer, out)                                       \
-    {                                                                  \
-        .kind = LAYER_TOKEN_LINEAR, .channels = (out), .name = (layer) \
-    }
-#define ATTENTION(layer, count)                                    \
-    {                                                              \
-        .kind = LAYER_ATTENTION, .heads = (count), .name = (layer) \
-    }
-#define GELU(layer)                         \
-    {                                       \
-        .kind = LAYER_GELU, .name = (layer) \
-    }
-#define DROP_PATH(layer, share)                                   \
-    {                                                             \
-        .kind = LAYER_DROP_PATH, .rate = (share), .name = (layer) \
-    }
-#define NAMED_ADD(layer, layers)                             \
-    {                                                        \
-        .kind = LAYER_ADD, .back = (layers), .name = (layer) \
-    }
-#define SELECT               \
-    {                        \
-        .kind = LAYER_SELECT \
-    }
-#define HEAD                                                      \
-    {                                                             \
-        .kind = LAYER_LINEAR, .channels = CLASSES, .name = "head" \
-    }
+#define PATCHES(layer, out, size) \
+    LAYER(PATCHES, .channels = (out), .kernel = {1, size, size}, .name = (layer))
+#define TOKENS(layer)            LAYER(TOKENS, .name = (layer))
+#define NORM(layer)              LAYER(NORM, .name = (layer))
+#define TOKEN_LINEAR(layer, out) LAYER(TOKEN_LINEAR, .channels = (out), .name = (layer))
+#define ATTENTION(layer, count)  LAYER(ATTENTION, .heads = (count), .name = (layer))
+#define GELU(layer)              LAYER(GELU, .name = (layer))
+#define DROP_PATH(layer, share)  LAYER(DROP_PATH, .rate = (share), .name = (layer))
+#define NAMED_ADD(layer, layers) LAYER(ADD, .back = (layers), .name = (layer))
+#define SELECT                   LAYER(SELECT)
+#define HEAD                     LAYER(LINEAR, .channels = CLASSES, .name = "head")
 
 static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
 

@@ -83,21 +83,17 @@ static enum status run_trial(const struct train *piece, const struct engine *eng
 static enum status run_trials(const struct train *piece, const struct engine *engine, void *state,
                               double *seconds)
 {
-    struct train_state begin = {0};
-    struct trial trial = {0};
+    CLOSED_BY(train_state_free) struct train_state begin = {0};
+    CLOSED_BY(trial_free) struct trial trial = {0};
     bool room = train_state_new(piece->model->arena_values, &begin) &&
                 trial_new(piece->model, piece->stage->capacity, &trial);
-    enum status status = ALLOCATED(room, "out of memory to measure the layers; lower --batch");
-    if (status == STATUS_OK) {
-        model_initialise(piece->model, piece->seed, begin.parameters);
-        status = engine->set(state, &begin);
-    }
     *seconds = HUGE_VAL;
-    for (int i = 0; status == STATUS_OK && i < TRIALS; i++)
-        status = run_trial(piece, engine, state, &trial, seconds);
-    trial_free(&trial);
-    train_state_free(&begin);
-    return status;
+    TRY(ALLOCATED(room, "out of memory to measure the layers; lower --batch"));
+    model_initialise(piece->model, piece->seed, begin.parameters);
+    TRY(engine->set(state, &begin));
+    for (int i = 0; i < TRIALS; i++)
+        TRY(run_trial(piece, engine, state, &trial, seconds));
+    return STATUS_OK;
 }
 
 /* Measures the layers first .. end - 1 as a separate stage. */

@@ -75,18 +75,18 @@ enum status step_log_check(const char *path)
 {
     const struct step_log log = {0};
     const struct step_row step = {0};
-    struct row row = {0};
+    CLOSED_BY(row_free) struct row row = {0};
     make_row(&log, &step, &row);
     enum status status = csv_check(path, &row);
-    row_free(&row);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
 }
 
 /* Warns if the file has rows of another training run whose columns of add_training() are the same. */
 static void warn_of_rows(const struct step_log *log)
 {
-    struct row row = {0};
-    char *text = NULL, *rows = NULL, *found;
+    CLOSED_BY(row_free) struct row row = {0};
+    FREED char *text = NULL, *rows = NULL;
+    char *found;
     size_t size;
     add_training(log, &row);
     if (access(log->path, F_OK) == 0 && csv_text(&row, 1, &text) == STATUS_OK &&
@@ -97,9 +97,6 @@ static void warn_of_rows(const struct step_log *log)
                         "seed; name another file, or add --resume to continue that run",
                         log->path);
     }
-    free(text);
-    free(rows);
-    row_free(&row);
 }
 
 enum status step_log_open(const char *path, const struct engine *engine, const struct train *train,
@@ -121,12 +118,11 @@ enum status step_log_open(const char *path, const struct engine *engine, const s
 
 enum status step_log_add(struct step_log *log, const struct step_row *step)
 {
-    struct row row = {0};
+    CLOSED_BY(row_free) struct row row = {0};
     make_row(log, step, &row);
     file_hold_signals(); /* otherwise a signal could leave half a row */
     enum status status = csv_append(log->path, &row, 1);
     file_release_signals();
-    row_free(&row);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
 }
 

@@ -135,9 +135,8 @@ static enum status read_balance(const struct train_parameters *parameters, const
     uint32_t ranks = (uint32_t)partition->ranks;
     opened->weights = malloc(ranks * sizeof *opened->weights);
     opened->shares = malloc(ranks * sizeof *opened->shares);
-    return opened->weights && opened->shares
-               ? balance_parse(parameters->balance, ranks, &opened->job.balance, opened->weights)
-               : status_set(STATUS_EXHAUSTED, "out of memory for the shares");
+    TRY(ALLOCATED(opened->weights && opened->shares, "out of memory for the shares"));
+    return balance_parse(parameters->balance, ranks, &opened->job.balance, opened->weights);
 }
 
 /* Sets the shares that the ranks have until trainers change them. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
 #include "train/graph/kernels.cuh"
@@ -354,18 +355,11 @@ static void graph_close(void *state)
     (void)cudaSetDevice(graph->device);
     if (graph->stream)
         (void)cudaStreamSynchronize(graph->stream);
-    for (cudaGraphExec_t each : {graph->one, graph->many, graph->inference})
-        if (each)
-            (void)cudaGraphExecDestroy(each);
+    destroy(graph->one, graph->many, graph->inference);
     allocations_free(&graph->allocations);
     device_progress_close(&graph->progress);
-    if (graph->page)
-        (void)cudaFreeHost(graph->page);
-    if (graph->applied)
-        (void)cudaEventDestroy(graph->applied);
-    for (cudaStream_t stream : {graph->beside, graph->stream})
-        if (stream)
-            (void)cudaStreamDestroy(stream);
+    (void)cudaFreeHost(graph->page);
+    destroy(graph->applied, graph->beside, graph->stream);
     free(graph);
 }
 
@@ -373,8 +367,7 @@ static enum status graph_open(const struct train *train, const struct resources 
 {
     struct graph_state *graph = static_cast<struct graph_state *>(calloc(1, sizeof *graph));
     *state = graph;
-    if (!graph)
-        return status_set(STATUS_EXHAUSTED, "graph: out of memory");
+    TRY(ALLOCATED(graph, "graph: out of memory"));
     graph->train = train;
     graph->device = resources->device;
     return open_all(graph);

@@ -98,13 +98,7 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     }
     sums[threadIdx.x] = sum;
     rights[threadIdx.x] = correct;
-    for (uint32_t half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-            rights[threadIdx.x] += rights[threadIdx.x + half];
-        }
-    }
+    block_sums<THREADS>(sums, rights);
     if (threadIdx.x != 0)
         return;
     plan.totals->loss += sums[0];

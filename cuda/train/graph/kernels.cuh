@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
@@ -291,14 +292,6 @@ step_parameter(const struct graph_plan &plan, const struct update &update, uint3
     if (update.kind != OPTIMIZER_SGD)
         plan.state.v[at] = v;
     return parameter;
-}
-
-static __device__ __forceinline__ float warp_sum(float value)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        value += __shfl_xor_sync(~0u, value, offset);
-    return value;
 }
 
 /* Copies a sample, shifted and flipped by `move`, to shared memory as (channels, height, width). Bytes become

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/phase.h"
 
 static struct vit *vit_of(struct device_engine *engine)
@@ -26,9 +27,7 @@ static enum status record(struct vit *vit, uint32_t count, bool back, cudaGraphE
 
 static void graphs_close(struct graphs *graphs)
 {
-    for (cudaGraphExec_t each : {graphs->forward, graphs->backward})
-        if (each)
-            (void)cudaGraphExecDestroy(each);
+    destroy(graphs->forward, graphs->backward);
     *graphs = {};
 }
 
@@ -71,16 +70,15 @@ static enum status gather(struct device_engine *engine, const struct device_set 
                : STATUS_OK;
 }
 
-static enum status update(struct device_engine *engine, uint64_t number)
+static enum status apply(struct device_engine *engine, const struct update *update)
 {
     struct vit *vit = vit_of(engine);
     const struct train *train = vit->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     const size_t values = train->model->arena_values;
     RANGE(UPDATE);
     TRY(clip_find(&train->optimizer, values, vit->gradients, NULL, vit->clip, vit->losses.totals,
                   vit->stream));
-    return vit_update(&update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
+    return vit_update(update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
                       vit->stream);
 }
 
@@ -135,7 +133,7 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
 static enum status vit_open(const struct train *train, const struct resources *resources, void **state)
 {
     static const struct device_engine_functions functions = {
-        .gather = gather, .learn_part = learn_part, .update = update, .infer = infer};
+        .gather = gather, .learn_part = learn_part, .update = apply, .infer = infer};
     TRY(device_engine_new<struct vit>(train, resources, &functions, state));
     return vit_open_all(device_engine_as<struct vit>(*state));
 }

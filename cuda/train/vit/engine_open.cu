@@ -127,8 +127,7 @@ static enum status open_groups(struct vit *vit)
     const struct model *model = vit->train->model;
     const size_t entries = model->arena_values / VIT_GROUP_VALUES, bytes = entries * sizeof *vit->groups;
     struct tensor_update *groups = static_cast<struct tensor_update *>(calloc(1, bytes));
-    if (!groups)
-        return status_set(STATUS_EXHAUSTED, "vit: out of memory");
+    TRY(ALLOCATED(groups, "vit: out of memory"));
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
         const size_t end = (tensor->first + tensor->values + VIT_GROUP_VALUES - 1) / VIT_GROUP_VALUES;

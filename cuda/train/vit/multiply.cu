@@ -232,8 +232,7 @@ enum status vit_multiplier_open(struct allocations *allocations, struct vit_mult
     TRY(vit_multiplier_probe());
     struct vit_multiplier *self = static_cast<struct vit_multiplier *>(calloc(1, sizeof *self));
     *multiplier = self;
-    if (!self)
-        return status_set(STATUS_EXHAUSTED, "vit: out of memory");
+    TRY(ALLOCATED(self, "vit: out of memory"));
     TRY(allocate_bytes(allocations, &self->workspace, WORKSPACE_BYTES));
     BLAS_TRY(Create(&self->handle));
     return STATUS_OK;

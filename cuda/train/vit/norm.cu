@@ -1,16 +1,10 @@
 /* Layer normalisation, fused with the operation before it: the sum at the end of a branch, or the addition of
  * class token and positions. One or more warps process a row; a lane holds pairs of adjacent values. */
 #include "common/check.cuh"
+#include "common/sums.cuh"
 #include "train/vit/kernels.cuh"
 
 #define WARPS (BLOCK / 32)
-
-static __device__ __forceinline__ float warp_sum(float value)
-{
-    for (int apart = 16; apart > 0; apart /= 2)
-        value += __shfl_xor_sync(~0u, value, apart);
-    return value;
-}
 
 /* The source of the values of a row. */
 enum source {

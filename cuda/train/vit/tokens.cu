@@ -171,9 +171,7 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                               .row = divider_of(pixels),
                               .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                               .held = set->held,
-                              .gray = set->gray,
-                              .scale = {},
-                              .offset = {}};
+                              .gray = set->gray};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
