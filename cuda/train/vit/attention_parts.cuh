@@ -155,6 +155,25 @@ static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32
     }
 }
 
+/* Writes the sums of the columns of 16 rows to `columns`, times `factor`. Leaves out rows from `count` on. A
+ * lane holds the same values as in store_rows(). */
+template <int DEPTH>
+static __device__ __forceinline__ void sum_columns(const float sums[DEPTH / 8][4], float factor,
+                                                   uint32_t first, uint32_t count, float *columns)
+{
+    const uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
+    const float upper = row < count ? factor : 0, lower = row + 8 < count ? factor : 0;
+#pragma unroll
+    for (int step = 0; step < DEPTH / 8; step++)
+        for (int i = 0; i < 2; i++) {
+            float sum = fmaf(upper, sums[step][i], lower * sums[step][2 + i]);
+            for (int apart = 4; apart < 32; apart *= 2)
+                sum += __shfl_xor_sync(~0u, sum, apart);
+            if (lane < 4)
+                columns[8 * step + 2 * lane + i] = sum;
+        }
+}
+
 /* ---- Launches ---- */
 
 /* Returns the number of warps per block for which the fewest warps have no rows. */

@@ -58,9 +58,7 @@ static enum status attention_backward(struct vit *vit, const struct block *block
     TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
                         vit->in_deltas));
     TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
-                               vit->wide_deltas, vit->stream));
-    TRY(vit_column_sums(vit->wide_deltas, rows, 3 * shape.width, vit->added + block->qkv->bias, vit->partial,
-                        vit->stream));
+                               vit->wide_deltas, vit->added + block->qkv->bias, vit->partial, vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 

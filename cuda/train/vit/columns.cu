@@ -142,23 +142,30 @@ enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, f
     return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), sums, partial, stream);
 }
 
-/* A block adds up the partial sums of 32 columns. Warp w adds up parts w, w + WARPS, ... Then warp 0 adds up
- * the sums of the warps. */
+/* A block adds up the partial sums of SUM_COLUMNS columns. There are few columns, so a block takes few of
+ * them, and several blocks can read on each multiprocessor. Thread t adds up parts t / SUM_COLUMNS, t /
+ * SUM_COLUMNS + BLOCK / SUM_COLUMNS, ... of column t % SUM_COLUMNS. */
+#define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 static __global__ void __launch_bounds__(BLOCK)
     partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)
 {
-    __shared__ float all[WARPS][32];
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = sums.results * sums.columns;
-    const uint32_t column = blockIdx.x * 32 + lane;
+    __shared__ float all[WARPS][SUM_COLUMNS];
+    const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = sums.results * sums.columns;
+    const uint32_t column = blockIdx.x * SUM_COLUMNS + own;
     float sum = 0;
-    for (uint32_t part = warp; column < columns && part < parts; part += WARPS)
+#pragma unroll 4
+    for (uint32_t part = threadIdx.x / SUM_COLUMNS; column < columns && part < parts;
+         part += BLOCK / SUM_COLUMNS)
         sum += partial[(size_t)part * columns + column];
-    all[warp][lane] = sum;
+    for (int apart = SUM_COLUMNS; apart < 32; apart *= 2)
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    if (threadIdx.x % 32 < SUM_COLUMNS)
+        all[threadIdx.x / 32][own] = sum;
     __syncthreads();
-    if (warp != 0 || column >= columns)
+    if (threadIdx.x >= SUM_COLUMNS || column >= columns)
         return;
     for (int other = 1; other < WARPS; other++)
-        sum += all[other][lane];
+        sum += all[other][own];
     float *result = sums.result[column / sums.columns];
     if (result)
         result[column % sums.columns] = sum;
@@ -167,7 +174,8 @@ static __global__ void __launch_bounds__(BLOCK)
 enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
                              cudaStream_t stream)
 {
-    partial_kernel<<<(sums->results * sums->columns + 31) / 32, BLOCK, 0, stream>>>(partial, parts, *sums);
+    const uint32_t columns = sums->results * sums->columns;
+    partial_kernel<<<(columns + SUM_COLUMNS - 1) / SUM_COLUMNS, BLOCK, 0, stream>>>(partial, parts, *sums);
     CUDA_TRY_LAUNCH("partial_kernel");
     return STATUS_OK;
 }

@@ -151,7 +151,9 @@ static size_t partial_values(const struct vit *vit)
         hidden > 3 * rows.width ? hidden : 3 * rows.width; /* the backward pass of a norm has three sums */
     const size_t tokens = (size_t)rows.tokens * rows.width, samples = tokens > classes ? tokens : classes;
     const size_t by_row = VIT_PARTS * columns, by_sample = VIT_SAMPLE_PARTS * samples;
-    return by_row > by_sample ? by_row : by_sample;
+    const size_t by_head = (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width;
+    const size_t most = by_row > by_sample ? by_row : by_sample;
+    return most > by_head ? most : by_head;
 }
 
 static enum status open_learning(struct vit *vit)

@@ -1,8 +1,8 @@
 /* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
  * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
- * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS or VIT_SAMPLE_PARTS times
- * the number of sums that a function computes.
+ * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS, VIT_SAMPLE_PARTS or
+ * vit_attention_parts() times the number of sums that a function computes.
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
@@ -150,12 +150,15 @@ enum status vit_partial_sums(const float *partial, uint32_t parts, const struct 
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
  * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
- * scores. `logs` is in fp32. */
+ * scores. `logs` is in fp32. The backward pass also sums `in_deltas` over the rows, and writes the sums to
+ * `bias`. */
 enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
                           float *logs, cudaStream_t stream);
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
-                                   bf16 *in_deltas, cudaStream_t stream);
+                                   bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream);
+/* Returns the number of partial sums per column that vit_attention_backward() needs. */
+uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
 /* ---- Parameters (update.cu) ---- */
 

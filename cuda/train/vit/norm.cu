@@ -110,8 +110,13 @@ struct backward_plan {
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
 };
 
-#define SUMS 3
-#define ROWS 2 /* rows that a warp processes at a time */
+#define SUMS        3
+#define ROWS        2 /* rows that a warp processes at a time */
+#define BACK_BLOCKS 3 /* minimum number of blocks that a multiprocessor can run at a time */
+/* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100, H200). With more,
+ * the last blocks would start when others have ended, and would then be too few to use all of the memory's
+ * bandwidth. */
+#define BACK_PARTS (BACK_BLOCKS * 132)
 
 /* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
 template <int PAIRS, int SPLIT>
@@ -269,7 +274,7 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
 /* With x' = (x - mean) * scale and g = weight * gradient of the output, the gradient of x is scale * (g -
  * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each has 64 * PAIRS columns. */
 template <int PAIRS, int SPLIT>
-static __global__ void __launch_bounds__(BLOCK, 3) norm_back_kernel(const struct backward_plan plan)
+static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(const struct backward_plan plan)
 {
     constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows of a block */
     const uint32_t warp = threadIdx.x / 32, pairs = plan.norm.rows.width / 2;
@@ -347,7 +352,7 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
                                   float *partial, cudaStream_t stream)
 {
     const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
-    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < VIT_PARTS ? needed : VIT_PARTS;
+    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < BACK_PARTS ? needed : BACK_PARTS;
     const struct backward_plan plan = {*norm, *deltas, rows, partial};
     if (width <= 64)
         norm_back_kernel<1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
