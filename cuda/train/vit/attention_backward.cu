@@ -64,8 +64,9 @@ template <int DEPTH> struct room {
 
 /* `numbers` points to the memory after the rows of `span` tokens. */
 template <int DEPTH>
-static __device__ __forceinline__ struct room<DEPTH> room_of(struct line<DEPTH> *lines, float *numbers,
-                                                             uint32_t span) {
+static __device__ __forceinline__ room<DEPTH> room_of(struct line<DEPTH> *lines, float *numbers,
+                                                      uint32_t span)
+{
     struct room<DEPTH> room;
     room.one = lines;
     room.other = lines + span;
@@ -355,6 +356,13 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
                                    bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream)
 {
+    const struct vit_sums sums = {1, 3 * rows->width, {bias}};
+    bool hopper;
+    TRY(hopper_fits(rows, heads, &hopper));
+    if (hopper) {
+        TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, partial, stream));
+        return vit_partial_sums(partial, rows->samples, &sums, stream);
+    }
     switch (rows->width / heads) {
     case 16:
         return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);

@@ -162,16 +162,67 @@ static __device__ __forceinline__ void sum_columns(const float sums[DEPTH / 8][4
                                                    uint32_t first, uint32_t count, float *columns)
 {
     const uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
-    const float upper = row < count ? factor : 0, lower = row + 8 < count ? factor : 0;
 #pragma unroll
     for (int step = 0; step < DEPTH / 8; step++)
         for (int i = 0; i < 2; i++) {
-            float sum = fmaf(upper, sums[step][i], lower * sums[step][2 + i]);
+            float sum = (row < count ? sums[step][i] : 0) + (row + 8 < count ? sums[step][2 + i] : 0);
             for (int apart = 4; apart < 32; apart *= 2)
                 sum += __shfl_xor_sync(~0u, sum, apart);
             if (lane < 4)
-                columns[8 * step + 2 * lane + i] = sum;
+                columns[8 * step + 2 * lane + i] = factor * sum;
         }
+}
+
+/* ---- Softmax ---- */
+
+/* Returns the maximum over the 4 lanes that hold a row. */
+static __device__ __forceinline__ float row_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+    return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+
+/* The softmax of a lane's two rows so far. Index 0 is for the row among the upper 8 rows of the warp, index 1
+ * for the row among the lower 8. `most` has the largest scores. `sum` has this lane's parts of the sums of
+ * exponentials. */
+struct softmax {
+    float most[2], sum[2];
+};
+
+/* Replaces the scores of KEYS keys by exponentials relative to the largest score so far. Rescales the sums.
+ * Only the first `valid` keys exist; the exponentials of the others are 0. Values 4 * n to 4 * n + 3 of
+ * `scores` and of `sums` are the fragment of columns 8 * n to 8 * n + 7. */
+template <int DEPTH, int KEYS>
+static __device__ __forceinline__ void take_scores(struct softmax *softmax, float scores[KEYS / 2],
+                                                   float factor, uint32_t valid, float sums[DEPTH / 2])
+{
+    const uint32_t column = threadIdx.x % 4 * 2;
+    if (valid < KEYS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            scores[i] = i / 4 * 8 + column + i % 2 < valid ? scores[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = scores[2 * half], sum = 0;
+#pragma unroll
+        for (int n = 2 * half; n < KEYS / 2; n += 4)
+            most = fmaxf(most, fmaxf(scores[n], scores[n + 1]));
+        most = fmaxf(softmax->most[half], factor * row_max(most));
+        const float shrink = exp2_of(softmax->most[half] - most);
+#pragma unroll
+        for (int n = 2 * half; n < KEYS / 2; n += 4)
+            for (int i = n; i < n + 2; i++) {
+                scores[i] = exp2_of(fmaf(scores[i], factor, -most));
+                sum += scores[i];
+            }
+        softmax->sum[half] = softmax->sum[half] * shrink + sum;
+        softmax->most[half] = most;
+#pragma unroll
+        for (int n = 2 * half; n < DEPTH / 2; n += 4)
+            for (int i = n; i < n + 2; i++)
+                sums[i] *= shrink;
+    }
 }
 
 /* ---- Launches ---- */
@@ -213,6 +264,18 @@ template <class KERNEL> static enum status allow(KERNEL *kernel, const struct la
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
     return STATUS_OK;
 }
+
+/* ---- Compute capability 9.0 (attention_hopper.cu) ---- */
+
+/* Sets `*fits` to whether the functions below can compute this attention on the current device. */
+enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits);
+/* These functions compute what vit_attention() and vit_attention_backward() compute. The backward pass leaves
+ * out the sum over the partial sums of `rows->samples` parts. */
+enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
+                           float *logs, cudaStream_t stream);
+enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+                            float *partial, cudaStream_t stream);
 
 static enum status refuse_depth(uint32_t depth)
 {
