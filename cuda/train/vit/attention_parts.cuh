@@ -228,7 +228,7 @@ static __device__ __forceinline__ void take_scores(struct softmax *softmax, floa
 /* ---- Launches ---- */
 
 /* Returns the number of warps per block for which the fewest warps have no rows. */
-static uint32_t warps_for(uint32_t tokens)
+static inline uint32_t warps_for(uint32_t tokens)
 {
     const uint32_t groups = (tokens + GROUP - 1) / GROUP;
     uint32_t best = WARPS_MIN, least = UINT32_MAX;
@@ -250,7 +250,7 @@ struct launch {
 
 /* `halves` is the number of blocks along z per sample. In the backward pass it is 2: one half of the blocks
  * computes the gradients of queries, the other half those of keys and values. */
-static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
+static inline struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
 {
     const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;
     const uint32_t row_bytes = 2 * (depth + 8) * (uint32_t)sizeof(bf16) + 2 * (uint32_t)sizeof(float);
@@ -277,7 +277,7 @@ enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const b
                             const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
                             float *partial, cudaStream_t stream);
 
-static enum status refuse_depth(uint32_t depth)
+static inline enum status refuse_depth(uint32_t depth)
 {
     return status_set(STATUS_FAILED, "vit: there is no kernel for heads of %u values; use 16, 32 or 64",
                       depth);
