@@ -135,7 +135,7 @@ static __device__ void queries_backward(const struct head *head, const struct he
     }
     const float factors[2] = {factor, factor};
     store_rows<DEPTH>(deltas, head->apart, first, tokens, sums, factors);
-    sum_columns<DEPTH>(sums, factor, first, tokens, room->columns[threadIdx.x / 32].query);
+    sum_columns<DEPTH>(&sums[0][0], factor, first, tokens, room->columns[threadIdx.x / 32].query);
 }
 
 /* Fills room->logs and room->dots for the queries from `begin` on. Queries after the last get a logarithm of
@@ -214,8 +214,8 @@ static __device__ __forceinline__ void keys_backward(const struct head *head, co
     const float factors[2] = {factor, factor}, ones[2] = {1, 1};
     store_rows<DEPTH>(key_deltas, head->apart, first, tokens, key_sums, factors);
     store_rows<DEPTH>(value_deltas, head->apart, first, tokens, value_sums, ones);
-    sum_columns<DEPTH>(key_sums, factor, first, tokens, room->columns[threadIdx.x / 32].key);
-    sum_columns<DEPTH>(value_sums, 1, first, tokens, room->columns[threadIdx.x / 32].value);
+    sum_columns<DEPTH>(&key_sums[0][0], factor, first, tokens, room->columns[threadIdx.x / 32].key);
+    sum_columns<DEPTH>(&value_sums[0][0], 1, first, tokens, room->columns[threadIdx.x / 32].value);
 }
 
 /* Returns the place in `partial` (part, query or key or value, width) of the sums of block (x, head) of a
@@ -268,7 +268,7 @@ static __device__ __forceinline__ void kept_backward(const struct head *head, ui
         add_weighted<DEPTH>(sums, left, keys, group);
     }
     store_rows<DEPTH>(deltas, head->apart, first, head->tokens, sums, factors);
-    sum_columns<DEPTH>(sums, factor, first, head->tokens, columns);
+    sum_columns<DEPTH>(&sums[0][0], factor, first, head->tokens, columns);
 }
 
 /* Block (0, head, sample) computes all gradients of a head. */

@@ -6,43 +6,23 @@
  * A warpgroup whose rows end after row ROWS reads rows of the next tile instead. These rows only affect
  * results of rows that do not exist, and are not stored. */
 #include "train/vit/attention_parts.cuh"
-#include "train/wgmma.cuh"
 
-#define DEPTH  64
-#define ROWS   208 /* maximum number of tokens, rounded up to a multiple of GROUP */
-#define HEIGHT 64  /* rows of a warpgroup */
+#define DEPTH 64
+#define ROWS  208 /* maximum number of tokens, rounded up to a multiple of GROUP */
 
 /* Rows of a head in shared memory, in the format of wgmma.cuh. */
 struct tile {
-    bf16 row[ROWS][TILE_WIDTH];
+    tile_row row[ROWS];
 };
 
 /* ---- Rows in shared memory ---- */
 
-/* Returns the address of values 8 * part to 8 * part + 7 of a row. */
-static __device__ __forceinline__ bf16 *part_at(struct tile *tile, uint32_t row, uint32_t part)
-{
-    return &tile->row[row][(part ^ row % 8) * 8];
-}
-
-/* Starts copying rows to a tile. Rows from `count` on are zeros. */
+/* Starts copying the rows of a head to a tile. Rows from `count` on are zeros. */
 static __device__ __forceinline__ void copy_tile(struct tile *tile, const bf16 *from, size_t apart,
                                                  uint32_t count)
 {
-    constexpr uint32_t PARTS = TILE_WIDTH / 8;
-    for (uint32_t i = threadIdx.x; i < ROWS * PARTS; i += blockDim.x) {
-        const uint32_t row = i / PARTS, part = i % PARTS;
-        const bool inside = row < count;
-        copy_async16(part_at(tile, row, part), from + (inside ? row : 0) * apart + 8 * part, inside);
-    }
-}
-
-/* Stores a fragment of 16 x 16 values at a row and a column of a tile. Both are multiples of 16. */
-static __device__ __forceinline__ void put_fragment(struct tile *tile, uint32_t row, uint32_t column,
-                                                    const uint32_t word[4])
-{
-    const uint32_t lane = threadIdx.x % 32;
-    store4(part_at(tile, row + lane % 16, column / 8 + lane / 16), word);
+    for (uint32_t first = threadIdx.x / 32 * GROUP; first < ROWS; first += blockDim.x / 32 * GROUP)
+        copy_rows16(tile->row, first, count, from, apart);
 }
 
 /* Converts sums of columns 16 * step to 16 * step + 15, times `factor[half]` for each half of the rows, to a
@@ -66,16 +46,10 @@ static __device__ __forceinline__ void write_rows(struct tile *tile, uint32_t fi
     for (int step = 0; step < DEPTH / 16; step++) {
         uint32_t word[4];
         fragment_of(sums, step, factor, word);
-        put_fragment(tile, first, 16 * step, word);
+        put_fragment(tile->row, first, 16 * step, word);
     }
     __syncwarp();
-#pragma unroll
-    for (uint32_t i = threadIdx.x % 32; i < GROUP * TILE_WIDTH / 8; i += 32) {
-        const uint32_t row = first + i / 8, part = i % 8;
-        if (row < count)
-            *reinterpret_cast<uint4 *>(to + row * apart + 8 * part) =
-                *reinterpret_cast<const uint4 *>(part_at(tile, row, part));
-    }
+    write_rows16(tile->row, first, count, to, apart);
 }
 
 /* Starts sums = rows others^T, for the warpgroup's rows and N others. */
@@ -263,7 +237,7 @@ take_queries(struct back_memory *memory, uint32_t begin, uint32_t first, uint32_
     for (int step = 0; step < N / 16; step++) {
         fragment_of(ds, step, ones, left[1][step]);
         if (first < ROWS)
-            put_fragment(&memory->ds[query / 64], first, query % 64 + 16 * step, left[1][step]);
+            put_fragment(memory->ds[query / 64].row, first, query % 64 + 16 * step, left[1][step]);
     }
     wgmma_fence();
     start_weighted<N>(key_sums, left[1], memory->queries.row[query]);
@@ -290,8 +264,7 @@ static __device__ __forceinline__ void finish_rows(struct back_memory *memory, s
 {
     const float factors[2] = {factor, factor};
     write_rows(tile, first, tokens, sums, factors, to, apart);
-    sum_columns<DEPTH>(reinterpret_cast<const float(*)[4]>(sums), factor, first, tokens,
-                       memory->columns[threadIdx.x / 32][which]);
+    sum_columns<DEPTH>(sums, factor, first, tokens, memory->columns[threadIdx.x / 32][which]);
 }
 
 /* Block (head, sample). */

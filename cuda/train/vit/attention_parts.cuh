@@ -10,7 +10,7 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 
-#include "train/mma.cuh"
+#include "train/vit/hopper.cuh"
 #include "train/vit/kernels.cuh"
 
 #define WARPS_MIN 4 /* minimum warps per block */
@@ -37,12 +37,6 @@ static __device__ __forceinline__ float exp2_of(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&both);
 }
 
 /* Returns the sum over the 4 lanes that hold a row. */
@@ -153,24 +147,6 @@ static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32
             *reinterpret_cast<uint32_t *>(values + 8 * step) =
                 pack(sums[step][2 * half] * factor[half], sums[step][2 * half + 1] * factor[half]);
     }
-}
-
-/* Writes the sums of the columns of 16 rows to `columns`, times `factor`. Leaves out rows from `count` on. A
- * lane holds the same values as in store_rows(). */
-template <int DEPTH>
-static __device__ __forceinline__ void sum_columns(const float sums[DEPTH / 8][4], float factor,
-                                                   uint32_t first, uint32_t count, float *columns)
-{
-    const uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
-#pragma unroll
-    for (int step = 0; step < DEPTH / 8; step++)
-        for (int i = 0; i < 2; i++) {
-            float sum = (row < count ? sums[step][i] : 0) + (row + 8 < count ? sums[step][2 + i] : 0);
-            for (int apart = 4; apart < 32; apart *= 2)
-                sum += __shfl_xor_sync(~0u, sum, apart);
-            if (lane < 4)
-                columns[8 * step + 2 * lane + i] = factor * sum;
-        }
 }
 
 /* ---- Softmax ---- */

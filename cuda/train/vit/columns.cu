@@ -1,6 +1,7 @@
 /* Kernels that read a matrix once: GELU, and sums of columns. A thread processes 8 adjacent columns at a
  * time. */
 #include "common/check.cuh"
+#include "train/vit/gelu.cuh"
 #include "train/vit/kernels.cuh"
 
 #define VALUES 8 /* values per thread: 16 bytes */
@@ -35,28 +36,7 @@ static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
     *reinterpret_cast<uint4 *>(to) = {word[0], word[1], word[2], word[3]};
 }
 
-/* ---- GELU: x P(x), where P is the normal distribution function ---- */
-
-/* The normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by
- * formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below
- * 7.5e-8, far less than the rounding of bf16. */
-struct normal {
-    float below, bell;
-};
-
-static __device__ __forceinline__ struct normal normal_at(float x)
-{
-    const float size = fabsf(x);
-    float t, bell;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(size, 0.2316419f, 1.0f)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(bell) : "f"(-0.72134752044448170368f * x * x));
-    float tail = fmaf(t, 1.330274429f, -1.821255978f);
-    tail = fmaf(tail, t, 1.781477937f);
-    tail = fmaf(tail, t, -0.356563782f);
-    tail = fmaf(tail, t, 0.319381530f);
-    tail = tail * t * bell * 0.39894228040143267794f;
-    return {x > 0 ? 1 - tail : tail, bell};
-}
+/* ---- GELU ---- */
 
 static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, size_t count, bf16 *outputs)
 {
@@ -66,7 +46,7 @@ static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, 
     struct eight all = load8(inputs + at);
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
-        all.value[i] *= normal_at(all.value[i]).below;
+        all.value[i] = gelu(all.value[i]);
     store8(outputs + at, all);
 }
 
@@ -95,10 +75,8 @@ static __global__ void __launch_bounds__(BLOCK)
         if (GELU) {
             const struct eight x = load8(inputs + at);
 #pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                const struct normal normal = normal_at(x.value[i]);
-                value.value[i] *= fmaf(x.value[i] * 0.39894228040143267794f, normal.bell, normal.below);
-            }
+            for (int i = 0; i < VALUES; i++)
+                value.value[i] *= gelu_slope(x.value[i]);
             store8(values + at, value);
         }
 #pragma unroll

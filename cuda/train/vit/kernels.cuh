@@ -1,8 +1,8 @@
 /* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
  * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
- * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS, VIT_SAMPLE_PARTS or
- * vit_attention_parts() times the number of sums that a function computes.
+ * their work on `stream` and return. `partial` is room for the partial sums of all of
+ * these functions (vit_open_all()).
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
@@ -16,6 +16,7 @@
 typedef __nv_bfloat16 bf16;
 
 #define VIT_PARTS        528 /* maximum number of partial sums per column */
+#define VIT_HIDDEN_ROWS  256 /* rows per partial sum of vit_hidden_backward() */
 #define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    768 /* maximum width of a token */
 
@@ -55,6 +56,16 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const bf16 *out_deltas, const bf16 *inputs, float *gradients,
                                cudaStream_t stream);
+
+/* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (hidden.cu). */
+enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
+                       const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active,
+                       cudaStream_t stream);
+/* `linear` is the layer after GELU, and `out_deltas` has the gradients of its outputs. Computes the gradients
+ * of `hidden`, and sums them over the rows. */
+enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                                const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
+                                float *sums, float *partial, cudaStream_t stream);
 
 /* ---- Patches and tokens (tokens.cu) ---- */
 
