@@ -36,48 +36,85 @@ struct plan {
     float *partial;
 };
 
-/* A warp's place in an item. */
-struct place {
-    uint32_t block;       /* the item has rows BLOCK_ROWS * block to BLOCK_ROWS * block + BLOCK_ROWS - 1 */
-    uint32_t column, row; /* first column of the item; the warp's first row in the tiles */
-    uint32_t count;       /* number of rows in the tiles */
-    size_t at;            /* index of the tiles' first row and of `column` in (rows, columns) */
+/* An item: rows BLOCK_ROWS * block to BLOCK_ROWS * block + BLOCK_ROWS - 1, and COLUMNS columns from `column`
+ * on. */
+struct item {
+    uint32_t block, column;
 };
 
-static __device__ __forceinline__ struct place place_of(const struct plan &plan, uint32_t item)
+static __device__ __forceinline__ struct item item_at(const struct plan &plan, uint32_t number)
 {
-    const uint32_t parts = plan.columns / COLUMNS, block = item / parts, column = item % parts * COLUMNS;
-    return {block, column, threadIdx.x / 32 * 16, plan.rows - block * BLOCK_ROWS,
-            (size_t)block * BLOCK_ROWS * plan.columns + column};
+    const uint32_t parts = plan.columns / COLUMNS;
+    return {number / parts, number % parts * COLUMNS};
+}
+
+static __device__ __forceinline__ struct item item_after(const struct plan &plan, struct item item)
+{
+    item.column += COLUMNS;
+    return item.column < plan.columns ? item : (struct item){item.block + 1, 0};
+}
+
+/* Returns the number of rows from the item's first row on. */
+static __device__ __forceinline__ uint32_t rows_from(const struct plan &plan, const struct item &item)
+{
+    return plan.rows - item.block * BLOCK_ROWS;
+}
+
+/* Returns the index of the item's first value in (rows, columns). */
+static __device__ __forceinline__ size_t first_value(const struct plan &plan, const struct item &item)
+{
+    return (size_t)item.block * BLOCK_ROWS * plan.columns + item.column;
+}
+
+/* Returns this warp's first row in the tiles. */
+static __device__ __forceinline__ uint32_t warp_row(void)
+{
+    return threadIdx.x / 32 * 16;
 }
 
 template <int TILES>
 static __device__ __forceinline__ void load_inputs(struct hidden_memory<TILES> *memory,
-                                                   const struct plan &plan, const struct place &place)
+                                                   const struct plan &plan, const struct item &item)
 {
     for (int tile = 0; tile < TILES; tile++)
-        copy_rows16(memory->inputs[tile], place.row, place.count,
-                    plan.inputs + (size_t)place.block * BLOCK_ROWS * TILES * TILE_WIDTH + tile * TILE_WIDTH,
+        copy_rows16(memory->inputs[tile], warp_row(), rows_from(plan, item),
+                    plan.inputs + (size_t)item.block * BLOCK_ROWS * TILES * TILE_WIDTH + tile * TILE_WIDTH,
                     TILES * TILE_WIDTH);
 }
 
-/* Loads the weights of an item to buffer `which` and, in the backward pass, its hidden values. */
+/* Loads the weights of an item to buffer `which`. */
 template <int TILES, bool BACK>
-static __device__ __forceinline__ void load_item(struct hidden_memory<TILES> *memory, const struct plan &plan,
-                                                 const struct place &place, uint32_t which)
+static __device__ __forceinline__ void load_weights(struct hidden_memory<TILES> *memory,
+                                                    const struct plan &plan, const struct item &item,
+                                                    uint32_t which)
 {
     for (uint32_t part = threadIdx.x / 32; part < TILES * COLUMNS / 16; part += WARPS) {
         const uint32_t tile = part / (COLUMNS / 16), row = part % (COLUMNS / 16) * 16;
-        if (BACK)
-            copy_rows16(memory->weights[which][tile], row, COLUMNS,
-                        plan.weights + (size_t)tile * TILE_WIDTH * plan.columns + place.column, plan.columns);
-        else
-            copy_rows16(memory->weights[which][tile], row, COLUMNS,
-                        plan.weights + (size_t)place.column * TILES * TILE_WIDTH + tile * TILE_WIDTH,
-                        TILES * TILE_WIDTH);
+        const size_t apart = BACK ? plan.columns : TILES * TILE_WIDTH;
+        const size_t at =
+            BACK ? (size_t)tile * TILE_WIDTH * apart + item.column : item.column * apart + tile * TILE_WIDTH;
+        copy_rows16(memory->weights[which][tile], row, COLUMNS, plan.weights + at, apart);
     }
-    if (BACK)
-        copy_rows16(memory->values[which], place.row, place.count, plan.hidden + place.at, plan.columns);
+}
+
+/* Loads the hidden values of an item to buffer `which`. Each warp loads the rows that it needs. */
+template <int TILES>
+static __device__ __forceinline__ void load_hidden(struct hidden_memory<TILES> *memory,
+                                                   const struct plan &plan, const struct item &item,
+                                                   uint32_t which)
+{
+    copy_rows16(memory->values[which], warp_row(), rows_from(plan, item),
+                plan.hidden + first_value(plan, item), plan.columns);
+}
+
+/* Waits until all copies of all threads so far are in shared memory. All warps have then finished what they
+ * did before. */
+static __device__ __forceinline__ void meet(void)
+{
+    copy_commit();
+    copy_wait<0>();
+    wgmma_publish();
+    __syncthreads();
 }
 
 /* Starts sums = inputs weights for the warpgroup's rows. */
@@ -107,7 +144,7 @@ static __device__ __forceinline__ float2 values_of(uint32_t word)
  * backward pass reads the rounded values. */
 template <int TILES>
 static __device__ __forceinline__ void finish_forward(struct hidden_memory<TILES> *memory,
-                                                      const struct plan &plan, const struct place &place,
+                                                      const struct plan &plan, const struct item &item,
                                                       const float (&sums)[COLUMNS / 2])
 {
     const uint32_t column = threadIdx.x % 4 * 2;
@@ -116,31 +153,33 @@ static __device__ __forceinline__ void finish_forward(struct hidden_memory<TILES
         uint32_t hidden[4], active[4];
         for (int i = 0; i < 4; i++) {
             const float2 bias = values_of(*reinterpret_cast<const uint32_t *>(
-                plan.bias + place.column + 16 * step + i / 2 * 8 + column));
+                plan.bias + item.column + 16 * step + i / 2 * 8 + column));
             const float *sum = sums + 8 * step + 2 * i;
             hidden[i] = pack(sum[0] + bias.x, sum[1] + bias.y);
             const float2 x = values_of(hidden[i]);
             active[i] = pack(gelu(x.x), gelu(x.y));
         }
-        put_fragment(memory->values[0], place.row, 16 * step, hidden);
-        put_fragment(memory->values[1], place.row, 16 * step, active);
+        put_fragment(memory->values[0], warp_row(), 16 * step, hidden);
+        put_fragment(memory->values[1], warp_row(), 16 * step, active);
     }
     __syncwarp();
-    write_rows16(memory->values[0], place.row, place.count, plan.hidden + place.at, plan.columns);
-    write_rows16(memory->values[1], place.row, place.count, plan.results + place.at, plan.columns);
+    write_rows16(memory->values[0], warp_row(), rows_from(plan, item), plan.hidden + first_value(plan, item),
+                 plan.columns);
+    write_rows16(memory->values[1], warp_row(), rows_from(plan, item), plan.results + first_value(plan, item),
+                 plan.columns);
     __syncwarp(); /* the next item overwrites the rows */
 }
 
 /* Multiplies the sums by the derivative of GELU, writes them, and adds up the columns of the warp's rows. */
 template <int TILES>
 static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *memory,
-                                                   const struct plan &plan, const struct place &place,
+                                                   const struct plan &plan, const struct item &item,
                                                    uint32_t which, float (&sums)[COLUMNS / 2])
 {
 #pragma unroll
     for (int step = 0; step < COLUMNS / 16; step++) {
         uint32_t word[4];
-        get_fragment(memory->values[which], place.row, 16 * step, word);
+        get_fragment(memory->values[which], warp_row(), 16 * step, word);
         for (int i = 0; i < 4; i++) {
             const float2 x = values_of(word[i]);
             float *sum = sums + 8 * step + 2 * i;
@@ -148,30 +187,67 @@ static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *
             sum[1] *= gelu_slope(x.y);
             word[i] = pack(sum[0], sum[1]);
         }
-        put_fragment(memory->values[which], place.row, 16 * step, word);
+        put_fragment(memory->values[which], warp_row(), 16 * step, word);
     }
     __syncwarp();
-    write_rows16(memory->values[which], place.row, place.count, plan.results + place.at, plan.columns);
-    sum_columns<COLUMNS>(sums, 1, place.row, place.count, memory->columns[which][threadIdx.x / 32]);
+    write_rows16(memory->values[which], warp_row(), rows_from(plan, item),
+                 plan.results + first_value(plan, item), plan.columns);
+    sum_columns<COLUMNS>(sums, 1, warp_row(), rows_from(plan, item),
+                         memory->columns[which][threadIdx.x / 32]);
     __syncwarp(); /* the next item but one overwrites the rows */
 }
 
 /* Adds up the sums of the warps for an item that all warps have finished. */
 template <int TILES>
 static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES> *memory,
-                                                     const struct plan &plan, uint32_t item, uint32_t which)
+                                                     const struct plan &plan, const struct item &item,
+                                                     uint32_t which)
 {
-    const struct place place = place_of(plan, item);
     if (threadIdx.x >= COLUMNS)
         return;
     float sum = 0;
     for (int warp = 0; warp < WARPS; warp++)
         sum += memory->columns[which][warp][threadIdx.x];
-    plan.partial[(size_t)place.block * plan.columns + place.column + threadIdx.x] = sum;
+    plan.partial[(size_t)item.block * plan.columns + item.column + threadIdx.x] = sum;
 }
 
-/* The barrier at the start of an item comes after all warps have finished the previous item. Its buffers are
- * free then, and take the data of the next item. */
+/* The items of a block. The last `left` items, with this one, are not finished yet. */
+struct turn {
+    struct item last, now;
+    uint32_t left;
+};
+
+/* Finishes an item, whose product was started before. Before, starts the product of the next item, which the
+ * tensor cores compute while the warps finish this item. The item's weights, and the hidden values of the
+ * item before it, are in buffers that are free now. They take the weights of the next item but one, and the
+ * hidden values of the next item. After the last item, a product is computed that is not used: only products
+ * that are started unconditionally do not wait for the accesses to their registers. */
+template <int TILES, bool BACK>
+static __device__ __forceinline__ void take_item(struct hidden_memory<TILES> *memory, const struct plan &plan,
+                                                 struct turn *turn, uint32_t which,
+                                                 float (&sums)[COLUMNS / 2], float (&next_sums)[COLUMNS / 2])
+{
+    const struct item next = item_after(plan, turn->now);
+    wgmma_wait<0>();
+    meet();
+    if (next.block != turn->now.block && turn->left > 1) {
+        load_inputs(memory, plan, next);
+        meet();
+    }
+    start_product<TILES, BACK>(memory, 1 - which, next_sums);
+    if (turn->left > 2)
+        load_weights<TILES, BACK>(memory, plan, item_after(plan, next), which);
+    if (BACK && turn->left > 1)
+        load_hidden(memory, plan, next, 1 - which);
+    if (BACK && turn->last.block != UINT32_MAX)
+        write_columns(memory, plan, turn->last, 1 - which);
+    if constexpr (BACK)
+        finish_back(memory, plan, turn->now, which, sums);
+    else
+        finish_forward(memory, plan, turn->now, sums);
+    *turn = {turn->now, next, turn->left - 1};
+}
+
 template <int TILES, bool BACK>
 static __global__ void __launch_bounds__(32 * WARPS, 1) hidden_kernel(const struct plan plan, uint32_t items)
 {
@@ -180,36 +256,26 @@ static __global__ void __launch_bounds__(32 * WARPS, 1) hidden_kernel(const stru
     struct hidden_memory<TILES> *memory = reinterpret_cast<struct hidden_memory<TILES> *>(shared);
     const uint32_t begin = (uint32_t)((uint64_t)items * blockIdx.x / gridDim.x);
     const uint32_t end = (uint32_t)((uint64_t)items * (blockIdx.x + 1) / gridDim.x);
-    struct place place = place_of(plan, begin);
-    load_inputs(memory, plan, place);
-    load_item<TILES, BACK>(memory, plan, place, 0);
-    for (uint32_t item = begin; item < end; item++) {
-        const uint32_t which = (item - begin) % 2;
-        const struct place next = place_of(plan, item + 1 < end ? item + 1 : item);
-        float sums[COLUMNS / 2];
-        copy_commit();
-        copy_wait<0>();
-        wgmma_publish();
-        __syncthreads();
-        start_product<TILES, BACK>(memory, which, sums);
-        if (item + 1 < end)
-            load_item<TILES, BACK>(memory, plan, next, 1 - which);
-        if (BACK && item > begin)
-            write_columns(memory, plan, item - 1, 1 - which);
-        wgmma_wait<0>();
-        if (next.block != place.block) {
-            __syncthreads();
-            load_inputs(memory, plan, next);
-        }
-        if constexpr (BACK)
-            finish_back(memory, plan, place, which, sums);
-        else
-            finish_forward(memory, plan, place, sums);
-        place = next;
+    struct turn turn = {{UINT32_MAX, 0}, item_at(plan, begin), end - begin};
+    float sums[COLUMNS / 2], next_sums[COLUMNS / 2];
+    load_inputs(memory, plan, turn.now);
+    load_weights<TILES, BACK>(memory, plan, turn.now, 0);
+    if (turn.left > 1)
+        load_weights<TILES, BACK>(memory, plan, item_after(plan, turn.now), 1);
+    if (BACK)
+        load_hidden(memory, plan, turn.now, 0);
+    meet();
+    start_product<TILES, BACK>(memory, 0, sums);
+    while (turn.left > 1) {
+        take_item<TILES, BACK>(memory, plan, &turn, 0, sums, next_sums);
+        take_item<TILES, BACK>(memory, plan, &turn, 1, next_sums, sums);
     }
+    if (turn.left == 1)
+        take_item<TILES, BACK>(memory, plan, &turn, 0, sums, next_sums);
+    wgmma_wait<0>();
     __syncthreads();
-    if (BACK && begin < end)
-        write_columns(memory, plan, end - 1, (end - 1 - begin) % 2);
+    if (BACK)
+        write_columns(memory, plan, turn.last, (end - begin + 1) % 2);
 #endif
 }
 
