@@ -68,7 +68,8 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define A_TILE   "l"(a), "l"(b), "r"((int)add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B)
 #define A_WORDS  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TRANSPOSE_B)
 
-/* Starts d += a b, or d = a b if `add` is false. `a` and `b` are descriptors of wgmma_tile(). */
+/* Starts d += a b, or d = a b if `add` is false. `a` and `b` are descriptors of wgmma_tile(). `add` should be
+ * a constant for the compiler: otherwise it keeps registers for the earlier value of `d`. */
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {

@@ -135,11 +135,6 @@ static __device__ __forceinline__ void start_product(struct hidden_memory<TILES>
     wgmma_commit();
 }
 
-static __device__ __forceinline__ float2 values_of(uint32_t word)
-{
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-}
-
 /* Adds the bias, and writes hidden values and their GELU. GELU is that of the rounded values, because the
  * backward pass reads the rounded values. */
 template <int TILES>

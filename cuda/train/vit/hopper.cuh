@@ -24,6 +24,11 @@ static __device__ __forceinline__ uint32_t pack(float low, float high)
     return *reinterpret_cast<uint32_t *>(&both);
 }
 
+static __device__ __forceinline__ float2 values_of(uint32_t word)
+{
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
 /* Stores a fragment of 16 x 16 values at a row and a column of a tile, both multiples of 16. */
 static __device__ __forceinline__ void put_fragment(tile_row *tile, uint32_t row, uint32_t column,
                                                     const uint32_t word[4])
