@@ -16,7 +16,7 @@
 typedef __nv_bfloat16 bf16;
 
 #define VIT_PARTS        528 /* maximum number of partial sums per column */
-#define VIT_HIDDEN_ROWS  256 /* rows per partial sum of vit_hidden_backward() */
+#define VIT_HIDDEN_ROWS  128 /* rows per partial sum of vit_hidden_backward() */
 #define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    768 /* maximum width of a token */
 
