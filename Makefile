@@ -148,6 +148,9 @@ CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x
 CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
 
+# sm_90a is sm_90 with the instructions that only GPUs of compute capability 9.0 have.
+$(BUILD)/cuda/train/vit/attention_hopper.cu.o $(BUILD)/cuda/train/vit/hidden_hopper.cu.o: GENCODE := $(subst compute_90,compute_90a,$(subst sm_90,sm_90a,$(GENCODE))) $(if $(findstring _90,$(GENCODE)),-DHOPPER)
+
 # --- Sources -------------------------------------------------------------------------------------------------
 
 LIB_SOURCES := $(wildcard src/lib/*.c)

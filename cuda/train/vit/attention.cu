@@ -3,56 +3,6 @@
  * softmax", 2018). For the backward pass, it saves the logarithm of each row's sum of exponentials. */
 #include "train/vit/attention_parts.cuh"
 
-/* Returns the maximum over the 4 lanes that hold a row. */
-static __device__ __forceinline__ float row_max(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
-    return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
-}
-
-/* The softmax of a lane's two rows so far. Index 0 is for the row among the upper 8 rows of the warp, index 1
- * for the row among the lower 8. `most` has the largest scores. `sum` has this lane's parts of the sums of
- * exponentials. */
-struct softmax {
-    float most[2], sum[2];
-};
-
-/* Replaces the scores of a tile by exponentials relative to the largest score so far. Rescales the sums. Only
- * the first `valid` keys of the tile exist; the exponentials of the others are 0. */
-template <int DEPTH>
-static __device__ __forceinline__ void take_scores(struct softmax *softmax, float scores[TILE / 8][4],
-                                                   float factor, uint32_t valid, float sums[DEPTH / 8][4])
-{
-    const uint32_t column = threadIdx.x % 4 * 2;
-    if (valid < TILE) {
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++)
-            for (int i = 0; i < 4; i++)
-                scores[n][i] = 8 * n + column + i % 2 < valid ? scores[n][i] : -INFINITY;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float most = scores[0][2 * half], sum = 0;
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++)
-            most = fmaxf(most, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-        most = fmaxf(softmax->most[half], factor * row_max(most));
-        const float shrink = exp2_of(softmax->most[half] - most);
-#pragma unroll
-        for (int n = 0; n < TILE / 8; n++)
-            for (int i = 2 * half; i < 2 * half + 2; i++) {
-                scores[n][i] = exp2_of(fmaf(scores[n][i], factor, -most));
-                sum += scores[n][i];
-            }
-        softmax->sum[half] = softmax->sum[half] * shrink + sum;
-        softmax->most[half] = most;
-#pragma unroll
-        for (int step = 0; step < DEPTH / 8; step++)
-            for (int i = 0; i < 2; i++)
-                sums[step][2 * half + i] *= shrink;
-    }
-}
-
 /* Keys and values in shared memory, and the queries of a warp. */
 template <int DEPTH> struct tiles {
     const struct line<DEPTH> *keys, *values;
@@ -87,7 +37,7 @@ static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tile
         return;
     if (at + TILE < tiles->count)
         tile_scores<DEPTH>(tiles, at + TILE, next);
-    take_scores<DEPTH>(softmax, now, factor, tiles->count - at, sums);
+    take_scores<DEPTH, TILE>(softmax, &now[0][0], factor, tiles->count - at, &sums[0][0]);
 #pragma unroll
     for (int group = 0; group < TILE; group += GROUP) {
         uint32_t left[4];
@@ -158,6 +108,10 @@ enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf1
                           float *logs, cudaStream_t stream)
 {
     const struct launch launch = launch_of(rows, heads, 1);
+    bool hopper;
+    TRY(hopper_fits(rows, heads, &hopper));
+    if (hopper)
+        return hopper_forward(rows, heads, inputs, outputs, logs, stream);
     switch (rows->width / heads) {
     case 16:
         return forward<16>(rows, &launch, inputs, outputs, logs, stream);

@@ -48,13 +48,49 @@ static __device__ __forceinline__ void row_products(const struct head_deltas *he
     }
 }
 
+/* The sums over a warp's rows of the gradients of queries, keys and values. */
+template <int DEPTH> struct column_sums {
+    float query[DEPTH], key[DEPTH], value[DEPTH];
+};
+
 /* Arrays of a block in shared memory. `one` and `other` have keys and values in queries_backward(), and
  * queries and gradients of outputs in keys_backward(). For each query, `logs` has the saved logarithm, and
- * `dots` has e[i]. */
+ * `dots` has e[i]. `columns` has one entry per warp. */
 template <int DEPTH> struct room {
     struct line<DEPTH> *one, *other;
     float *logs, *dots;
+    struct column_sums<DEPTH> *columns;
 };
+
+/* `numbers` points to the memory after the rows of `span` tokens. */
+template <int DEPTH>
+static __device__ __forceinline__ room<DEPTH> room_of(struct line<DEPTH> *lines, float *numbers,
+                                                      uint32_t span)
+{
+    struct room<DEPTH> room;
+    room.one = lines;
+    room.other = lines + span;
+    room.logs = numbers;
+    room.dots = numbers + span;
+    room.columns = reinterpret_cast<struct column_sums<DEPTH> *>(numbers + 2 * span);
+    return room;
+}
+
+/* Adds up the warps' sums of columns `begin` to `end`, and writes them to `partial`. Column c is value c %
+ * DEPTH of the gradients of the queries (c / DEPTH = 0), keys (1) or values (2); these are `width` values
+ * apart in `partial`. */
+template <int DEPTH>
+static __device__ __forceinline__ void write_columns(const struct room<DEPTH> *room, uint32_t begin,
+                                                     uint32_t end, uint32_t width, float *partial)
+{
+    __syncthreads();
+    for (uint32_t column = begin + threadIdx.x; column < end; column += blockDim.x) {
+        float sum = 0;
+        for (uint32_t warp = 0; warp < blockDim.x / 32; warp++)
+            sum += reinterpret_cast<const float *>(room->columns + warp)[column];
+        partial[column / DEPTH * width + column % DEPTH] = sum;
+    }
+}
 
 /* Computes the gradients of 16 queries per warp. */
 template <int DEPTH>
@@ -99,6 +135,7 @@ static __device__ void queries_backward(const struct head *head, const struct he
     }
     const float factors[2] = {factor, factor};
     store_rows<DEPTH>(deltas, head->apart, first, tokens, sums, factors);
+    sum_columns<DEPTH>(&sums[0][0], factor, first, tokens, room->columns[threadIdx.x / 32].query);
 }
 
 /* Fills room->logs and room->dots for the queries from `begin` on. Queries after the last get a logarithm of
@@ -177,6 +214,16 @@ static __device__ __forceinline__ void keys_backward(const struct head *head, co
     const float factors[2] = {factor, factor}, ones[2] = {1, 1};
     store_rows<DEPTH>(key_deltas, head->apart, first, tokens, key_sums, factors);
     store_rows<DEPTH>(value_deltas, head->apart, first, tokens, value_sums, ones);
+    sum_columns<DEPTH>(&key_sums[0][0], factor, first, tokens, room->columns[threadIdx.x / 32].key);
+    sum_columns<DEPTH>(&value_sums[0][0], 1, first, tokens, room->columns[threadIdx.x / 32].value);
+}
+
+/* Returns the place in `partial` (part, query or key or value, width) of the sums of block (x, head) of a
+ * sample. */
+static __device__ __forceinline__ float *part_of(float *partial, uint32_t sample, uint32_t width,
+                                                 uint32_t depth)
+{
+    return partial + ((size_t)sample * gridDim.x + blockIdx.x) * 3 * width + blockIdx.y * depth;
 }
 
 /* Block (x, head, 2 sample) computes the gradients of queries, and block (x, head, 2 sample + 1) those of
@@ -184,7 +231,7 @@ static __device__ __forceinline__ void keys_backward(const struct head *head, co
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
     attention_back_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
-                          uint32_t tokens, uint32_t width, bf16 *row_deltas)
+                          uint32_t tokens, uint32_t width, bf16 *row_deltas, float *partial)
 {
     extern __shared__ __align__(16) unsigned char shared[];
     const uint32_t sample = blockIdx.z / 2, number = blockIdx.y, span = span_of(tokens, GROUP);
@@ -195,21 +242,22 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
     const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * GROUP;
     struct line<DEPTH> *lines = reinterpret_cast<struct line<DEPTH> *>(shared);
     float *numbers = reinterpret_cast<float *>(lines + 2 * span);
-    const struct room<DEPTH> room = {
-        lines, lines + span, numbers, numbers + span
-    };
+    const struct room<DEPTH> room = room_of(lines, numbers, span);
     bf16 *result = row_deltas + (head.q - rows);
-    if (blockIdx.z % 2 == 0)
-        queries_backward<DEPTH>(&head, &of, first, &room, result);
-    else
+    const bool keys = blockIdx.z % 2;
+    if (keys)
         keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, nullptr);
+    else
+        queries_backward<DEPTH>(&head, &of, first, &room, result);
+    write_columns<DEPTH>(&room, keys ? DEPTH : 0, keys ? 3 * DEPTH : DEPTH, width,
+                         part_of(partial, sample, width, DEPTH));
 }
 
 /* Computes the gradients of 16 queries per warp from the ds that keys_backward() kept. */
 template <int DEPTH>
 static __device__ __forceinline__ void kept_backward(const struct head *head, uint32_t first,
                                                      const struct line<DEPTH> *keys, const bf16 *kept,
-                                                     bf16 *deltas)
+                                                     bf16 *deltas, float *columns)
 {
     const float factor = 1 / sqrtf((float)DEPTH), factors[2] = {factor, factor};
     const uint32_t lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8, query = first + lane / 8 % 2 * 8;
@@ -220,13 +268,14 @@ static __device__ __forceinline__ void kept_backward(const struct head *head, ui
         add_weighted<DEPTH>(sums, left, keys, group);
     }
     store_rows<DEPTH>(deltas, head->apart, first, head->tokens, sums, factors);
+    sum_columns<DEPTH>(&sums[0][0], factor, first, head->tokens, columns);
 }
 
 /* Block (0, head, sample) computes all gradients of a head. */
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
     attention_whole_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
-                           uint32_t tokens, uint32_t width, bf16 *row_deltas)
+                           uint32_t tokens, uint32_t width, bf16 *row_deltas, float *partial)
 {
     extern __shared__ __align__(16) unsigned char shared[];
     const uint32_t sample = blockIdx.z, number = blockIdx.y, span = span_of(tokens, GROUP);
@@ -238,24 +287,37 @@ static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
     struct line<DEPTH> *lines = reinterpret_cast<struct line<DEPTH> *>(shared), *keys = lines + 2 * span;
     bf16 *kept = reinterpret_cast<bf16 *>(keys + span);
     float *numbers = reinterpret_cast<float *>(kept + span * KEPT_APART);
-    const struct room<DEPTH> room = {
-        lines, lines + span, numbers, numbers + span
-    };
+    const struct room<DEPTH> room = room_of(lines, numbers, span);
     bf16 *result = row_deltas + (head.q - rows);
     copy_rows(keys, head.k, head.apart, 0, tokens);
     keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, kept);
     __syncthreads();
-    kept_backward<DEPTH>(&head, first, keys, kept, result);
+    kept_backward<DEPTH>(&head, first, keys, kept, result, room.columns[threadIdx.x / 32].query);
+    write_columns<DEPTH>(&room, 0, 3 * DEPTH, width, part_of(partial, sample, width, DEPTH));
 }
 
 /* ---- Launches ---- */
+
+/* Returns the size of room.columns. */
+static uint32_t columns_bytes(const struct vit_rows *rows, uint32_t heads, uint32_t warps)
+{
+    return warps * 3 * rows->width / heads * (uint32_t)sizeof(float);
+}
 
 static struct launch launch_of_whole(const struct vit_rows *rows, uint32_t heads)
 {
     const uint32_t span = span_of(rows->tokens, GROUP),
                    line = (rows->width / heads + 8) * (uint32_t)sizeof(bf16);
     const uint32_t kept = KEPT_APART * (uint32_t)sizeof(bf16), numbers = 2 * (uint32_t)sizeof(float);
-    return {dim3(1, heads, rows->samples), 32 * span / GROUP, span * (3 * line + kept + numbers)};
+    return {dim3(1, heads, rows->samples), 32 * span / GROUP,
+            span * (3 * line + kept + numbers) + columns_bytes(rows, heads, span / GROUP)};
+}
+
+static struct launch launch_of_halves(const struct vit_rows *rows, uint32_t heads)
+{
+    struct launch launch = launch_of(rows, heads, 2);
+    launch.bytes += columns_bytes(rows, heads, launch.threads / 32);
+    return launch;
 }
 
 /* Sets `*whole` to whether one block can compute all gradients of a head on the current device. */
@@ -271,30 +333,43 @@ static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, boo
 template <int DEPTH>
 static enum status backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                             const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
-                            cudaStream_t stream)
+                            float *bias, float *partial, cudaStream_t stream)
 {
     bool whole;
     TRY(can_be_whole(rows, heads, &whole));
-    const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of(rows, heads, 2);
+    const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of_halves(rows, heads);
+    const struct vit_sums sums = {1, 3 * rows->width, {bias}};
     auto *kernel = whole ? attention_whole_kernel<DEPTH> : attention_back_kernel<DEPTH>;
     TRY(allow(kernel, &launch));
-    kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, outputs, logs, out_deltas,
-                                                                  rows->tokens, rows->width, in_deltas);
+    kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(
+        inputs, outputs, logs, out_deltas, rows->tokens, rows->width, in_deltas, partial);
     CUDA_TRY_LAUNCH("the backward kernel of attention");
-    return STATUS_OK;
+    return vit_partial_sums(partial, launch.grid.x * rows->samples, &sums, stream);
+}
+
+uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads)
+{
+    return launch_of_halves(rows, heads).grid.x * rows->samples; /* one block per head needs fewer */
 }
 
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
-                                   bf16 *in_deltas, cudaStream_t stream)
+                                   bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream)
 {
+    const struct vit_sums sums = {1, 3 * rows->width, {bias}};
+    bool hopper;
+    TRY(hopper_fits(rows, heads, &hopper));
+    if (hopper) {
+        TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, partial, stream));
+        return vit_partial_sums(partial, rows->samples, &sums, stream);
+    }
     switch (rows->width / heads) {
     case 16:
-        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
     case 32:
-        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
     case 64:
-        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
     default:
         return refuse_depth(rows->width / heads);
     }

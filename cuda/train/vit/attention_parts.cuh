@@ -10,7 +10,7 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 
-#include "train/mma.cuh"
+#include "train/vit/hopper.cuh"
 #include "train/vit/kernels.cuh"
 
 #define WARPS_MIN 4 /* minimum warps per block */
@@ -37,12 +37,6 @@ static __device__ __forceinline__ float exp2_of(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&both);
 }
 
 /* Returns the sum over the 4 lanes that hold a row. */
@@ -155,10 +149,62 @@ static __device__ __forceinline__ void store_rows(bf16 *to, size_t apart, uint32
     }
 }
 
+/* ---- Softmax ---- */
+
+/* Returns the maximum over the 4 lanes that hold a row. */
+static __device__ __forceinline__ float row_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+    return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+
+/* The softmax of a lane's two rows so far. Index 0 is for the row among the upper 8 rows of the warp, index 1
+ * for the row among the lower 8. `most` has the largest scores. `sum` has this lane's parts of the sums of
+ * exponentials. */
+struct softmax {
+    float most[2], sum[2];
+};
+
+/* Replaces the scores of KEYS keys by exponentials relative to the largest score so far. Rescales the sums.
+ * Only the first `valid` keys exist; the exponentials of the others are 0. Values 4 * n to 4 * n + 3 of
+ * `scores` and of `sums` are the fragment of columns 8 * n to 8 * n + 7. */
+template <int DEPTH, int KEYS>
+static __device__ __forceinline__ void take_scores(struct softmax *softmax, float scores[KEYS / 2],
+                                                   float factor, uint32_t valid, float sums[DEPTH / 2])
+{
+    const uint32_t column = threadIdx.x % 4 * 2;
+    if (valid < KEYS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            scores[i] = i / 4 * 8 + column + i % 2 < valid ? scores[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = scores[2 * half], sum = 0;
+#pragma unroll
+        for (int n = 2 * half; n < KEYS / 2; n += 4)
+            most = fmaxf(most, fmaxf(scores[n], scores[n + 1]));
+        most = fmaxf(softmax->most[half], factor * row_max(most));
+        const float shrink = exp2_of(softmax->most[half] - most);
+#pragma unroll
+        for (int n = 2 * half; n < KEYS / 2; n += 4)
+            for (int i = n; i < n + 2; i++) {
+                scores[i] = exp2_of(fmaf(scores[i], factor, -most));
+                sum += scores[i];
+            }
+        softmax->sum[half] = softmax->sum[half] * shrink + sum;
+        softmax->most[half] = most;
+#pragma unroll
+        for (int n = 2 * half; n < DEPTH / 2; n += 4)
+            for (int i = n; i < n + 2; i++)
+                sums[i] *= shrink;
+    }
+}
+
 /* ---- Launches ---- */
 
 /* Returns the number of warps per block for which the fewest warps have no rows. */
-static uint32_t warps_for(uint32_t tokens)
+static inline uint32_t warps_for(uint32_t tokens)
 {
     const uint32_t groups = (tokens + GROUP - 1) / GROUP;
     uint32_t best = WARPS_MIN, least = UINT32_MAX;
@@ -180,7 +226,7 @@ struct launch {
 
 /* `halves` is the number of blocks along z per sample. In the backward pass it is 2: one half of the blocks
  * computes the gradients of queries, the other half those of keys and values. */
-static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
+static inline struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint32_t halves)
 {
     const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;
     const uint32_t row_bytes = 2 * (depth + 8) * (uint32_t)sizeof(bf16) + 2 * (uint32_t)sizeof(float);
@@ -195,7 +241,19 @@ template <class KERNEL> static enum status allow(KERNEL *kernel, const struct la
     return STATUS_OK;
 }
 
-static enum status refuse_depth(uint32_t depth)
+/* ---- Compute capability 9.0 (attention_hopper.cu) ---- */
+
+/* Sets `*fits` to whether the functions below can compute this attention on the current device. */
+enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits);
+/* These functions compute what vit_attention() and vit_attention_backward() compute. The backward pass leaves
+ * out the sum over the partial sums of `rows->samples` parts. */
+enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
+                           float *logs, cudaStream_t stream);
+enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+                            float *partial, cudaStream_t stream);
+
+static inline enum status refuse_depth(uint32_t depth)
 {
     return status_set(STATUS_FAILED, "vit: there is no kernel for heads of %u values; use 16, 32 or 64",
                       depth);

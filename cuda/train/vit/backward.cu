@@ -43,10 +43,12 @@ static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, c
 static enum status hidden_backward(struct vit *vit, const struct block *block, uint32_t rows)
 {
     const struct saved *saved = &block->saved;
-    TRY(linear_backward(vit, block->fc2, rows, saved->active, branch_deltas(vit, block->factors2),
-                        vit->wide_deltas));
-    TRY(vit_gelu_backward(saved->hidden, rows, hidden_width(vit), vit->wide_deltas,
-                          vit->added + block->fc1->bias, vit->partial, vit->stream));
+    const struct vit_linear fc2 = vit_linear_of(block->fc2, rows);
+    const bf16 *deltas = branch_deltas(vit, block->factors2);
+    TRY(linear_backward(vit, block->fc2, rows, saved->active, deltas, nullptr));
+    TRY(vit_hidden_backward(vit->multiplier, &fc2, deltas, vit->parameters + block->fc2->weight,
+                            saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, vit->partial,
+                            vit->stream));
     return linear_backward(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
 }
 
@@ -58,9 +60,7 @@ static enum status attention_backward(struct vit *vit, const struct block *block
     TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
                         vit->in_deltas));
     TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
-                               vit->wide_deltas, vit->stream));
-    TRY(vit_column_sums(vit->wide_deltas, rows, 3 * shape.width, vit->added + block->qkv->bias, vit->partial,
-                        vit->stream));
+                               vit->wide_deltas, vit->added + block->qkv->bias, vit->partial, vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 

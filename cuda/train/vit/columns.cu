@@ -1,6 +1,7 @@
 /* Kernels that read a matrix once: GELU, and sums of columns. A thread processes 8 adjacent columns at a
  * time. */
 #include "common/check.cuh"
+#include "train/vit/gelu.cuh"
 #include "train/vit/kernels.cuh"
 
 #define VALUES 8 /* values per thread: 16 bytes */
@@ -35,28 +36,7 @@ static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
     *reinterpret_cast<uint4 *>(to) = {word[0], word[1], word[2], word[3]};
 }
 
-/* ---- GELU: x P(x), where P is the normal distribution function ---- */
-
-/* The normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by
- * formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below
- * 7.5e-8, far less than the rounding of bf16. */
-struct normal {
-    float below, bell;
-};
-
-static __device__ __forceinline__ struct normal normal_at(float x)
-{
-    const float size = fabsf(x);
-    float t, bell;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(size, 0.2316419f, 1.0f)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(bell) : "f"(-0.72134752044448170368f * x * x));
-    float tail = fmaf(t, 1.330274429f, -1.821255978f);
-    tail = fmaf(tail, t, 1.781477937f);
-    tail = fmaf(tail, t, -0.356563782f);
-    tail = fmaf(tail, t, 0.319381530f);
-    tail = tail * t * bell * 0.39894228040143267794f;
-    return {x > 0 ? 1 - tail : tail, bell};
-}
+/* ---- GELU ---- */
 
 static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, size_t count, bf16 *outputs)
 {
@@ -66,7 +46,7 @@ static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, 
     struct eight all = load8(inputs + at);
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
-        all.value[i] *= normal_at(all.value[i]).below;
+        all.value[i] = gelu(all.value[i]);
     store8(outputs + at, all);
 }
 
@@ -95,10 +75,8 @@ static __global__ void __launch_bounds__(BLOCK)
         if (GELU) {
             const struct eight x = load8(inputs + at);
 #pragma unroll
-            for (int i = 0; i < VALUES; i++) {
-                const struct normal normal = normal_at(x.value[i]);
-                value.value[i] *= fmaf(x.value[i] * 0.39894228040143267794f, normal.bell, normal.below);
-            }
+            for (int i = 0; i < VALUES; i++)
+                value.value[i] *= gelu_slope(x.value[i]);
             store8(values + at, value);
         }
 #pragma unroll
@@ -142,23 +120,30 @@ enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, f
     return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), sums, partial, stream);
 }
 
-/* A block adds up the partial sums of 32 columns. Warp w adds up parts w, w + WARPS, ... Then warp 0 adds up
- * the sums of the warps. */
+/* A block adds up the partial sums of SUM_COLUMNS columns. There are few columns, so a block takes few of
+ * them, and several blocks can read on each multiprocessor. Thread t adds up parts t / SUM_COLUMNS, t /
+ * SUM_COLUMNS + BLOCK / SUM_COLUMNS, ... of column t % SUM_COLUMNS. */
+#define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 static __global__ void __launch_bounds__(BLOCK)
     partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)
 {
-    __shared__ float all[WARPS][32];
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = sums.results * sums.columns;
-    const uint32_t column = blockIdx.x * 32 + lane;
+    __shared__ float all[WARPS][SUM_COLUMNS];
+    const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = sums.results * sums.columns;
+    const uint32_t column = blockIdx.x * SUM_COLUMNS + own;
     float sum = 0;
-    for (uint32_t part = warp; column < columns && part < parts; part += WARPS)
+#pragma unroll 4
+    for (uint32_t part = threadIdx.x / SUM_COLUMNS; column < columns && part < parts;
+         part += BLOCK / SUM_COLUMNS)
         sum += partial[(size_t)part * columns + column];
-    all[warp][lane] = sum;
+    for (int apart = SUM_COLUMNS; apart < 32; apart *= 2)
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    if (threadIdx.x % 32 < SUM_COLUMNS)
+        all[threadIdx.x / 32][own] = sum;
     __syncthreads();
-    if (warp != 0 || column >= columns)
+    if (threadIdx.x >= SUM_COLUMNS || column >= columns)
         return;
     for (int other = 1; other < WARPS; other++)
-        sum += all[other][lane];
+        sum += all[other][own];
     float *result = sums.result[column / sums.columns];
     if (result)
         result[column % sums.columns] = sum;
@@ -167,7 +152,8 @@ static __global__ void __launch_bounds__(BLOCK)
 enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
                              cudaStream_t stream)
 {
-    partial_kernel<<<(sums->results * sums->columns + 31) / 32, BLOCK, 0, stream>>>(partial, parts, *sums);
+    const uint32_t columns = sums->results * sums->columns;
+    partial_kernel<<<(columns + SUM_COLUMNS - 1) / SUM_COLUMNS, BLOCK, 0, stream>>>(partial, parts, *sums);
     CUDA_TRY_LAUNCH("partial_kernel");
     return STATUS_OK;
 }

@@ -145,12 +145,17 @@ static enum status open_groups(struct vit *vit)
 static size_t partial_values(const struct vit *vit)
 {
     const struct vit_rows rows = rows_of(vit, vit->capacity);
-    const size_t hidden = hidden_width(vit), classes = vit->train->model->classes;
-    const size_t columns =
-        hidden > 3 * rows.width ? hidden : 3 * rows.width; /* the backward pass of a norm has three sums */
-    const size_t tokens = (size_t)rows.tokens * rows.width, samples = tokens > classes ? tokens : classes;
-    const size_t by_row = VIT_PARTS * columns, by_sample = VIT_SAMPLE_PARTS * samples;
-    return by_row > by_sample ? by_row : by_sample;
+    const size_t classes = vit->train->model->classes, tokens = (size_t)rows.tokens * rows.width;
+    const size_t hidden_parts = ((size_t)rows.samples * rows.tokens + VIT_HIDDEN_ROWS - 1) / VIT_HIDDEN_ROWS;
+    /* The backward pass of a norm has three sums, and so has that of attention. */
+    const size_t sums[] = {
+        VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width(vit),
+        hidden_parts * hidden_width(vit),   VIT_SAMPLE_PARTS * tokens,
+        VIT_SAMPLE_PARTS * classes,         (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
+    size_t most = 0;
+    for (size_t each : sums)
+        most = each > most ? each : most;
+    return most;
 }
 
 static enum status open_learning(struct vit *vit)

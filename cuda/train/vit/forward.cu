@@ -64,8 +64,9 @@ enum status vit_block_forward(struct vit *vit, uint32_t i, uint32_t count, bool 
     TRY(vit_attention(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->stream));
     TRY(linear_forward(vit, block->proj, rows, saved->mixed, vit->branch));
     TRY(vit_add_norm(&norm2, block->sums1, vit->branch, vit->stream));
-    TRY(linear_forward(vit, block->fc1, rows, saved->norms2, saved->hidden));
-    TRY(vit_gelu(saved->hidden, (size_t)rows * hidden_width(vit), saved->active, vit->stream));
+    const struct vit_linear fc1 = vit_linear_of(block->fc1, rows);
+    TRY(vit_hidden(vit->multiplier, &fc1, saved->norms2, vit->parameters + block->fc1->weight,
+                   vit->parameters + block->fc1->bias, saved->hidden, saved->active, vit->stream));
     return linear_forward(vit, block->fc2, rows, saved->active, vit->branch);
 }
 

@@ -1,8 +1,8 @@
 /* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
  * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
- * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS or VIT_SAMPLE_PARTS times
- * the number of sums that a function computes.
+ * their work on `stream` and return. `partial` is room for the partial sums of all of
+ * these functions (vit_open_all()).
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
@@ -16,6 +16,7 @@
 typedef __nv_bfloat16 bf16;
 
 #define VIT_PARTS        528 /* maximum number of partial sums per column */
+#define VIT_HIDDEN_ROWS  128 /* rows per partial sum of vit_hidden_backward() */
 #define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    768 /* maximum width of a token */
 
@@ -55,6 +56,16 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const bf16 *out_deltas, const bf16 *inputs, float *gradients,
                                cudaStream_t stream);
+
+/* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (hidden.cu). */
+enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
+                       const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active,
+                       cudaStream_t stream);
+/* `linear` is the layer after GELU, and `out_deltas` has the gradients of its outputs. Computes the gradients
+ * of `hidden`, and sums them over the rows. */
+enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                                const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
+                                float *sums, float *partial, cudaStream_t stream);
 
 /* ---- Patches and tokens (tokens.cu) ---- */
 
@@ -150,12 +161,15 @@ enum status vit_partial_sums(const float *partial, uint32_t parts, const struct 
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
  * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
- * scores. `logs` is in fp32. */
+ * scores. `logs` is in fp32. The backward pass also sums `in_deltas` over the rows, and writes the sums to
+ * `bias`. */
 enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
                           float *logs, cudaStream_t stream);
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
-                                   bf16 *in_deltas, cudaStream_t stream);
+                                   bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream);
+/* Returns the number of partial sums per column that vit_attention_backward() needs. */
+uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
 /* ---- Parameters (update.cu) ---- */
 

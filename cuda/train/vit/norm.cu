@@ -101,11 +101,17 @@ struct backward_plan {
     struct vit_norm norm;
     struct vit_norm_deltas deltas;
     uint32_t count; /* number of rows, one per token */
+    float share;    /* 1 / width */
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
 };
 
-#define SUMS 3
-#define ROWS 2 /* rows that a warp processes at a time */
+#define SUMS        3
+#define ROWS        2 /* rows that a warp processes at a time */
+#define BACK_BLOCKS 3 /* minimum number of blocks that a multiprocessor can run at a time */
+/* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100, H200). With more,
+ * the last blocks would start when others have ended, and would then be too few to use all of the memory's
+ * bandwidth. */
+#define BACK_PARTS (BACK_BLOCKS * 132)
 
 /* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
 template <int PAIRS, int SPLIT>
@@ -155,36 +161,47 @@ template <int SPLIT> static __device__ __forceinline__ void add_parts(float2 sum
 
 /* A row in the backward pass. */
 struct row {
-    uint32_t number, sample;
+    uint32_t number;
     uint32_t line;   /* index of the row in the arrays of struct vit_norm */
+    float factor;    /* of stochastic depth */
+    bool inside;     /* the row exists */
     bool normalised; /* false: only the gradient of the shortcut passes through this row */
 };
 
+/* Divides only if the sample matters, because the division takes as long as many of the other operations. */
 static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
 {
+    const bool inside = number < plan.count;
+    if (!plan.norm.factors && !plan.norm.first_tokens)
+        return {number, number, 1, inside, inside};
     const uint32_t sample = number / plan.norm.rows.tokens;
-    const bool first = number == sample * plan.norm.rows.tokens, inside = number < plan.count;
-    return {number, sample, plan.norm.first_tokens ? sample : number,
+    const bool first = number == sample * plan.norm.rows.tokens;
+    return {number, plan.norm.first_tokens ? sample : number,
+            inside && plan.norm.factors ? plan.norm.factors[sample] : 1, inside,
             inside && (!plan.norm.first_tokens || first)};
 }
 
-/* Returns two adjacent values of a row, or zeros if `inside` is false. */
-static __device__ __forceinline__ __nv_bfloat162 load_pair(const bf16 *values, size_t row, uint32_t pairs,
-                                                           uint32_t pair, bool inside)
+/* Two adjacent values of a row as one word. Arrays of __nv_bfloat162 would be in local memory. */
+static __device__ __forceinline__ float2 values_of(uint32_t word)
 {
-    const __nv_bfloat162 zeros = {};
-    return inside ? reinterpret_cast<const __nv_bfloat162 *>(values)[row * pairs + pair] : zeros;
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
+static __device__ __forceinline__ uint32_t word_of(float2 values)
+{
+    __nv_bfloat162 pair = __float22bfloat162_rn(values);
+    return *reinterpret_cast<uint32_t *>(&pair);
 }
 
 /* The values of a row that a lane processes. */
 template <int PAIRS> struct row_part {
     struct row row;
     struct vit_moments moments;
-    __nv_bfloat162 x[PAIRS], delta[PAIRS], later[PAIRS];
+    uint32_t x[PAIRS], delta[PAIRS], later[PAIRS];
 };
 
 /* Loads all values of a row that a lane needs. The kernel loads all its rows before it stores any, so that
- * loads do not wait for stores. */
+ * loads do not wait for stores. Values that do not exist are zeros. */
 template <int PAIRS>
 static __device__ __forceinline__ void load_part(const struct backward_plan &plan, uint32_t number,
                                                  uint32_t first, struct row_part<PAIRS> *part)
@@ -192,14 +209,16 @@ static __device__ __forceinline__ void load_part(const struct backward_plan &pla
     const uint32_t pairs = plan.norm.rows.width / 2;
     part->row = row_at(plan, number);
     part->moments = part->row.normalised ? plan.norm.moments[part->row.line] : vit_moments{0, 0};
+    const size_t at = (size_t)part->row.line * pairs + first, later = (size_t)number * pairs + first;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-        const uint32_t pair = first + 32 * i;
-        const bool inside = part->row.normalised && pair < pairs;
-        part->x[i] = load_pair(plan.norm.sums, part->row.line, pairs, pair, inside);
-        part->delta[i] = load_pair(plan.deltas.outputs, part->row.line, pairs, pair, inside);
-        part->later[i] = load_pair(plan.deltas.later, number, pairs, pair,
-                                   plan.deltas.later && number < plan.count && pair < pairs);
+        const bool inside = first + 32 * i < pairs, normalised = inside && part->row.normalised;
+        part->x[i] = normalised ? reinterpret_cast<const uint32_t *>(plan.norm.sums)[at + 32 * i] : 0;
+        part->delta[i] =
+            normalised ? reinterpret_cast<const uint32_t *>(plan.deltas.outputs)[at + 32 * i] : 0;
+        part->later[i] = inside && part->row.inside && plan.deltas.later
+                             ? reinterpret_cast<const uint32_t *>(plan.deltas.later)[later + 32 * i]
+                             : 0;
     }
 }
 
@@ -207,7 +226,7 @@ static __device__ __forceinline__ void load_part(const struct backward_plan &pla
 template <int PAIRS>
 static __device__ __forceinline__ float2 normalised(const struct row_part<PAIRS> &part, int i)
 {
-    const float2 x = __bfloat1622float2(part.x[i]);
+    const float2 x = values_of(part.x[i]);
     return {(x.x - part.moments.mean) * part.moments.scale, (x.y - part.moments.mean) * part.moments.scale};
 }
 
@@ -220,7 +239,7 @@ static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &p
     float2 products = {0, 0};
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-        const float2 along = normalised(part, i), delta = __bfloat1622float2(part.delta[i]);
+        const float2 along = normalised(part, i), delta = values_of(part.delta[i]);
         const float2 gradient = {weight[i].x * delta.x, weight[i].y * delta.y};
         products.x += gradient.x + gradient.y;
         products.y = fmaf(gradient.x, along.x, fmaf(gradient.y, along.y, products.y));
@@ -237,25 +256,23 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
           float2 products, uint32_t first, float2 branch_sums[PAIRS])
 {
     const uint32_t pairs = plan.norm.rows.width / 2;
-    const float mean = products.x / (float)plan.norm.rows.width;
-    const float product = products.y / (float)plan.norm.rows.width, scale = part.moments.scale;
-    const float factor = plan.norm.factors ? plan.norm.factors[part.row.sample] : 1;
+    const float mean = products.x * plan.share, product = products.y * plan.share;
+    const float scale = part.moments.scale, factor = part.row.factor;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const size_t at = (size_t)part.row.number * pairs + first + 32 * i;
-        const float2 along = normalised(part, i), delta = __bfloat1622float2(part.delta[i]);
-        const float2 later = __bfloat1622float2(part.later[i]);
+        const float2 along = normalised(part, i), delta = values_of(part.delta[i]);
+        const float2 later = values_of(part.later[i]);
         if (first + 32 * i >= pairs)
             break;
         float2 in = {weight[i].x * delta.x - mean - along.x * product,
                      weight[i].y * delta.y - mean - along.y * product};
-        const __nv_bfloat162 rounded =
-            __floats2bfloat162_rn(fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y));
-        reinterpret_cast<__nv_bfloat162 *>(plan.deltas.sums)[at] = rounded;
-        in = __bfloat1622float2(rounded);
+        const uint32_t rounded = word_of({fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y)});
+        reinterpret_cast<uint32_t *>(plan.deltas.sums)[at] = rounded;
+        in = values_of(rounded);
         in = {factor * in.x, factor * in.y};
         if (plan.deltas.branch)
-            reinterpret_cast<__nv_bfloat162 *>(plan.deltas.branch)[at] = __float22bfloat162_rn(in);
+            reinterpret_cast<uint32_t *>(plan.deltas.branch)[at] = word_of(in);
         branch_sums[i] = {branch_sums[i].x + in.x, branch_sums[i].y + in.y};
     }
 }
@@ -263,7 +280,7 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
 /* With x' = (x - mean) * scale and g = weight * gradient of the output, the gradient of x is scale * (g -
  * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each has 64 * PAIRS columns. */
 template <int PAIRS, int SPLIT>
-static __global__ void __launch_bounds__(BLOCK, 3) norm_back_kernel(const struct backward_plan plan)
+static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(const struct backward_plan plan)
 {
     constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows of a block */
     const uint32_t warp = threadIdx.x / 32, pairs = plan.norm.rows.width / 2;
@@ -290,7 +307,7 @@ static __global__ void __launch_bounds__(BLOCK, 3) norm_back_kernel(const struct
         turn ^= 1;
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            if (part[r].row.number < plan.count)
+            if (part[r].row.inside)
                 store_row(plan, part[r], weight, products[r], first, sums[2]);
     }
     write_partial<PAIRS, SPLIT>(plan, sums);
@@ -341,8 +358,8 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
                                   float *partial, cudaStream_t stream)
 {
     const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
-    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < VIT_PARTS ? needed : VIT_PARTS;
-    const struct backward_plan plan = {*norm, *deltas, rows, partial};
+    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < BACK_PARTS ? needed : BACK_PARTS;
+    const struct backward_plan plan = {*norm, *deltas, rows, 1 / (float)width, partial};
     if (width <= 64)
         norm_back_kernel<1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 192)

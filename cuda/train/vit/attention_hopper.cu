@@ -1,0 +1,402 @@
+/* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to ROWS tokens. It
+ * computes what attention.cu and attention_backward.cu compute, but a warpgroup multiplies 64 rows at a time
+ * by rows that the tensor cores read from shared memory by themselves. A block has all rows of one head in
+ * shared memory.
+ *
+ * A warpgroup whose rows end after row ROWS reads rows of the next tile instead. These rows only affect
+ * results of rows that do not exist, and are not stored. */
+#include "train/vit/attention_parts.cuh"
+
+#define DEPTH 64
+#define ROWS  208 /* maximum number of tokens, rounded up to a multiple of GROUP */
+
+/* Rows of a head in shared memory, in the format of wgmma.cuh. */
+struct tile {
+    tile_row row[ROWS];
+};
+
+/* ---- Rows in shared memory ---- */
+
+/* Starts copying the rows of a head to a tile. Rows from `count` on are zeros. */
+static __device__ __forceinline__ void copy_tile(struct tile *tile, const bf16 *from, size_t apart,
+                                                 uint32_t count)
+{
+    for (uint32_t first = threadIdx.x / 32 * GROUP; first < ROWS; first += blockDim.x / 32 * GROUP)
+        copy_rows16(tile->row, first, count, from, apart);
+}
+
+/* Converts sums of columns 16 * step to 16 * step + 15, times `factor[half]` for each half of the rows, to a
+ * fragment. */
+static __device__ __forceinline__ void fragment_of(const float *sums, int step, const float factor[2],
+                                                   uint32_t word[4])
+{
+    for (int i = 0; i < 4; i++)
+        word[i] = pack(sums[8 * step + 2 * i] * factor[i % 2], sums[8 * step + 2 * i + 1] * factor[i % 2]);
+}
+
+/* Writes the sums of a warp's 16 rows, from row `first` on, to global memory. Uses these rows of `tile`, so
+ * that the stores are of whole rows. Rows from `count` on are not written. */
+static __device__ __forceinline__ void write_rows(struct tile *tile, uint32_t first, uint32_t count,
+                                                  const float (&sums)[DEPTH / 2], const float factor[2],
+                                                  bf16 *to, size_t apart)
+{
+    if (first >= count)
+        return;
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++) {
+        uint32_t word[4];
+        fragment_of(sums, step, factor, word);
+        put_fragment(tile->row, first, 16 * step, word);
+    }
+    __syncwarp();
+    write_rows16(tile->row, first, count, to, apart);
+    __syncwarp(); /* the caller may overwrite the rows */
+}
+
+/* Starts sums = rows others^T, for the warpgroup's rows and N others. */
+template <int N>
+static __device__ __forceinline__ void start_scores(float (&sums)[N / 2], const bf16 *rows,
+                                                    const bf16 *others)
+{
+    const uint64_t a = wgmma_tile(rows), b = wgmma_tile(others);
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++)
+        wgmma<N, 0, 0>(sums, a + step * WGMMA_NEXT, b + step * WGMMA_NEXT, step > 0);
+    wgmma_commit();
+}
+
+/* Starts sums += weights others, for N others. */
+template <int N>
+static __device__ __forceinline__ void
+start_weighted(float (&sums)[DEPTH / 2], const uint32_t (&weights)[N / 16][4], const bf16 *others)
+{
+    const uint64_t b = wgmma_tile(others);
+#pragma unroll
+    for (int step = 0; step < N / 16; step++)
+        wgmma<DEPTH, 1>(sums, weights[step], b + step * WGMMA_NEXT_TRANSPOSED, true);
+    wgmma_commit();
+}
+
+/* ---- Forward ---- */
+
+/* Waits for all warps of the warpgroup. */
+static __device__ __forceinline__ void meet_group(void)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128)
+                 : "memory"); /* __syncthreads() uses barrier 0 */
+}
+
+#define FORWARD_GROUPS 2 /* warpgroups; each takes every second 64 queries */
+
+struct forward_memory {
+    struct tile queries, keys, values;
+};
+
+/* Adds N keys, from key `first` on, to the softmax and the sums of a warpgroup's queries. */
+template <int N>
+static __device__ __forceinline__ void take_keys(const struct forward_memory *memory, const bf16 *queries,
+                                                 uint32_t first, uint32_t tokens, struct softmax *softmax,
+                                                 float (&sums)[DEPTH / 2])
+{
+    const float factor = LOG2E / sqrtf((float)DEPTH), ones[2] = {1, 1};
+    float scores[N / 2];
+    uint32_t weights[N / 16][4];
+    wgmma_fence();
+    start_scores<N>(scores, queries, memory->keys.row[first]);
+    wgmma_wait<0>();
+    take_scores<DEPTH, N>(softmax, scores, factor, tokens - first, sums);
+#pragma unroll
+    for (int step = 0; step < N / 16; step++)
+        fragment_of(scores, step, ones, weights[step]);
+    wgmma_fence();
+    start_weighted<N>(sums, weights, memory->values.row[first]);
+    wgmma_wait<0>();
+}
+
+/* Block (head, sample). */
+static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
+    hopper_kernel(const bf16 *rows, uint32_t tokens, uint32_t width, bf16 *outputs, float *logs)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char shared[];
+    struct forward_memory *memory = reinterpret_cast<struct forward_memory *>(shared);
+    const uint32_t number = blockIdx.x, sample = blockIdx.y, lane = threadIdx.x % 32;
+    const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
+    copy_tile(&memory->queries, head.q, head.apart, tokens);
+    copy_tile(&memory->keys, head.k, head.apart, tokens);
+    copy_tile(&memory->values, head.v, head.apart, tokens);
+    copy_commit();
+    copy_wait<0>();
+    wgmma_publish();
+    __syncthreads();
+    logs += ((size_t)sample * gridDim.x + number) * tokens;
+    for (uint32_t begin = threadIdx.x / 128 * HEIGHT; begin < tokens; begin += FORWARD_GROUPS * HEIGHT) {
+        const uint32_t first = begin + threadIdx.x / 32 % 4 * GROUP;
+        float sums[DEPTH / 2] = {}, scale[2];
+        struct softmax softmax = {{-INFINITY, -INFINITY}, {}};
+        uint32_t key = 0;
+        for (; key + 64 <= ROWS && key < tokens; key += 64)
+            take_keys<64>(memory, memory->queries.row[begin], key, tokens, &softmax, sums);
+        if (key < tokens)
+            take_keys<ROWS % 64>(memory, memory->queries.row[begin], key, tokens, &softmax, sums);
+        for (int half = 0; half < 2; half++) {
+            const float sum = row_sum(softmax.sum[half]);
+            const uint32_t row = first + lane / 4 + 8 * half;
+            scale[half] = 1 / sum;
+            if (lane % 4 == 0 && row < tokens)
+                logs[row] = softmax.most[half] + log2f(sum);
+        }
+        meet_group(); /* all warps have read the queries, whose place the outputs take */
+        write_rows(&memory->queries, first, tokens, sums, scale,
+                   outputs + (size_t)sample * tokens * width + number * DEPTH, width);
+    }
+#endif
+}
+
+/* ---- Backward ---- */
+
+#define BACK_GROUPS ((ROWS + HEIGHT - 1) / HEIGHT)
+#define STEP        32 /* queries that a warpgroup processes at a time */
+
+/* `ds` has one tile per 64 queries, with a row per key. The gradients of keys, values and queries take its
+ * place before they are written. `numbers` has those of this and of the next head. */
+struct back_memory {
+    struct tile keys, values, queries, deltas, ds[BACK_GROUPS];
+    struct query_numbers {
+        float logs[ROWS], dots[ROWS];
+    } numbers[2];
+    float columns[4 * BACK_GROUPS][3]
+                 [DEPTH]; /* sums over the rows of each warp, for queries, keys and values */
+};
+
+/* The arguments of the backward pass: those of vit_attention_backward(). */
+struct back_plan {
+    const bf16 *rows, *outputs, *deltas;
+    const float *logs;
+    uint32_t samples, tokens, width;
+    bf16 *row_deltas;
+    float *partial;
+};
+
+/* Block (head, ...) processes this head of some samples. These functions return the index of the head's first
+ * value in arrays with `width` values per token, and its rows. */
+static __device__ __forceinline__ size_t value_at(const struct back_plan &plan, uint32_t sample)
+{
+    return (size_t)sample * plan.tokens * plan.width + blockIdx.x * DEPTH;
+}
+
+static __device__ __forceinline__ struct head head_at(const struct back_plan &plan, uint32_t sample)
+{
+    return head_of(plan.rows, plan.tokens, plan.width, sample, DEPTH, blockIdx.x);
+}
+
+/* Computes e[i] (see attention_backward.cu) with two threads per query, and copies the logarithms. Queries
+ * after the last get a logarithm of infinity, so their weights are 0. */
+static __device__ __forceinline__ void load_numbers(const struct back_plan &plan, uint32_t sample,
+                                                    struct back_memory::query_numbers *numbers)
+{
+    const uint32_t row = threadIdx.x / 2;
+    if (row >= ROWS)
+        return;
+    const size_t at = value_at(plan, sample) + (row < plan.tokens ? row : 0) * (size_t)plan.width +
+                      threadIdx.x % 2 * (DEPTH / 2);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < DEPTH / 2; i += 8) {
+        const uint4 a = *reinterpret_cast<const uint4 *>(plan.outputs + at + i);
+        const uint4 b = *reinterpret_cast<const uint4 *>(plan.deltas + at + i);
+        const uint32_t words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+        for (int j = 0; j < 4; j++) {
+            sum = fmaf(__uint_as_float(words[0][j] << 16), __uint_as_float(words[1][j] << 16), sum);
+            sum = fmaf(__uint_as_float(words[0][j] & 0xffff0000u), __uint_as_float(words[1][j] & 0xffff0000u),
+                       sum);
+        }
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (threadIdx.x % 2 == 0) {
+        numbers->dots[row] = sum;
+        numbers->logs[row] = row < plan.tokens
+                                 ? plan.logs[((size_t)sample * gridDim.x + blockIdx.x) * plan.tokens + row]
+                                 : INFINITY;
+    }
+}
+
+/* Adds N queries, from query `query` on, to the sums of a warpgroup's keys and values, and stores their ds.
+ * `begin` is the warpgroup's first key, `first` the warp's. */
+template <int N>
+static __device__ __forceinline__ void
+take_queries(struct back_memory *memory, const struct back_memory::query_numbers *numbers, uint32_t begin,
+             uint32_t first, uint32_t query, uint32_t tokens, float (&key_sums)[DEPTH / 2],
+             float (&value_sums)[DEPTH / 2])
+{
+    const float factor = LOG2E / sqrtf((float)DEPTH), ones[2] = {1, 1};
+    const uint32_t lane = threadIdx.x % 32, column = query + lane % 4 * 2;
+    /* ds of keys after the last must be 0, because 0 (the key) times infinity would not be 0. */
+    const bool inside[2] = {first + lane / 4 < tokens, first + lane / 4 + 8 < tokens};
+    float weights[N / 2], ds[N / 2];
+    uint32_t left[2][N / 16][4];
+    wgmma_fence();
+    start_scores<N>(weights, memory->keys.row[0] + begin * TILE_WIDTH, memory->queries.row[query]);
+    start_scores<N>(ds, memory->values.row[0] + begin * TILE_WIDTH, memory->deltas.row[query]);
+    wgmma_wait<1>();
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        const float2 log = *reinterpret_cast<const float2 *>(&numbers->logs[column + 8 * n]);
+        for (int i = 0; i < 4; i++)
+            weights[4 * n + i] = exp2_of(fmaf(weights[4 * n + i], factor, i % 2 ? -log.y : -log.x));
+    }
+#pragma unroll
+    for (int step = 0; step < N / 16; step++)
+        fragment_of(weights, step, ones, left[0][step]);
+    wgmma_fence();
+    start_weighted<N>(value_sums, left[0], memory->deltas.row[query]);
+    wgmma_wait<1>();
+#pragma unroll
+    for (int step = 0; step < N / 16; step++) {
+        for (int i = 0; i < 4; i++) {
+            const float2 dot =
+                *reinterpret_cast<const float2 *>(&numbers->dots[column + 16 * step + i / 2 * 8]);
+            const float2 weight = values_of(left[0][step][i]);
+            const float *value = ds + 8 * step + 2 * i;
+            left[1][step][i] =
+                inside[i % 2] ? pack(weight.x * (value[0] - dot.x), weight.y * (value[1] - dot.y)) : 0;
+        }
+        if (first < ROWS)
+            put_fragment(memory->ds[query / 64].row, first, query % 64 + 16 * step, left[1][step]);
+    }
+    wgmma_fence();
+    start_weighted<N>(key_sums, left[1], memory->queries.row[query]);
+    wgmma_wait<0>();
+}
+
+/* Starts sums = ds^T keys for the warpgroup's queries. */
+static __device__ __forceinline__ void start_queries(struct back_memory *memory, uint32_t tokens,
+                                                     float (&sums)[DEPTH / 2])
+{
+    const uint64_t a = wgmma_tile(&memory->ds[threadIdx.x / 128]), b = wgmma_tile(&memory->keys);
+    wgmma_fence();
+    wgmma<DEPTH, 1, 1>(sums, a, b, false);
+    for (uint32_t step = 1; step * 16 < tokens; step++)
+        wgmma<DEPTH, 1, 1>(sums, a + step * WGMMA_NEXT_TRANSPOSED, b + step * WGMMA_NEXT_TRANSPOSED, true);
+    wgmma_commit();
+}
+
+/* Writes the gradients of a warp's rows of queries, keys or values, and adds up their columns. */
+static __device__ __forceinline__ void finish_rows(struct back_memory *memory, struct tile *tile,
+                                                   uint32_t first, uint32_t tokens,
+                                                   const float (&sums)[DEPTH / 2], float factor, bf16 *to,
+                                                   size_t apart, uint32_t which)
+{
+    const float factors[2] = {factor, factor};
+    write_rows(tile, first, tokens, sums, factors, to, apart);
+    sum_columns<DEPTH>(sums, factor, first, tokens, memory->columns[threadIdx.x / 32][which]);
+}
+
+/* Writes the sums of the columns that finish_rows() has stored for all warps. */
+static __device__ __forceinline__ void write_columns(struct back_memory *memory, const struct back_plan &plan,
+                                                     uint32_t sample)
+{
+    const uint32_t which = threadIdx.x / DEPTH, column = threadIdx.x % DEPTH;
+    if (which >= 3)
+        return;
+    float sum = 0;
+    for (uint32_t warp = 0; warp < 4 * BACK_GROUPS; warp++)
+        sum += memory->columns[warp][which][column];
+    plan.partial[((size_t)sample * 3 + which) * plan.width + blockIdx.x * DEPTH + column] = sum;
+}
+
+/* Block (head, y) processes the head of samples y, y + gridDim.y, ... It starts copying rows of the next
+ * sample as soon as this sample's rows are not needed any more. A warp copies the rows whose gradients it
+ * writes, so these need no barrier. After the last sample, it copies this sample again. */
+static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kernel(const struct back_plan plan)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char shared[];
+    struct back_memory *memory = reinterpret_cast<struct back_memory *>(shared);
+    const float factor = 1 / sqrtf((float)DEPTH);
+    const uint32_t begin = threadIdx.x / 128 * HEIGHT, first = threadIdx.x / 32 * GROUP, tokens = plan.tokens;
+    const uint32_t apart = 3 * plan.width;
+    uint32_t turn = 0;
+    copy_tile(&memory->keys, head_at(plan, blockIdx.y).k, apart, tokens);
+    copy_tile(&memory->values, head_at(plan, blockIdx.y).v, apart, tokens);
+    copy_tile(&memory->queries, head_at(plan, blockIdx.y).q, apart, tokens);
+    copy_tile(&memory->deltas, plan.deltas + value_at(plan, blockIdx.y), plan.width, tokens);
+    load_numbers(plan, blockIdx.y, memory->numbers);
+    for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, turn ^= 1) {
+        const uint32_t next = sample + gridDim.y < plan.samples ? sample + gridDim.y : sample;
+        bf16 *result = plan.row_deltas + 3 * value_at(plan, sample) - 2 * blockIdx.x * DEPTH;
+        float key_sums[DEPTH / 2] = {}, value_sums[DEPTH / 2] = {}, query_sums[DEPTH / 2];
+        uint32_t query = 0;
+        copy_commit();
+        copy_wait<0>();
+        wgmma_publish();
+        __syncthreads();
+        for (; query + STEP <= ROWS && query < tokens; query += STEP)
+            take_queries<STEP>(memory, &memory->numbers[turn], begin, first, query, tokens, key_sums,
+                               value_sums);
+        if (query < tokens)
+            take_queries<ROWS % STEP>(memory, &memory->numbers[turn], begin, first, query, tokens, key_sums,
+                                      value_sums);
+        wgmma_publish();
+        __syncthreads(); /* ds is complete; queries, values and deltas are free */
+        copy_tile(&memory->values, head_at(plan, next).v, apart, tokens);
+        finish_rows(memory, &memory->queries, first, tokens, key_sums, factor, result + plan.width, apart, 1);
+        copy_tile(&memory->queries, head_at(plan, next).q, apart, tokens);
+        start_queries(memory, tokens, query_sums);
+        finish_rows(memory, &memory->deltas, first, tokens, value_sums, 1, result + 2 * plan.width, apart, 2);
+        copy_tile(&memory->deltas, plan.deltas + value_at(plan, next), plan.width, tokens);
+        load_numbers(plan, next, &memory->numbers[turn ^ 1]);
+        wgmma_wait<0>();
+        __syncthreads(); /* keys and ds are free */
+        copy_tile(&memory->keys, head_at(plan, next).k, apart, tokens);
+        finish_rows(memory, &memory->ds[0], first, tokens, query_sums, factor, result, apart, 0);
+        __syncthreads();
+        write_columns(memory, plan, sample);
+    }
+    copy_wait<0>();
+#endif
+}
+
+/* ---- Launches ---- */
+
+enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits)
+{
+    *fits = false;
+#ifdef HOPPER
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, hopper_back_kernel));
+    /* The driver may have compiled PTX of an older architecture, which has no wgmma. */
+    *fits = attributes.ptxVersion == 90 && rows->tokens <= ROWS && rows->width / heads == DEPTH;
+#endif
+    return STATUS_OK;
+}
+
+enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
+                           float *logs, cudaStream_t stream)
+{
+    const struct launch launch = {dim3(heads, rows->samples), 128 * FORWARD_GROUPS,
+                                  sizeof(struct forward_memory)};
+    TRY(allow(hopper_kernel, &launch));
+    hopper_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, rows->tokens, rows->width,
+                                                                         outputs, logs);
+    CUDA_TRY_LAUNCH("the forward kernel of attention");
+    return STATUS_OK;
+}
+
+enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+                            float *partial, cudaStream_t stream)
+{
+    const struct back_plan plan = {inputs,       outputs,     out_deltas, logs,   rows->samples,
+                                   rows->tokens, rows->width, in_deltas,  partial};
+    int device, processors;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    const uint32_t fit = (uint32_t)processors / heads, most = fit > 0 ? fit : 1;
+    const struct launch launch = {dim3(heads, rows->samples < most ? rows->samples : most), 128 * BACK_GROUPS,
+                                  sizeof(struct back_memory)};
+    TRY(allow(hopper_back_kernel, &launch));
+    hopper_back_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(plan);
+    CUDA_TRY_LAUNCH("the backward kernel of attention");
+    return STATUS_OK;
+}
