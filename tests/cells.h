@@ -56,9 +56,14 @@ static inline const char *cell(const char *csv, size_t row, size_t column)
  * overwrites the text. */
 static inline const char *value(const char *csv, size_t row, const char *column)
 {
-    for (size_t c = 0; c < 200; c++)
-        if (strcmp(cell(csv, 0, c), column) == 0)
+    const char *at = csv;
+    while (strncmp(at, "fdsl-bench: ", 12) == 0 && strchr(at, '\n'))
+        at = strchr(at, '\n') + 1;
+    for (size_t c = 0, length; *at && *at != '\n'; c++, at += length + (at[length] == ',')) {
+        length = strcspn(at, ",\n");
+        if (length == strlen(column) && strncmp(at, column, length) == 0)
             return cell(csv, row, c);
+    }
     cr_assert_fail("no column %s", column);
     return "";
 }

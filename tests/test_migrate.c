@@ -22,25 +22,27 @@ TestSuite(migrate, .init = set_up, .fini = shell_tear_down, .timeout = 120);
 
 /* ---- Values after the conversion ---- */
 
-/* A Python program that compares FILE.old with FILE, and prints the columns whose values were not kept.
- * It is independent of the parser and the names in migrate_rows.py: it uses Python's csv module and its own
- * `names`. */
+/* A Python program that compares each FILE.old with FILE, and prints FILE and the columns whose values were
+ * not kept. It is independent of the parser and the names in migrate_rows.py: it uses Python's csv module and
+ * its own `pairs`. */
 static const char compare[] =
     "import csv, sys\n"
-    "old, new = (list(csv.DictReader(open(sys.argv[1] + end))) for end in ('.old', ''))\n"
-    "names = dict(pair.split(':') for pair in ('output:dtype tensor:dtype depth:iodepth tally:checksum '\n"
+    "pairs = [pair.split(':') for pair in ('output:dtype tensor:dtype depth:iodepth tally:checksum '\n"
     "    'shards_a_batch:shards_per_batch resident_before:resident_share_before '\n"
     "    'resident_after:resident_share_after device_bytes:storage_read_bytes wait_share:stall_share "
     "first_wait_s:first_batch_s '\n"
     "    'utilisation:busy_share peak_flops:peak_flops_per_s mem_clock_mhz:memory_clock_mhz '\n"
-    "    'timed:timed_stages').split())\n"
-    "workload = old[0]['schema'].split('/')[0]\n"
-    "names.update({'layout': 'store'} if workload == 'load' and 'store' not in old[0] else {})\n"
-    "names.update({'loss': 'train_loss'} if workload == 'train' else {})\n"
-    "assert len(old) == len(new) == 2\n"
-    "lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
-    "        a[name] != b[names.get(name, name)]}\n"
-    "print(' '.join(sorted(lost)))\n";
+    "    'timed:timed_stages').split()]\n"
+    "for path in sys.argv[1:]:\n"
+    "    old, new = (list(csv.DictReader(open(path + end))) for end in ('.old', ''))\n"
+    "    names = dict(pairs)\n"
+    "    workload = old[0]['schema'].split('/')[0]\n"
+    "    names.update({'layout': 'store'} if workload == 'load' and 'store' not in old[0] else {})\n"
+    "    names.update({'loss': 'train_loss'} if workload == 'train' else {})\n"
+    "    assert len(old) == len(new) == 2\n"
+    "    lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
+    "            a[name] != b[names.get(name, name)]}\n"
+    "    print(path, new[0]['schema'], new[1]['schema'], *sorted(lost))\n";
 
 Test(migrate, older_schemas_become_current)
 {
@@ -77,24 +79,35 @@ Test(migrate, older_schemas_become_current)
                  {"infer_4", "infer/6", ""},
                  {"infer_5", "infer/6", ""},
                  {"monitor_1", "monitor/2", ""}};
+    static char converted[sizeof out];
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
     cr_expect_eq(atoi(out), (int)COUNT_OF(files));
+    EXPECT(0, "cp " OLD "*.csv . && chmod 640 *.csv && for f in *.csv; do cp $f $f.old; done && " MIGRATE
+              "*.csv");
+    memcpy(converted, out, sizeof out);
+    EXPECT(0, "test \"$(stat -c %%a *.csv | sort -u)\" = 640 && python3 compare.py *.csv");
     for (size_t i = 0; i < COUNT_OF(files); i++) {
         const char *name = files[i].name;
-        EXPECT(0, "cp " OLD "%s.csv a.csv.old && cp a.csv.old a.csv && chmod 640 a.csv && " MIGRATE "a.csv",
-               name);
-        cr_expect(strstr(out, "a.csv: 2 rows of ") == out && strstr(out, files[i].now), "%s", out);
-        EXPECT(0, "python3 compare.py a.csv");
-        cr_expect(strncmp(out, files[i].lost, strlen(files[i].lost)) == 0 &&
-                      out[strlen(files[i].lost)] == '\n',
-                  "%s: lost %s", name, out);
-        EXPECT(0, "test $(stat -c %%a a.csv) = 640 && tail -n +2 a.csv | cut -d, -f1 | sort -u");
-        cr_expect(strncmp(out, files[i].now, strlen(files[i].now)) == 0, "%s", out);
-        /* The old file is kept only if values were omitted. */
-        EXPECT(0, "ls a.csv.*-* 2>/dev/null | wc -l");
-        cr_expect_eq(atoi(out), *files[i].lost != '\0', "%s: %s", name, out);
-        EXPECT(0, "for kept in a.csv.*-*; do test ! -e $kept || cmp $kept a.csv.old; done; rm -f a.csv.*-*");
+        char line[256];
+        snprintf(line, sizeof line, "%s.csv: 2 rows of ", name);
+        const char *at = strstr(converted, line);
+        cr_assert_not_null(at, "%s: %s", name, converted);
+        snprintf(line, sizeof line, " converted to %s", files[i].now);
+        at = strstr(at, " converted to ");
+        cr_expect(at && strncmp(at, line, strlen(line)) == 0, "%s: %s", name, converted);
+        snprintf(line, sizeof line, "%s.csv %s %s%s%s\n", name, files[i].now, files[i].now,
+                 *files[i].lost ? " " : "", files[i].lost);
+        cr_expect(says(line), "not %s in: %s", line, out);
+    }
+    /* An old file is kept only if values were omitted. */
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        EXPECT(
+            0,
+            "n=0; for kept in %s.csv.*-*; do test ! -e $kept || { cmp $kept %s.csv.old && n=$((n + 1)); }; "
+            "done; echo $n",
+            files[i].name, files[i].name);
+        cr_expect_eq(atoi(out), *files[i].lost != '\0', "%s: %s", files[i].name, out);
     }
 }
 

@@ -219,8 +219,8 @@ Test(prepare, synth_images_and_labels)
     cr_assert_str_eq(out, "1");
 
     /* The pixels must equal those of the images of run 0, both in PNG files and in arrays. */
-    EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
-              "--min-time 0");
+    EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --warmup-time 0 "
+              "--min-samples 1 --min-time 0 --max-time 0");
     EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
     EXPECT(0, "$P --prepare n " SYNTH
               " --encode npy && tar xf n/synth-000000.tar && tail -c 1024 000004.npy > raw");
@@ -463,14 +463,16 @@ Test(prepare, lost_files_are_repaired)
 
 /* ---- Faults ---- */
 
+#define ONCE "--warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
+
 Test(prepare, archives_read_as_files_are_warned_about)
 {
     EXPECT(0,
            "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
-           "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
+           "$P --variant files --data b --cache any " ONCE);
     cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard but is read as a file"), "%s", out);
     EXPECT(0, "$P --prepare files --store files --samples 3 && "
-              "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
+              "$P --variant files --data files --cache any " ONCE);
     cr_assert_null(strstr(out, "looks like"), "%s", out);
 }
 

@@ -7,6 +7,9 @@
 
 #ifdef HAVE_XXHASH
 
+/* So few samples that a refusal takes milliseconds, although samples are generated before --init is read. */
+#define FEW "--train-size 20 --test-size 5 --batch 5 "
+
 TestSuite(train_init, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
 /* The learning rate is 0, so parameters keep their initial values. All tensors except those of the last layer
@@ -145,14 +148,14 @@ Test(train_init, starts_from_a_file_without_the_last_layer)
         0,
         "tail -c 111912 a.safetensors | head -c 110592 > v && tail -c 111912 c | head -c 110592 | cmp v -");
     drop_tensors("head.bias");
-    expect_refusal(2, "--model vit-micro --init x.safetensors",
+    expect_refusal(2, FEW "--model vit-micro --init x.safetensors",
                    "it lacks 1 of the 32 tensors of vit-micro (the first: head.bias)");
 }
 
 Test(train_init, rejects_unsuitable_files_of_tensors)
 {
     EXPECT(0, VIT "--data digits --export a.safetensors");
-    expect_refusal(2, "--model lenet --init a.safetensors",
+    expect_refusal(2, FEW "--model lenet --init a.safetensors",
                    "it lacks 10 of the 10 tensors of lenet (the first: conv1.weight)");
     expect_refusal(
         2,
@@ -163,34 +166,36 @@ Test(train_init, rejects_unsuitable_files_of_tensors)
         "--model vit-tiny --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
         "it lacks 120 of the 152 tensors of vit-tiny");
     EXPECT(0, "sed 's/\"norm.bias/\"norm.bios/' a.safetensors > x.safetensors");
-    expect_refusal(2, "--model vit-micro --init x.safetensors", "it lacks 1 of the 32 tensors of vit-micro");
+    expect_refusal(2, FEW "--model vit-micro --init x.safetensors",
+                   "it lacks 1 of the 32 tensors of vit-micro");
     EXPECT(0, "{ head -c -4 a.safetensors; printf '\\000\\000\\300\\177'; } > x.safetensors");
-    expect_refusal(2, "--model vit-micro --init x.safetensors",
+    expect_refusal(2, FEW "--model vit-micro --init x.safetensors",
                    "--init x.safetensors: its head.bias has values that are NaN or infinite");
     EXPECT(0, "sed 's/F32/I32/' a.safetensors > x.safetensors");
-    expect_refusal(2, "--model vit-micro --init x.safetensors", "of type I32; convert all tensors to 32-bit");
+    expect_refusal(2, FEW "--model vit-micro --init x.safetensors",
+                   "of type I32; convert all tensors to 32-bit");
     EXPECT(0, "head -c 9000 a.safetensors > x.safetensors");
-    expect_refusal(1, "--model vit-micro --init x.safetensors", "--init: x.safetensors");
-    expect_refusal(2, "--model vit-micro --init y.safetensors", "--init y.safetensors: No such file");
+    expect_refusal(1, FEW "--model vit-micro --init x.safetensors", "--init: x.safetensors");
+    expect_refusal(2, FEW "--model vit-micro --init y.safetensors", "--init y.safetensors: No such file");
     EXPECT(0, "$P " SMALL "--epochs 1 --export l.safetensors");
     EXPECT(0, "sed 's/\"fc1.bias\"/\"fc2.bias\"/' l.safetensors > x.safetensors");
-    expect_refusal(2, "--model logreg --init x.safetensors", "it lacks 1 of the 2 tensors of logreg");
+    expect_refusal(2, FEW "--model logreg --init x.safetensors", "it lacks 1 of the 2 tensors of logreg");
 }
 #endif
 
 Test(train_init, rejects_unsuitable_initial_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
-    expect_refusal(2, "--init none", "--init none: No such file");
-    expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
-    expect_refusal(1, "--init text",
+    expect_refusal(2, FEW "--init none", "--init none: No such file");
+    expect_refusal(2, FEW "--init empty", "--init empty: the folder has no checkpoint");
+    expect_refusal(1, FEW "--init text",
                    "text: this is not a checkpoint of fdsl-bench; only --init of the workload train reads "
                    "files of tensors");
-    expect_refusal(2, "--init last.pth.tar", "--init last.pth.tar: No such file");
-    expect_refusal(2, "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
-    expect_refusal(2, "--model lenet --init k",
+    expect_refusal(2, FEW "--init last.pth.tar", "--init last.pth.tar: No such file");
+    expect_refusal(2, FEW "--init x.npy", "--init x.npy: a .npy file holds one tensor; give a checkpoint");
+    expect_refusal(2, FEW "--model lenet --init k",
                    "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
-    expect_refusal(2, "--model logreg --classes 12 --init k",
+    expect_refusal(2, FEW "--model logreg --classes 12 --init k",
                    "--init k: no layer can be copied: its only layer has another shape");
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
@@ -198,7 +203,7 @@ Test(train_init, rejects_unsuitable_initial_parameters)
                    "--init l: its fc1.weight is 120x400, but these samples need 120x576; use samples "
                    "of 1x1x28x28 (channels, depth, height, width), or cnn-fdsl, which supports any size");
     EXPECT(0, "truncate -s 5000 k/*");
-    expect_refusal(1, "--model logreg --init k", "truncated");
+    expect_refusal(1, FEW "--model logreg --init k", "truncated");
 }
 
 #endif

@@ -17,8 +17,8 @@ TestSuite(train_steps, .init = shell_set_up, .fini = shell_tear_down, .timeout =
 #define TRAINED "train-naive"
 #endif
 /* Epochs of 13 steps of a transformer. Most options of recipes work with it. */
-#define RECIPE                                                                                           \
-    "$P --variant " TRAINED " --threads 2 --model vit-micro --train-size 200 --test-size 50 --batch 16 " \
+#define RECIPE                                                                                         \
+    "$P --variant " TRAINED " --threads 2 --model vit-micro --train-size 50 --test-size 20 --batch 4 " \
     "--epochs 2 --optimizer adamw --lr 0.003 --lr-schedule cosine --weight-decay 0.05 --shift 1 --flip "
 #define ROWS  "--log-steps 4 --test-steps 9 "
 #define STOPS ROWS "--checkpoint-steps 5 --keep 99 "
@@ -109,7 +109,7 @@ Test(train_steps, rows_count_updates_and_have_norms)
     snprintf(parts, sizeof parts, "%s", out);
     const size_t rows = count_of(parts, "\n") - 1;
     cr_assert_eq(number(parts, rows, "step"), 26, "%s", parts);
-    cr_expect_eq(number(parts, rows, "samples_seen"), 400);
+    cr_expect_eq(number(parts, rows, "samples_seen"), 100);
     for (size_t i = 1; i <= rows; i++) {
         cr_expect_float_eq(number(parts, i, "loss"), number(whole, i, "loss"), 1e-3, "%s%s", whole, parts);
         cr_expect_float_eq(number(parts, i, "gradient_norm"), number(whole, i, "gradient_norm"),
@@ -184,13 +184,13 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
 {
     char train[512], whole[PATH_MAX], killed[PATH_MAX];
     snprintf(train, sizeof train,
-             "$P --variant %s --threads 2 %s --train-size 400 --test-size 50 --batch 8 --epochs 3 "
+             "$P --variant %s --threads 2 %s --train-size 200 --test-size 20 --batch 4 --epochs 3 "
              "--lr-schedule cosine --shift 1 --checkpoint-steps 3 --log-steps 4 --keep 2",
              variant, options);
     EXPECT(0, "%s --checkpoint whole --log whole.csv --out whole_rows.csv --export whole.safetensors", train);
     EXPECT_PRINTS(
-        0, "5 kills",
-        "kills=0; for i in 1 2 3 4 5; do before=$(ls k 2>/dev/null | tail -n 1); "
+        0, "3 kills",
+        "kills=0; for i in 1 2 3; do before=$(ls k 2>/dev/null | tail -n 1); "
         "%s --checkpoint k --log log.csv --out rows.csv --export killed.safetensors --resume >/dev/null 2>&1 "
         "& p=$!; "
         "until ls k 2>/dev/null | grep -v tmp | tail -n 1 | grep step | grep -qvx -- \"${before:-none}\" || "
