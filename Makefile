@@ -27,8 +27,8 @@ VERSION  := 0.2.0
 PREFIX   ?= /usr/local
 LIBDIR   ?= $(PREFIX)/lib
 CC       ?= cc
-CFLAGS   ?= -O3 -g
 SAN      ?= 0
+CFLAGS   ?= $(if $(filter 1,$(SAN)),-O2,-O3) -g
 BUILD    := build$(if $(filter 1,$(SAN)),/san)
 PROGRAM  := $(if $(filter 1,$(SAN)),$(BUILD)/)fdsl-bench
 V        ?= 0
@@ -128,7 +128,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
 SHARED   := -fPIC -fvisibility=hidden
 ALL_CFLAGS = -std=gnu11 $(CFLAGS) $(EXACT) $(WARNINGS) $(if $(call on,OMP),-fopenmp,-Wno-unknown-pragmas) $(SAN_FLAGS)
 ifeq ($(SAN),1)
-SAN_FLAGS := -O2 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
 
 # --- CUDA ----------------------------------------------------------------------------------------------------
@@ -286,10 +286,12 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(say) AR $@
 	$(Q)rm -f $@ && $(AR) rcsT $@ $^
 
+# -O0 compiles fastest. test_permutation computes millions of permutations itself.
+$(BUILD)/tests/test_permutation: private test_level := -O2
 $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(if $(filter 1,$(SAN)),-O1,-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(or $(test_level),-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
@@ -330,7 +332,7 @@ bench:
 
 check:
 	@scripts/setup/packages.sh check
-	@$(MAKE) $(inner) all tests
+	@$(MAKE) $(inner) all $(if $(filter 1,$(SAN)),$$(scripts/check/run.sh --list $(BUILD) 1),tests)
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/run.sh $(BUILD) $(SAN)
 
 check-gpu: all lib $(GPU_TESTS)

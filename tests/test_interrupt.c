@@ -98,7 +98,7 @@ Test(interrupt, train_says_how_to_resume)
     cr_expect(says(" in rows.csv; no epochs, because --checkpoint DIR was not given; to start again, repeat "
                    "the same command\n"),
               "%s", out);
-    EXPECT(0, INT "'test -e new/.lock && sleep 3' $P --variant train-naive --model cnn --train-size 10000 "
+    EXPECT(0, INT "'test -e new/.lock && sleep 1' $P --variant train-naive --model cnn --train-size 10000 "
                   "--test-size 50 --checkpoint new");
     EXPECT_SAYS(
         "kept: no rows except those on stdout, because --out FILE was not given; this run has not "

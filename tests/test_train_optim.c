@@ -3,6 +3,7 @@
 #ifdef _OPENMP
 #include "../cpu/train/omp_engine.h"
 #endif
+#include "core/portable.h"
 #include "core/variant.h"
 #include "train_support.h"
 
@@ -29,7 +30,9 @@ static void for_engines(const char *name, void (*check)(struct net *net, const s
 static void for_networks(void (*check)(struct net *net, const struct engine *engine))
 {
     for_engines("lenet", check);
+#ifndef FDSL_SANITIZED /* the sanitizers make its many layers take minutes */
     for_engines("cnn-fdsl", check);
+#endif
     for_engines("vit-micro", check);
 }
 

@@ -2,7 +2,8 @@
 # Runs the test suites in BUILD/tests and, unless SAN is 1, lint.sh, cross.sh and python.sh of this folder. `make check`
 # calls this script.
 #
-#   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
+#   scripts/check/run.sh BUILD SAN           SAN=1: a build with ASan and UBSan
+#   scripts/check/run.sh --list BUILD SAN    only prints the paths of the suites that it would run
 #
 #   JOBS=N        number of parallel suites; default: one per core
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
@@ -14,6 +15,8 @@ set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit
 
+list=''
+[[ ${1:-} != --list ]] || { list=yes && shift; }
 build=$1 san=${2:-0}
 JOBS=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}
 # shellcheck source=scripts/check/parallel.sh
@@ -40,14 +43,41 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 
+# Suites interrupt programs that they start, so these must not ignore SIGINT. Background processes ignore it, as do
+# processes that nohup starts. coreutils before 8.31 cannot restore it.
+restored=(env --default-signal=INT)
+"${restored[@]}" true 2>/dev/null || restored=()
+
+add_ticks() # pid ...: adds the processor time of the processes and their descendants to `ticks`, in clock ticks
+{
+    local pid stat fields=() children=()
+    for pid; do
+        read -r stat <"/proc/$pid/stat" || continue
+        read -ra fields <<<"${stat##*) }"
+        ((ticks += fields[11] + fields[12] + fields[13] + fields[14])) || true
+        read -rd '' -a children < <(cat "/proc/$pid/task/"*/children) || true # ends without a NUL
+        add_ticks "${children[@]}"
+    done
+} 2>/dev/null
+
 # A test is a process that Criterion forks. The ASan of gcc 12 does not lock its allocator for the fork. If another thread
-# holds a lock of the allocator then, the test waits for this lock for ever, whatever it tests. Therefore a suite that hangs
-# under the sanitizers runs a second time. The longest suite needs 65 s on two cores.
+# holds a lock of the allocator then, the test waits for this lock for ever, whatever it tests. Therefore a suite that
+# uses no processor time for 30 s under the sanitizers runs a second time. A suite that is only slow continues.
 first_run() # program
 {
-    ((san)) || { "$1"; return; }
-    local check_limit_s=$((check_limit_s / 6 + 1))
-    limited "$1"
+    ((san)) || { "${restored[@]}" "$1"; return; }
+    local pid ticks before=0 idle_s=$((check_limit_s / 20)) status=0
+    "${restored[@]}" "$1" &
+    pid=$!
+    until timeout "$((idle_s + 1))" tail -s 0.05 -f /dev/null --pid="$pid"; do
+        ticks=0
+        add_ticks "$pid"
+        # The sum decreases if a process ends for which none of the others waits.
+        ((ticks < before || ticks > before + 5)) || { kill_tree "$pid" && echo 'used no processor time'; }
+        before=$ticks
+    done
+    wait "$pid" || status=$?
+    return "$status"
 }
 
 run_suite() # program
@@ -55,9 +85,9 @@ run_suite() # program
     local log status=0 passed failed
     log=$(mktemp)
     first_run "$1" >"$log" 2>&1 || status=$?
-    if ((san)) && grep -q '^did not end within' "$log"; then
+    if ((san)) && grep -q '^used no processor time' "$log"; then
         status=0
-        "$1" >"$log" 2>&1 || status=$?
+        "${restored[@]}" "$1" >"$log" 2>&1 || status=$?
     fi
     # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
     read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
@@ -85,12 +115,26 @@ list_suites() # prints each suite once, the longest first
     (cd "$build/tests" && printf '%s\n' test_* | grep -v '[.]' | grep -vxF "$(printf '%s\n' "${longest_first[@]}")")
 }
 
+is_chosen() # suite
+{
+    ((san == 0)) || [[ ! $1 =~ ^($only_scripts)$ ]] || return 1
+    [[ -z ${SKIP:-} || ! $1 =~ $SKIP ]]
+}
+
+if [[ $list ]]; then
+    for source in tests/test_*.c; do
+        suite=${source#tests/} suite=${suite%.c}
+        ! is_chosen "$suite" || printf '%s\n' "$build/tests/$suite"
+    done
+    rm -f "$checks_log"
+    exit 0
+fi
+
 ((san)) || check lint run_script scripts/check/lint.sh
 ((san)) || check cross run_script scripts/check/cross.sh
 ((san)) || check python run_script scripts/check/python.sh
 for suite in $(list_suites); do
-    ((san == 0)) || [[ ! $suite =~ ^($only_scripts)$ ]] || continue
-    [[ -z ${SKIP:-} || ! $suite =~ $SKIP ]] || continue
+    is_chosen "$suite" || continue
     [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
 done
 conclude >"$counts.checks" || true
