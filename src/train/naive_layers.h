@@ -35,22 +35,16 @@ static struct reach reach(const struct layer *layer, int axis, uint32_t offset, 
     return (struct reach){begin, end < out ? end : out, shift};
 }
 
-/* The channels that one weight connects, and the outputs that it contributes to, per axis. */
+/* The outputs that one kernel tap contributes to, per axis. */
 struct tap {
-    uint32_t to, from;
     struct reach depth, height, width;
 };
 
-static struct tap tap_of(const struct layer *layer, size_t weight)
+static struct tap tap(const struct layer *layer, uint32_t t, uint32_t y, uint32_t x)
 {
-    const uint32_t *kernel = layer->spec.kernel;
-    const uint32_t x = (uint32_t)(weight % kernel[2]), y = (uint32_t)(weight / kernel[2] % kernel[1]);
-    const uint32_t plane = (uint32_t)(weight / kernel[2] / kernel[1]), channels = plane / kernel[0];
-    return (struct tap){.to = channels / layer->in.channels,
-                        .from = channels % layer->in.channels,
-                        .depth = reach(layer, 0, plane % kernel[0], layer->in.depth, layer->out.depth),
-                        .height = reach(layer, 1, y, layer->in.height, layer->out.height),
-                        .width = reach(layer, 2, x, layer->in.width, layer->out.width)};
+    return (struct tap){reach(layer, 0, t, layer->in.depth, layer->out.depth),
+                        reach(layer, 1, y, layer->in.height, layer->out.height),
+                        reach(layer, 2, x, layer->in.width, layer->out.width)};
 }
 
 /* Returns the start offset of a channel's row at depth t and height y. */
@@ -59,42 +53,40 @@ static size_t row_at(const struct shape *shape, uint32_t channel, int64_t t, int
     return (((size_t)channel * shape->depth + (size_t)t) * shape->height + (size_t)y) * shape->width;
 }
 
-static void tap_forward(const struct layer *layer, const struct tap *tap, real weight, const real *in,
-                        real *out)
+static void tap_forward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c, real weight,
+                        const real *in, real *out)
 {
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from =
-                in + row_at(&layer->in, tap->from, t + tap->depth.shift, y + tap->height.shift);
-            real *to = out + row_at(&layer->out, tap->to, t, y);
+            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            real *to = out + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 to[x] += weight * from[x + tap->width.shift];
         }
 }
 
 /* Returns the gradient of one weight. */
-static real tap_weight(const struct layer *layer, const struct tap *tap, const real *in,
-                       const real *out_delta)
+static real tap_weight(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                       const real *in, const real *out_delta)
 {
     double sum = 0; /* double, because rounding errors of a long float sum would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from =
-                in + row_at(&layer->in, tap->from, t + tap->depth.shift, y + tap->height.shift);
-            const real *delta = out_delta + row_at(&layer->out, tap->to, t, y);
+            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 sum += (double)delta[x] * from[x + tap->width.shift];
         }
     return (real)sum;
 }
 
-static void tap_backward(const struct layer *layer, const struct tap *tap, real weight, const real *out_delta,
-                         real *in_delta)
+static void tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                         real weight, const real *out_delta, real *in_delta)
 {
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *delta = out_delta + row_at(&layer->out, tap->to, t, y);
-            real *to = in_delta + row_at(&layer->in, tap->from, t + tap->depth.shift, y + tap->height.shift);
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
+            real *to = in_delta + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 to[x + tap->width.shift] += weight * delta[x];
         }
@@ -103,38 +95,53 @@ static void tap_backward(const struct layer *layer, const struct tap *tap, real 
 static void conv_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
                          const real *in, real *out)
 {
+    const uint32_t *kernel = layer->spec.kernel;
     const real *weight = parameters + layer->weight;
     size_t plane = layer->out_values / layer->out.channels;
     (void)passing;
     for (size_t i = 0; i < layer->out_values; i++)
         out[i] = parameters[layer->bias + i / plane];
-    for (size_t i = 0; i < layer->weight_values; i++) {
-        const struct tap tap = tap_of(layer, i);
-        tap_forward(layer, &tap, weight[i], in, out);
-    }
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_forward(layer, &at, o, c, *weight++, in, out);
+                    }
 }
 
 static void conv_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
                           const real *in, const real *out_delta, real *in_delta)
 {
+    const uint32_t *kernel = layer->spec.kernel;
     const real *weight = parameters + layer->weight;
     (void)passing, (void)in;
-    for (size_t i = 0; i < layer->weight_values; i++) {
-        const struct tap tap = tap_of(layer, i);
-        tap_backward(layer, &tap, weight[i], out_delta, in_delta);
-    }
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_backward(layer, &at, o, c, *weight++, out_delta, in_delta);
+                    }
 }
 
 static void conv_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
+    const uint32_t *kernel = layer->spec.kernel;
     real *gradient = gradients + layer->weight;
     size_t plane = layer->out_values / layer->out.channels;
     for (size_t i = 0; i < layer->out_values; i++)
         gradients[layer->bias + i / plane] += out_delta[i];
-    for (size_t i = 0; i < layer->weight_values; i++) {
-        const struct tap tap = tap_of(layer, i);
-        gradient[i] += tap_weight(layer, &tap, in, out_delta);
-    }
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        *gradient++ += tap_weight(layer, &at, o, c, in, out_delta);
+                    }
 }
 
 /* ---- Linear layers: applied to the whole sample, or to each token ---- */
