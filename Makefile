@@ -141,15 +141,14 @@ CUDA_ARCHS  ?= $(or $(filter $(nvcc_archs),$(gpu_archs)),$(firstword $(KNOWN_ARC
 ARCHS       := $(if $(filter all,$(CUDA_ARCHS)),$(KNOWN_ARCHS) $(addprefix compute_,$(lastword $(KNOWN_ARCHS))),$(CUDA_ARCHS))
 codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),sm_$(arch)))
 GENCODE     := $(or $(NVCC_GENCODE),$(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code)))
+# Kernels for GPUs of compute capability 9.0 (*_hopper.cu) use instructions that only these GPUs have.
+HOPPER     ?= $(if $(findstring _90,$(GENCODE)),1)
 # --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-fno-gnu-unique,-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) $(if $(call on,HOPPER),-DHAVE_HOPPER=1) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-fno-gnu-unique,-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
 CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
-
-# sm_90a is sm_90 with the instructions that only GPUs of compute capability 9.0 have.
-$(BUILD)/cuda/train/vit/attention_hopper.cu.o $(BUILD)/cuda/train/vit/hidden_hopper.cu.o: GENCODE := $(subst compute_90,compute_90a,$(subst sm_90,sm_90a,$(GENCODE))) $(if $(findstring _90,$(GENCODE)),-DHOPPER)
 
 # --- Sources -------------------------------------------------------------------------------------------------
 
@@ -158,7 +157,7 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
              mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c comm_shared.c,comm_serial.c))
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
-CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%),$(CU_SOURCES))
+CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
                   load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
@@ -170,6 +169,8 @@ C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(c
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
+
+$(BUILD)/cuda/train/vit/%_hopper.cu.o: GENCODE := -gencode arch=compute_90a,code=sm_90a
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)

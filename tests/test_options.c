@@ -248,8 +248,8 @@ Test(options, missing_value)
     expect_usage("--out --verify", "--out needs a value, e.g. --out FILE");
     expect_usage("--mode", "--mode needs a value, e.g. --mode fast");
     expect_usage("--format", "--format needs a value, e.g. --format table");
-    expect_usage("--out=", "--out: the value is empty; give one or leave --out out");
-    expect_usage("--out ", "--out: the value is empty; give one or leave --out out");
+    expect_usage("--out=", "--out: the value is empty; give one or omit --out");
+    expect_usage("--out ", "--out: the value is empty; give one or omit --out");
 }
 
 Test(options, wrong_counts)

@@ -355,8 +355,8 @@ static const char *avx2(void)
     return "avx2";
 }
 
-/* The run has 1e9 floating-point operations and 8 threads. The CPU has 3 GHz, and the process may use 5
- * cores. */
+/* The run has 1e9 floating-point operations and 8 threads. The CPU's maximum clock is 3 GHz, and the process
+ * may use 5 cores. */
 Test(roofline, peaks_of_a_cpu_use_physical_cores_and_instruction_set)
 {
     struct settings settings = {.resources.threads = 8};

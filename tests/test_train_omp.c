@@ -93,7 +93,7 @@ static void discard(struct result *result)
 
 /* Tolerance for float sums in another order. Each addition has a relative rounding error of at most 2^-24,
  * and the errors of n independent additions grow as sqrt(n). For the longest sum here, 10^4 terms, this gives
- * a relative error of at most 6e-6. If a value is closer than this to 0 (ReLU) or to its neighbour
+ * a relative error of about 6e-6. If a value is closer than this to 0 (ReLU) or to its neighbour
  * (max-pooling), its gradient may take another path. This changes about one of the 10^4 terms of a tensor's
  * gradient, so the tolerance is 1e-4 of the norm. */
 #define TOLERANCE 1e-4

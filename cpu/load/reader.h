@@ -83,8 +83,9 @@ enum status reader_fetch(void *state, void *result);
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
- * any loader that copies every byte with as many threads. The working set of local shards is their mappings.
- * For files and remote shards, it is anonymous memory of the same size. At most 2 GiB are copied. */
+ * any loader that copies every byte with as many threads. For local shards, the working set is their memory
+ * mappings; for files and remote shards, it is anonymous memory of the same size. At most 2 GiB are copied.
+ */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */

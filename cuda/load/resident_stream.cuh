@@ -15,7 +15,7 @@ struct resident_stream {
     struct delivery *delivery;
     const uint8_t *bytes; /* the resident samples, in device memory */
     uint32_t kept; /* samples 0 to kept - 1 are resident. The order of an epoch is a random permutation,
-                    * so each batch has about the same share of them. */
+                    * so about the same share of each batch is resident. */
     int threads;
     uint32_t entries_max;
     uint64_t stage_bytes; /* size of a buffer, including the table */

@@ -106,8 +106,8 @@ static __global__ void number_kernel(const struct train_pick pick, const struct 
         numbers[j] = generated_number(&pick, &share, fresh, epoch, j);
 }
 
-/* A rank's samples in a step and, if they are generated too, the partners of these samples. `count` is the
- * number of all of them. */
+/* The `count` samples that a rank generates for a step: its own and, with several ranks, also their partners.
+ */
 struct drawn_batch {
     struct device_feed *feed;
     struct train_pick pick;

@@ -6,10 +6,11 @@
  * mma.cuh. For columns 8 n to 8 n + 7 of D, they are d[4 n] to d[4 n + 3]. B is in shared memory, and so is A
  * if it is not in registers (PTX ISA, "Asynchronous warpgroup level matrix instructions").
  *
- * A matrix in shared memory is a part of a tile: rows of 64 values (128 bytes), from an address that is a
- * multiple of 1024. Bytes 16 c to 16 c + 15 of row r are at 16 (c ^ r % 8) in this row, so that eight rows of
- * a column are in different banks. A operand reads a tile as it is if the tile's rows are its rows (A) or
- * columns (B), and transposed if the tile's rows are the other dimension, over which the products are summed.
+ * A matrix in shared memory is a part of a tile. A tile consists of rows of 64 values (128 bytes), and its
+ * address is a multiple of 1024. Bytes 16 c to 16 c + 15 of row r are at 16 (c ^ r % 8) in this row, so that
+ * eight rows of a column are in different banks. A part of a tile is an operand as it is if its rows are the
+ * rows of A or the columns of B. It is transposed if its rows are the dimension over which products are
+ * summed.
  */
 #ifndef FDSL_CUDA_TRAIN_WGMMA_CUH
 #define FDSL_CUDA_TRAIN_WGMMA_CUH

@@ -325,7 +325,7 @@ class Generator:
             self._check("images", (shape, dtype, device), self._accepted, (*shape[:1], *self._shape))
         count = shape[0]
         if not 1 <= count <= self._batch:
-            raise ValueError(f"images: there are {count}; there must be 1 to the generator's batch, {self._batch}")
+            raise ValueError(f"images: there are {count}; give 1 to {self._batch}, the batch of the generator")
         label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
         pointer = None
         if stream is not None:
@@ -407,7 +407,7 @@ class Generator:
     def _counted(self, count: int) -> int:
         """Returns the length of numbers after checking it."""
         if not 1 <= count <= self._batch:
-            raise ValueError(f"numbers: there are {count}; there must be 1 to the generator's batch, {self._batch}")
+            raise ValueError(f"numbers: there are {count}; give 1 to {self._batch}, the batch of the generator")
         return count
 
     def _address(

@@ -191,7 +191,7 @@ def test_fill() -> None:
         ((good,), {"next": numpy.array([-1])}, ValueError, "next: -1 is out of range; it must be 0 to 2"),
         ((good,), {"next": numpy.array(-1)}, ValueError, "next: -1 is out of range"),
         ((good,), {"next": numpy.array([(1 << 64) - 1], "uint64")}, ValueError, "next: .* exceed the last number"),
-        ((good,), {"numbers": []}, ValueError, "numbers: there are 0; there must be 1 to the generator's batch, 23"),
+        ((good,), {"numbers": []}, ValueError, "numbers: there are 0; give 1 to 23, the batch of the generator"),
         ((good,), {"numbers": [1, 2, 3, "x"]}, TypeError, "numbers: it must be an integer, not str"),
         ((good,), {"numbers": 3}, TypeError, "numbers: int is not an array"),
         ((good,), {"numbers": numpy.zeros(4)}, ValueError, "numbers: its elements are <f8, not int64 or uint64"),

@@ -78,7 +78,7 @@ def is_comparable(row):
 
 def sources(rows):
     """Returns {source: {step: row}} of one job (job_of()). Prefers jobs with a step, then the user's jobs, then the newest. If a source has
-    several sets of parameters, takes the set with most steps, then the newest."""
+    several sets of parameters, takes the set with the most steps, then the newest."""
     rows = [row for row in rows if is_comparable(row)]
     if not rows:
         return {}

@@ -49,7 +49,7 @@ def lines_of(rows, kind):
 
 
 def best_lines(lines):
-    """Returns one line per device and variant. Prefers the exchange with most points, then the one with the highest rate on the
+    """Returns one line per device and variant. Prefers the exchange with the most points, then the one with the highest rate on the
     largest number of ranks."""
     best = {}
     def worth(points):
@@ -65,7 +65,7 @@ def best_lines(lines):
 
 
 def best_job(rows):
-    """Returns the lines of one job. Prefers the user's jobs, then the job with most lines and points, then the newest."""
+    """Returns the lines of one job. Prefers the user's jobs, then the job with the most lines and points, then the newest."""
     def worth(lines):
         points = [point for line in lines for point in line]
         return (any(point.source == "yours" for point in points), len(lines), len(points),

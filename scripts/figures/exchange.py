@@ -31,7 +31,7 @@ def of_one_job(rows):
 
 
 def best_lines(rows):
-    """Returns one line per device and variant, in order of size. Prefers the sweep with most points, then the newest."""
+    """Returns one line per device and variant, in order of size. Prefers the sweep with the most points, then the newest."""
     sweeps = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         sweeps[device_of(row), row["variant"], sweep_of(row)][row["array_bytes"]] = row

@@ -38,7 +38,7 @@ def is_loaded(name):
 
 def feeds(rows):
     """Returns {feed: rows in order of epochs} for the best job (job_of()) that has both live and loaded samples. Prefers the user's jobs,
-    then the job with most feeds, then the newest."""
+    then the job with the most feeds, then the newest."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if row["opening_s"] is not None and row["data"] not in MADE_HERE[1:]:

@@ -47,7 +47,7 @@ def preferred(row):
 
 def series_over(rows, x, free):
     """Returns lists of rows in order of column x, one list per device and variant. If the rows have several combinations of
-    sweep_of() and the `free` columns, takes the combination with most points, then the combination with the preferred row."""
+    sweep_of() and the `free` columns, takes the combination with the most points, then the combination with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = sweep_of(row) + tuple(row[column] for column in free)

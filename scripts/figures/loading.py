@@ -47,13 +47,13 @@ def kept_fixed(row):
 
 
 def preferred(row):
-    """Key for max(): the row with most default options, then the newest."""
+    """Key for max(): the row with the most default options, then the newest."""
     return -len(row.given()), row["time_utc"]
 
 
 def series_over(rows, x):
     """Returns lists of rows in order of column x, one list per device, variant and order. If there are several combinations of
-    the fixed columns, takes the one with most points, then the one with the preferred row."""
+    the fixed columns, takes the one with the most points, then the one with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
@@ -66,7 +66,7 @@ def series_over(rows, x):
 
 def of_one_size(rows):
     """Returns the rows of one sample size for all devices. Prefers a size that the user's rows have, then the size with most
-    devices, then the size with most rows, then the size nearest to NEAREST_BYTES."""
+    devices, then the size with the most rows, then the size nearest to NEAREST_BYTES."""
     found = collections.defaultdict(set)
     for row in rows:
         found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))

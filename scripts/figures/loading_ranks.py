@@ -21,7 +21,7 @@ def line_key(row):
 
 
 def best_lines(rows):
-    """Returns one line of several ranks per device and variant. Prefers the line with most points, then the newest line."""
+    """Returns one line of several ranks per device and variant. Prefers the line with the most points, then the newest line."""
     lines = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         lines[line_key(row)][row["ranks"]] = row

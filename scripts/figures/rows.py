@@ -1,6 +1,6 @@
 """Reads rows of fdsl-bench from CSV files, for scripts/figures/draw.py and scripts/figures/report.py.
 
-An invalid file raises BadInput, whose message gives the file, the line and a remedy.
+An invalid file raises BadInput. Its message gives the path, the line if one line is at fault, and a remedy.
 """
 
 import collections
@@ -73,7 +73,7 @@ LOG_NEEDED = ("ranks", "step", "samples_seen")
 
 
 class BadInput(Exception):
-    """An invalid file. The message is one line with the file, the line number and a remedy."""
+    """An invalid file. The message is one line with the path, the line number if one line is at fault, and a remedy."""
 
 
 class Row(dict):
@@ -353,7 +353,7 @@ def newest(rows, key_of=identity):
 
 
 def of_one_job(rows, job_of):
-    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with most rows, then
+    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with the most rows, then
     the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:

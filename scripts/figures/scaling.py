@@ -62,7 +62,7 @@ def add_one_rank(measured, lines):
 
 
 def best_lines(lines):
-    """Returns one line per device, variant and kind of scaling. Prefers the line with most points, then the newest line. If ranks
+    """Returns one line per device, variant and kind of scaling. Prefers the line with the most points, then the newest line. If ranks
     share the cores of a CPU, every point has a different number of threads per rank. In this case, the points that differ only in
     this number are returned together, and the figure does not join them by a line."""
     groups = collections.defaultdict(list)

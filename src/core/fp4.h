@@ -48,7 +48,7 @@ FDSL_HD float fp4_to_float(uint8_t bits)
  * m. */
 FDSL_HD uint8_t mxfp4_scale(uint32_t largest)
 {
-    uint32_t exponent = largest >> 23; /* 0 for subnormal values, whose scale is limited to 2^-127 */
+    uint32_t exponent = largest >> 23; /* 0 for zero and subnormal values; the smallest scale is 2^-127 */
     if (largest >= FLOAT_INFINITE)
         return MXFP4_SCALE_NAN;
     return (uint8_t)(exponent > 2 ? exponent - 2 : 0);

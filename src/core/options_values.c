@@ -181,7 +181,7 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
     case OPTION_OUTPUT:
         /* An empty value usually comes from an unset variable in a script, so it must be an error. */
         if (!*text)
-            return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
+            return status_set(STATUS_USAGE, "%s: the value is empty; give one or omit %s", name, name);
         *(const char **)value = text;
         return STATUS_OK;
     }

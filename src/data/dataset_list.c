@@ -131,7 +131,7 @@ static bool is_hidden(const char *name)
     return *name == '.' || strstr(name, "/.");
 }
 
-/* Adds the listed files of a remote data set: shards in all subfolders, other files only without a subfolder,
+/* Adds the listed files of a remote data set: shards of all folders, but other files only of the top folder,
  * because an index names shards relative to its own folder. */
 static enum status list_remote(struct walk *walk)
 {

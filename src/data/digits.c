@@ -51,7 +51,7 @@ static struct philox_block pen_block(struct pen *pen)
                   DRAW_DIGIT);
 }
 
-/* Maps a random word uniformly to [low, high). */
+/* Maps a random word uniformly to [low, high]. Only rounding gives `high` itself. */
 static float between(uint32_t word, float low, float high)
 {
     return low + philox_unit(word) * (high - low);

@@ -61,8 +61,8 @@ typedef void bench_progress(void *context, size_t samples, double elapsed_s, dou
  * bench_free(). After a failure both are empty.
  *
  * `together` is NULL for a single rank. With several ranks, all perform the same number of runs, until the
- * median of together->bench has settled or the time is over. If one rank fails, all fail. The only exception
- * is the final statistics of a rank, which may fail on that rank alone.
+ * median of together->bench has settled or a limit in `limits` ends sampling. If one rank fails, all fail.
+ * The only exception is the final statistics of a rank, which may fail on that rank alone.
  *
  * STATUS_EXHAUSTED if memory runs out; otherwise the status of the run that failed. */
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,

@@ -356,6 +356,7 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
                                    bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream)
 {
+#if HAVE_HOPPER
     const struct vit_sums sums = {1, 3 * rows->width, {bias}};
     bool hopper;
     TRY(hopper_fits(rows, heads, &hopper));
@@ -363,6 +364,7 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
         TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, partial, stream));
         return vit_partial_sums(partial, rows->samples, &sums, stream);
     }
+#endif
     switch (rows->width / heads) {
     case 16:
         return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);

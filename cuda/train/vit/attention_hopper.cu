@@ -117,7 +117,6 @@ static __device__ __forceinline__ void take_keys(const struct forward_memory *me
 static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
     hopper_kernel(const bf16 *rows, uint32_t tokens, uint32_t width, bf16 *outputs, float *logs)
 {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char shared[];
     struct forward_memory *memory = reinterpret_cast<struct forward_memory *>(shared);
     const uint32_t number = blockIdx.x, sample = blockIdx.y, lane = threadIdx.x % 32;
@@ -150,7 +149,6 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
         write_rows(&memory->queries, first, tokens, sums, scale,
                    outputs + (size_t)sample * tokens * width + number * DEPTH, width);
     }
-#endif
 }
 
 /* ---- Backward ---- */
@@ -310,7 +308,6 @@ static __device__ __forceinline__ void write_columns(struct back_memory *memory,
  * writes, so these need no barrier. After the last sample, it copies this sample again. */
 static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kernel(const struct back_plan plan)
 {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char shared[];
     struct back_memory *memory = reinterpret_cast<struct back_memory *>(shared);
     const float factor = 1 / sqrtf((float)DEPTH);
@@ -354,20 +351,14 @@ static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kerne
         write_columns(memory, plan, sample);
     }
     copy_wait<0>();
-#endif
 }
 
 /* ---- Launches ---- */
 
 enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits)
 {
-    *fits = false;
-#ifdef HOPPER
-    cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, hopper_back_kernel));
-    /* The driver may have compiled PTX of an older architecture, which has no wgmma. */
-    *fits = attributes.ptxVersion == 90 && rows->tokens <= ROWS && rows->width / heads == DEPTH;
-#endif
+    TRY(on_hopper(fits));
+    *fits = *fits && rows->tokens <= ROWS && rows->width / heads == DEPTH;
     return STATUS_OK;
 }
 

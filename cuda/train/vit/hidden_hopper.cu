@@ -162,7 +162,6 @@ static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES>
 template <int TILES, bool BACK>
 static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const struct plan plan, uint32_t items)
 {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char shared[];
     struct hidden_memory<TILES> *memory = reinterpret_cast<struct hidden_memory<TILES> *>(shared);
     const uint32_t begin = (uint32_t)((uint64_t)items * blockIdx.x / gridDim.x);
@@ -202,21 +201,14 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const stru
     __syncthreads();
     if (BACK && begin < end)
         write_columns(memory, plan, end - 1, (end - 1 - begin) % 2);
-#endif
 }
 
 /* ---- Launches ---- */
 
 enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits)
 {
-    *fits = false;
-#ifdef HOPPER
-    cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, hidden_kernel<1, true>));
-    /* The driver may have compiled PTX of an older architecture, which has no wgmma. */
-    *fits = attributes.ptxVersion == 90 && inner % TILE_WIDTH == 0 && inner <= TILES_MAX * TILE_WIDTH &&
-            columns % COLUMNS == 0;
-#endif
+    TRY(on_hopper(fits));
+    *fits = *fits && inner % TILE_WIDTH == 0 && inner <= TILES_MAX * TILE_WIDTH && columns % COLUMNS == 0;
     return STATUS_OK;
 }
 

@@ -4,6 +4,7 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 #define FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 
+#include "common/check.cuh"
 #include "train/mma.cuh"
 #include "train/wgmma.cuh"
 
@@ -87,6 +88,17 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
             if (lane < 4)
                 columns[8 * n + 2 * lane + i] = factor * sum;
         }
+}
+
+/* Sets `*is` to whether the current device has compute capability 9.0. */
+static inline enum status on_hopper(bool *is)
+{
+    int device, major, minor;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    *is = major == 9 && minor == 0;
+    return STATUS_OK;
 }
 
 #endif
