@@ -170,7 +170,7 @@ C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(c
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
-$(BUILD)/cuda/train/vit/%_hopper.cu.o: GENCODE := -gencode arch=compute_90a,code=sm_90a
+$(BUILD)/cuda/train/vit/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)

@@ -45,10 +45,19 @@ static __device__ __forceinline__ void wgmma_commit(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits for all groups, except the latest LEFT groups. */
+/* Waits for all groups, except the latest LEFT groups. Pass the sums of each group that has ended to
+ * wgmma_ended(). */
 template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Keeps the compiler from moving accesses to these sums before the wait, which does not name them. */
+template <int COUNT> static __device__ __forceinline__ void wgmma_ended(float (&sums)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 /* Makes this thread's stores to shared memory visible to wgmma, after a barrier. */

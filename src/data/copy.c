@@ -241,7 +241,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->samples = dataset->sample_count;
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
-    facts->class_folders = dataset->classes != NULL;
+    facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->skipped = dataset->skipped;
     facts->uncounted = dataset->uncounted;
     return STATUS_OK;

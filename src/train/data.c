@@ -375,6 +375,8 @@ static enum status read_datasets(const struct data_request *request, const char 
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
     if (status == STATUS_OK)
         tell_skipped(request, readers, data);
+    for (int part = 0; !data->split && part < DATA_PARTS; part++) /* these count for --train-size, too */
+        data->sets[part].skipped += (uint32_t)readers[part].facts.skipped;
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return data_named(request, status);

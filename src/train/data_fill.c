@@ -412,13 +412,16 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
                                 uint32_t *turns, uint32_t *counts, uint32_t *sizes, uint8_t *chosen)
 {
     uint32_t last = 0; /* the first turn that is not taken completely */
+    uint64_t asked = range.first;
     for (uint64_t i = 0; i < range.count; i++) {
+        source_ask(reader->source, reader->state, &asked, range.first + range.count);
         uint64_t label = reader->source->label(reader->state, range.first + i);
         if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
             return STATUS_FAILED;
-        label = label > INT32_MAX ? 0 : label; /* the sample is skipped when it is read */
-        TRY(label_check((int32_t)label, CLASSES_MAX));
         turns[i] = UINT32_MAX;
+        if (label > INT32_MAX)
+            continue; /* a sample whose label cannot be read has no turn */
+        TRY(label_check((int32_t)label, CLASSES_MAX));
         if (is_in(range, range.first + i))
             sizes[turns[i] = counts[label]++]++;
     }
@@ -484,8 +487,9 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
     }
 }
 
-/* Implements data_fill(). Skipped samples count for `limit`, so a broken sample does not change which others
- * are taken. */
+/* Implements data_fill(). Skipped samples count for `limit`, so a sample that cannot be decoded does not
+ * change which others are taken. A sample that opening left out does: all later samples have other numbers
+ * then. */
 static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
 {
     const struct data_set *set = &batch->data->sets[batch->part];

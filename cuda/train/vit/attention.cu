@@ -107,13 +107,13 @@ static enum status forward(const struct vit_rows *rows, const struct launch *lau
 enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
                           float *logs, cudaStream_t stream)
 {
-    const struct launch launch = launch_of(rows, heads, 1);
 #if HAVE_HOPPER
     bool hopper;
     TRY(hopper_fits(rows, heads, &hopper));
     if (hopper)
         return hopper_forward(rows, heads, inputs, outputs, logs, stream);
 #endif
+    const struct launch launch = launch_of(rows, heads, 1);
     switch (rows->width / heads) {
     case 16:
         return forward<16>(rows, &launch, inputs, outputs, logs, stream);

@@ -6,6 +6,7 @@
  * A warpgroup whose rows end after row ROWS reads rows of the next tile instead. These rows only affect
  * results of rows that do not exist, and are not stored. */
 #include "train/vit/attention_parts.cuh"
+#include "train/vit/hopper.cuh"
 
 #define DEPTH 64
 #define ROWS  208 /* maximum number of tokens, rounded up to a multiple of GROUP */
@@ -104,6 +105,7 @@ static __device__ __forceinline__ void take_keys(const struct forward_memory *me
     wgmma_fence();
     start_scores<N>(scores, queries, memory->keys.row[first]);
     wgmma_wait<0>();
+    wgmma_ended(scores);
     take_scores<DEPTH, N>(softmax, scores, factor, tokens - first, sums);
 #pragma unroll
     for (int step = 0; step < N / 16; step++)
@@ -111,6 +113,7 @@ static __device__ __forceinline__ void take_keys(const struct forward_memory *me
     wgmma_fence();
     start_weighted<N>(sums, weights, memory->values.row[first]);
     wgmma_wait<0>();
+    wgmma_ended(sums);
 }
 
 /* Block (head, sample). */
@@ -205,9 +208,9 @@ static __device__ __forceinline__ void load_numbers(const struct back_plan &plan
         const uint4 b = *reinterpret_cast<const uint4 *>(plan.deltas + at + i);
         const uint32_t words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
         for (int j = 0; j < 4; j++) {
-            sum = fmaf(__uint_as_float(words[0][j] << 16), __uint_as_float(words[1][j] << 16), sum);
-            sum = fmaf(__uint_as_float(words[0][j] & 0xffff0000u), __uint_as_float(words[1][j] & 0xffff0000u),
-                       sum);
+            const float2 output = values_of(words[0][j]), delta = values_of(words[1][j]);
+            sum = fmaf(output.x, delta.x, sum);
+            sum = fmaf(output.y, delta.y, sum);
         }
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
@@ -237,6 +240,7 @@ take_queries(struct back_memory *memory, const struct back_memory::query_numbers
     start_scores<N>(weights, memory->keys.row[0] + begin * TILE_WIDTH, memory->queries.row[query]);
     start_scores<N>(ds, memory->values.row[0] + begin * TILE_WIDTH, memory->deltas.row[query]);
     wgmma_wait<1>();
+    wgmma_ended(weights);
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         const float2 log = *reinterpret_cast<const float2 *>(&numbers->logs[column + 8 * n]);
@@ -249,6 +253,7 @@ take_queries(struct back_memory *memory, const struct back_memory::query_numbers
     wgmma_fence();
     start_weighted<N>(value_sums, left[0], memory->deltas.row[query]);
     wgmma_wait<1>();
+    wgmma_ended(ds);
 #pragma unroll
     for (int step = 0; step < N / 16; step++) {
         for (int i = 0; i < 4; i++) {
@@ -265,6 +270,8 @@ take_queries(struct back_memory *memory, const struct back_memory::query_numbers
     wgmma_fence();
     start_weighted<N>(key_sums, left[1], memory->queries.row[query]);
     wgmma_wait<0>();
+    wgmma_ended(value_sums);
+    wgmma_ended(key_sums);
 }
 
 /* Starts sums = ds^T keys for the warpgroup's queries. */
@@ -344,12 +351,14 @@ static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kerne
         copy_tile(&memory->deltas, plan.deltas + value_at(plan, next), plan.width, tokens);
         load_numbers(plan, next, &memory->numbers[turn ^ 1]);
         wgmma_wait<0>();
+        wgmma_ended(query_sums);
         __syncthreads(); /* keys and ds are free */
         copy_tile(&memory->keys, head_at(plan, next).k, apart, tokens);
         finish_rows(memory, &memory->ds[0], first, tokens, query_sums, factor, result, apart, 0);
         __syncthreads();
         write_columns(memory, plan, sample);
     }
+    copy_commit();
     copy_wait<0>();
 }
 

@@ -10,7 +10,8 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_ATTENTION_PARTS_CUH
 
-#include "train/vit/hopper.cuh"
+#include "train/mma.cuh"
+#include "train/vit/fragments.cuh"
 #include "train/vit/kernels.cuh"
 
 #define WARPS_MIN 4 /* minimum warps per block */

@@ -1,6 +1,7 @@
 /* Kernels that read a matrix once: GELU, and sums of columns. A thread processes 8 adjacent columns at a
  * time. */
 #include "common/check.cuh"
+#include "train/vit/fragments.cuh"
 #include "train/vit/gelu.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -19,8 +20,9 @@ static __device__ __forceinline__ struct eight load8(const bf16 *from)
     struct eight all;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        all.value[2 * i] = __uint_as_float(word[i] << 16);
-        all.value[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+        const float2 values = values_of(word[i]);
+        all.value[2 * i] = values.x;
+        all.value[2 * i + 1] = values.y;
     }
     return all;
 }
@@ -29,10 +31,8 @@ static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
 {
     uint32_t word[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __nv_bfloat162 both = __floats2bfloat162_rn(all.value[2 * i], all.value[2 * i + 1]);
-        word[i] = *reinterpret_cast<uint32_t *>(&both);
-    }
+    for (int i = 0; i < 4; i++)
+        word[i] = pack(all.value[2 * i], all.value[2 * i + 1]);
     *reinterpret_cast<uint4 *>(to) = {word[0], word[1], word[2], word[3]};
 }
 

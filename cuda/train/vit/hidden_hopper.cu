@@ -187,6 +187,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const stru
         if (BACK && item > begin)
             write_columns(memory, plan, item - 1, 1 - which);
         wgmma_wait<0>();
+        wgmma_ended(sums);
         __syncthreads(); /* all warps have read inputs and weights */
         if (more)
             load_weights<TILES, BACK>(memory, plan, next);
@@ -199,7 +200,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const stru
         place = next;
     }
     __syncthreads();
-    if (BACK && begin < end)
+    if (BACK)
         write_columns(memory, plan, end - 1, (end - 1 - begin) % 2);
 }
 

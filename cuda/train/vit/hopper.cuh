@@ -1,11 +1,12 @@
-/* Shared by the kernels for compute capability 9.0 (attention_hopper.cu, hidden_hopper.cu): fragments and
- * rows of tiles in the format of wgmma.cuh. Sums (64, N) of a warpgroup are an array of N / 2 values per
- * lane; values 4 * n to 4 * n + 3 are the fragment of columns 8 * n to 8 * n + 7. */
+/* Shared by the kernels for compute capability 9.0 (attention_hopper.cu, hidden_hopper.cu): tiles in the
+ * format of wgmma.cuh. Sums (64, N) of a warpgroup are an array of N / 2 values per lane; values 4 * n to 4 *
+ * n + 3 are the fragment of columns 8 * n to 8 * n + 7. */
 #ifndef FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 #define FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 
 #include "common/check.cuh"
 #include "train/mma.cuh"
+#include "train/vit/fragments.cuh"
 #include "train/wgmma.cuh"
 
 #define HEIGHT 64               /* rows of a warpgroup */
@@ -17,17 +18,6 @@ typedef __nv_bfloat16 tile_row[TILE_WIDTH];
 static __device__ __forceinline__ __nv_bfloat16 *part_at(tile_row *tile, uint32_t row, uint32_t part)
 {
     return &tile[row][(part ^ row % 8) * 8];
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&both);
-}
-
-static __device__ __forceinline__ float2 values_of(uint32_t word)
-{
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
 }
 
 /* Stores a fragment of 16 x 16 values at a row and a column of a tile, both multiples of 16. */
@@ -70,24 +60,6 @@ static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t fir
             *reinterpret_cast<uint4 *>(to + row * apart + 8 * part) =
                 *reinterpret_cast<const uint4 *>(part_at(tile, row, part));
     }
-}
-
-/* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from
- * `count` on. */
-template <int N>
-static __device__ __forceinline__ void sum_columns(const float sums[N / 2], float factor, uint32_t first,
-                                                   uint32_t count, float columns[N])
-{
-    const uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
-#pragma unroll
-    for (int n = 0; n < N / 8; n++)
-        for (int i = 0; i < 2; i++) {
-            float sum = (row < count ? sums[4 * n + i] : 0) + (row + 8 < count ? sums[4 * n + 2 + i] : 0);
-            for (int apart = 4; apart < 32; apart *= 2)
-                sum += __shfl_xor_sync(~0u, sum, apart);
-            if (lane < 4)
-                columns[8 * n + 2 * lane + i] = factor * sum;
-        }
 }
 
 /* Sets `*is` to whether the current device has compute capability 9.0. */

@@ -2,6 +2,7 @@
  * class token and positions. One or more warps process a row; a lane holds pairs of adjacent values. */
 #include "common/check.cuh"
 #include "common/sums.cuh"
+#include "train/vit/fragments.cuh"
 #include "train/vit/kernels.cuh"
 
 #define WARPS (BLOCK / 32)
@@ -110,7 +111,7 @@ struct backward_plan {
 #define BACK_BLOCKS 3 /* minimum number of blocks that a multiprocessor can run at a time */
 /* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100, H200). With more,
  * the last blocks would start when others have ended, and would then be too few to use all of the memory's
- * bandwidth. */
+ * bandwidth. This number is constant, because the order of the sums must not depend on the GPU. */
 #define BACK_PARTS (BACK_BLOCKS * 132)
 
 /* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
@@ -179,18 +180,6 @@ static __device__ __forceinline__ struct row row_at(const struct backward_plan &
     return {number, plan.norm.first_tokens ? sample : number,
             inside && plan.norm.factors ? plan.norm.factors[sample] : 1, inside,
             inside && (!plan.norm.first_tokens || first)};
-}
-
-/* Two adjacent values of a row as one word. Arrays of __nv_bfloat162 would be in local memory. */
-static __device__ __forceinline__ float2 values_of(uint32_t word)
-{
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-}
-
-static __device__ __forceinline__ uint32_t word_of(float2 values)
-{
-    __nv_bfloat162 pair = __float22bfloat162_rn(values);
-    return *reinterpret_cast<uint32_t *>(&pair);
 }
 
 /* The values of a row that a lane processes. */
@@ -267,12 +256,12 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
             break;
         float2 in = {weight[i].x * delta.x - mean - along.x * product,
                      weight[i].y * delta.y - mean - along.y * product};
-        const uint32_t rounded = word_of({fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y)});
+        const uint32_t rounded = pack(fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y));
         reinterpret_cast<uint32_t *>(plan.deltas.sums)[at] = rounded;
         in = values_of(rounded);
         in = {factor * in.x, factor * in.y};
         if (plan.deltas.branch)
-            reinterpret_cast<uint32_t *>(plan.deltas.branch)[at] = word_of(in);
+            reinterpret_cast<uint32_t *>(plan.deltas.branch)[at] = pack(in.x, in.y);
         branch_sums[i] = {branch_sums[i].x + in.x, branch_sums[i].y + in.y};
     }
 }

@@ -1,0 +1,40 @@
+/* Words of two bf16 values, and sums over the fragments of mma.cuh. Arrays of __nv_bfloat162 can end up in
+ * local memory; arrays of words stay in registers. */
+#ifndef FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
+#define FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+/* Returns a word with two values, `low` in the lower half. */
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+
+/* The opposite of pack(). */
+static __device__ __forceinline__ float2 values_of(uint32_t word)
+{
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+
+/* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from
+ * `count` on. */
+template <int N>
+static __device__ __forceinline__ void sum_columns(const float sums[N / 2], float factor, uint32_t first,
+                                                   uint32_t count, float columns[N])
+{
+    const uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+        for (int i = 0; i < 2; i++) {
+            float sum = (row < count ? sums[4 * n + i] : 0) + (row + 8 < count ? sums[4 * n + 2 + i] : 0);
+            for (int apart = 4; apart < 32; apart *= 2)
+                sum += __shfl_xor_sync(~0u, sum, apart);
+            if (lane < 4)
+                columns[8 * n + 2 * lane + i] = factor * sum;
+        }
+}
+
+#endif
