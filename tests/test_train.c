@@ -420,7 +420,7 @@ Test(checkpoint, the_length_of_rows_is_limited)
     write_one(1, 1);
     cr_expect_eq(write_rows(2, 1, rows), STATUS_FAILED);
     cr_expect(strstr(status_text(), folder) &&
-                  strstr(status_text(), "the rows of all ranks: 16777217 bytes, but a checkpoint can hold "
+                  strstr(status_text(), "the rows of all ranks is 16777217 bytes, but a checkpoint can hold "
                                         "only 16777216; start fewer ranks, or drop --checkpoint"),
               "%s", status_text());
     must(checkpoint_read_latest(folder, false, &back, &found));

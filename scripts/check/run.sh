@@ -43,9 +43,9 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 
-# Suites interrupt programs that they start, so these must not ignore SIGINT. Background processes ignore it, as do
-# processes that nohup starts. coreutils before 8.31 cannot restore it.
-restored=(env --default-signal=INT)
+# Suites send signals to programs that they start, so these must not ignore SIGINT or SIGHUP. Background processes ignore
+# SIGINT, and processes that nohup starts ignore SIGHUP. coreutils before 8.31 cannot restore them.
+restored=(env --default-signal=INT,HUP)
 "${restored[@]}" true 2>/dev/null || restored=()
 
 add_ticks() # pid ...: adds the processor time of the processes and their descendants to `ticks`, in clock ticks
