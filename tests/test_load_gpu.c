@@ -348,8 +348,9 @@ Test(load_gpu, options_without_effect_on_the_variants_are_warned_about, .init = 
     "$P --variant files --data $D --loops 1 --warmups 0 --warmup-time 0 --format csv %s 2>&1 | grep -q "
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(unread); i++)
-        cr_expect(command(RUN "'warning: %.*s has no effect with --variant files and these options; drop it, or "
-                              "give what it needs (--help)'",
+        cr_expect(command(RUN
+                          "'warning: %.*s has no effect with --variant files and these options; drop it, or "
+                          "give what it needs (--help)'",
                           unread[i], (int)strcspn(unread[i], " "), unread[i]),
                   "%s", unread[i]);
     for (size_t i = 0; i < COUNT_OF(read); i++)

@@ -45,7 +45,7 @@ only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|t
 
 # Suites send signals to programs that they start, so these must not ignore SIGINT or SIGHUP. Background processes ignore
 # SIGINT, and processes that nohup starts ignore SIGHUP. coreutils before 8.31 cannot restore them.
-restored=(env --default-signal=INT,HUP)
+restored=(env '--default-signal=INT,HUP')
 "${restored[@]}" true 2>/dev/null || restored=()
 
 add_ticks() # pid ...: adds the processor time of the processes and their descendants to `ticks`, in clock ticks
