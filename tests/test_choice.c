@@ -148,7 +148,8 @@ Test(choice, copies_are_permuted)
         "] "
         "|| exit 1; done");
     EXPECT_EXACTLY(0, "180\n", "tail -n +2 a/samples.csv | cut -d, -f2 | sort -u | wc -l");
-    /* Of 60 samples of a class, 58 or more would precede the same class in the order of the folders. */
+    /* In the order of the folders, a sample of the same class would follow 58 or 59 of a class's 60 samples.
+     */
     EXPECT(0, "tail -n +2 a/samples.csv | cut -d, -f2 | cut -c1 | awk '$1 == last {same++} {last = $1} END "
               "{exit same < 30 || same > 90}'");
     EXPECT(0, "$P --prepare d1 --from dataset --source t --permute 7 --samples 10 >log && "

@@ -134,8 +134,7 @@ static enum status set_shape(struct data *data, enum data_part part, const struc
 }
 
 /* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
- * so
- * --on-error skip does not apply: an option makes all images equal. */
+ * so --on-error skip does not apply: an option makes all images equal. */
 static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width};

@@ -159,15 +159,15 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
 #define BACK_GROUPS ((ROWS + HEIGHT - 1) / HEIGHT)
 #define STEP        32 /* queries that a warpgroup processes at a time */
 
-/* `ds` has one tile per 64 queries, with a row per key. The gradients of keys, values and queries take its
- * place before they are written. `numbers` has those of this and of the next head. */
+/* `ds` has one tile per 64 queries, with a row per key. Before they are written, the gradients of keys,
+ * values and queries take the place of `queries`, `deltas` and `ds`. `numbers` has the numbers of this and of
+ * the next sample. `columns` has the sums over the rows of each warp, for queries, keys and values. */
 struct back_memory {
     struct tile keys, values, queries, deltas, ds[BACK_GROUPS];
     struct query_numbers {
         float logs[ROWS], dots[ROWS];
     } numbers[2];
-    float columns[4 * BACK_GROUPS][3]
-                 [DEPTH]; /* sums over the rows of each warp, for queries, keys and values */
+    float columns[4 * BACK_GROUPS][3][DEPTH];
 };
 
 /* The arguments of the backward pass: those of vit_attention_backward(). */
