@@ -350,7 +350,7 @@ Test(load_gpu, options_without_effect_on_the_variants_are_warned_about, .init = 
     for (size_t i = 0; i < COUNT_OF(unread); i++)
         cr_expect(command(RUN
                           "'warning: %.*s has no effect with --variant files and these options; drop it, or "
-                          "give what it needs (--help)'",
+                          "choose the variant or the options that it needs (--help)'",
                           unread[i], (int)strcspn(unread[i], " "), unread[i]),
                   "%s", unread[i]);
     for (size_t i = 0; i < COUNT_OF(read); i++)

@@ -252,7 +252,8 @@ static const struct option_spec options[] = {
      "folder with the samples: single files or tar shards"},
     {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), NULL, 1, 18446744073709551615.0,
      NULL, true,
-     "write the samples in a random order, which SEED selects; with --samples N, N random samples (default: "
+     "write the samples in a random order, which SEED (1 or more) selects; with --samples N, N random "
+     "samples (default: "
      "the order of the data set, by class if it has class folders)"},
     MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
                    offsetof(struct parameters, member)),

@@ -77,8 +77,8 @@ void runner_warn_of_options(const struct settings *settings)
         const char *option = workload->options[i].name;
         if (options_given(&settings->options, option) && !settings_uses(settings, option) &&
             workload->applies(settings->parameters, NULL, option))
-            status_warn("--%s has no effect with --variant %s and these options; drop it, or give what it "
-                        "needs (--help)",
+            status_warn("--%s has no effect with --variant %s and these options; drop it, or choose the "
+                        "variant or the options that it needs (--help)",
                         option, settings->variant_names);
     }
 }

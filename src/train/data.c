@@ -556,7 +556,7 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
     free(seen);
     if (unseen)
         status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
-                    "); labels begin at 0, and empty class folders count as classes",
+                    "); labels begin at 0, and class folders without a usable sample count as classes",
                     name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
     if (data->classes == 1)
         status_warn(
