@@ -8,17 +8,17 @@
  *     dk[j]       = f sum over i of ds[i][j] q[i]
  *     dq[i]       = f sum over j of ds[i][j] k[j]
  *
- * If a head has at most WHOLE tokens and its values fit into shared memory, one block computes all of its
- * gradients. First, each warp takes 16 keys, loops over the queries, and stores its ds in shared memory. Then
- * each warp takes 16 queries, and multiplies their ds by the keys.
+ * If a head has at most WHOLE tokens and the block's arrays fit into shared memory, one block computes all
+ * gradients of a head. First, each warp takes 16 keys, loops over the queries, and stores its ds in shared
+ * memory. Then each warp takes 16 queries, and multiplies their ds by the keys.
  *
- * With more tokens, ds does not fit into shared memory. One half of the blocks then computes dq: a warp takes
- * 16 queries and loops over the keys. The other half computes dk and dv: a warp takes 16 keys and loops over
- * the queries. Both halves compute the weights, so they need 7 matrix products instead of 5. No kernel uses
- * atomic additions, so repeated runs give the same bits. */
+ * Otherwise, one half of the blocks computes dq: a warp takes 16 queries and loops over the keys. The other
+ * half computes dk and dv: a warp takes 16 keys and loops over the queries. Each half computes ds, so both
+ * together need 7 matrix products instead of 5. No kernel uses atomic additions, so repeated runs give the
+ * same bits. */
 #include "train/vit/attention_parts.cuh"
 
-#define WHOLE 208 /* maximum number of tokens of a head whose gradients one block computes */
+#define WHOLE 208 /* maximum number of tokens for which one block computes all gradients of a head */
 
 /* The gradients of one head's outputs, and the saved results of its forward pass. */
 struct head_deltas {
@@ -27,8 +27,8 @@ struct head_deltas {
     size_t apart;
 };
 
-/* Computes e[i], the dot product of an output and its gradient, for two of the 16 rows that start at `first`.
- * For this lane, dot[0] is for its row among the first 8, dot[1] for its row among the last 8. */
+/* Computes e[i], the dot product of an output and its gradient, for this lane's two rows of the 16 rows that
+ * start at `first`: dot[0] for its row among the first 8, dot[1] for its row among the last 8. */
 template <int DEPTH>
 static __device__ __forceinline__ void row_products(const struct head_deltas *head, uint32_t first,
                                                     uint32_t count, float dot[2])
@@ -62,7 +62,7 @@ template <int DEPTH> struct room {
     struct column_sums<DEPTH> *columns;
 };
 
-/* `numbers` points to the memory after the rows of `span` tokens. */
+/* `lines` has space for 2 * span rows, and `numbers` for the other arrays. */
 template <int DEPTH>
 static __device__ __forceinline__ room<DEPTH> room_of(struct line<DEPTH> *lines, float *numbers,
                                                       uint32_t span)
@@ -76,9 +76,9 @@ static __device__ __forceinline__ room<DEPTH> room_of(struct line<DEPTH> *lines,
     return room;
 }
 
-/* Adds up the warps' sums of columns `begin` to `end`, and writes them to `partial`. Column c is value c %
- * DEPTH of the gradients of the queries (c / DEPTH = 0), keys (1) or values (2); these are `width` values
- * apart in `partial`. */
+/* Adds up the warps' sums of columns `begin` to `end` - 1, and writes them to `partial`. Column c is value c
+ * % DEPTH of the gradients of the queries (c / DEPTH = 0), keys (1) or values (2). These three are `width`
+ * values apart in `partial`. */
 template <int DEPTH>
 static __device__ __forceinline__ void write_columns(const struct room<DEPTH> *room, uint32_t begin,
                                                      uint32_t end, uint32_t width, float *partial)
@@ -218,8 +218,8 @@ static __device__ __forceinline__ void keys_backward(const struct head *head, co
     sum_columns<DEPTH>(&value_sums[0][0], 1, first, tokens, room->columns[threadIdx.x / 32].value);
 }
 
-/* Returns the place in `partial` (part, query or key or value, width) of the sums of block (x, head) of a
- * sample. */
+/* Returns where block (x, head) of a sample writes its sums in `partial` (part, 3, width). Along the second
+ * dimension are the sums for queries, keys and values. */
 static __device__ __forceinline__ float *part_of(float *partial, uint32_t sample, uint32_t width,
                                                  uint32_t depth)
 {
@@ -271,7 +271,7 @@ static __device__ __forceinline__ void kept_backward(const struct head *head, ui
     sum_columns<DEPTH>(&sums[0][0], factor, first, head->tokens, columns);
 }
 
-/* Block (0, head, sample) computes all gradients of a head. */
+/* Block (0, head, sample) computes all gradients of this head for this sample. */
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
     attention_whole_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
@@ -349,7 +349,7 @@ static enum status backward(const struct vit_rows *rows, uint32_t heads, const b
 
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads)
 {
-    return launch_of_halves(rows, heads).grid.x * rows->samples; /* one block per head needs fewer */
+    return launch_of_halves(rows, heads).grid.x * rows->samples; /* one block per head needs no more */
 }
 
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,

@@ -1,10 +1,11 @@
-/* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to ROWS tokens. It
- * computes what attention.cu and attention_backward.cu compute, but a warpgroup multiplies 64 rows at a time
- * by rows that the tensor cores read from shared memory by themselves. A block has all rows of one head in
- * shared memory.
+/* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to ROWS tokens. These
+ * kernels compute what those of attention.cu and attention_backward.cu compute, but with wgmma. A warpgroup
+ * multiplies 64 rows at a time, and the tensor cores read the other operand directly from shared memory. A
+ * block has the queries, keys and values of all tokens of one head in shared memory.
  *
- * A warpgroup whose rows end after row ROWS reads rows of the next tile instead. These rows only affect
- * results of rows that do not exist, and are not stored. */
+ * The 64 rows of the last warpgroup can extend beyond the ROWS rows of a tile. The warpgroup then reads rows
+ * of the next tile in shared memory. These rows affect only the results of rows that do not exist, and such
+ * results are not stored. */
 #include "train/vit/attention_parts.cuh"
 #include "train/vit/hopper.cuh"
 
@@ -26,8 +27,8 @@ static __device__ __forceinline__ void copy_tile(struct tile *tile, const bf16 *
         copy_rows16(tile->row, first, count, from, apart);
 }
 
-/* Converts sums of columns 16 * step to 16 * step + 15, times `factor[half]` for each half of the rows, to a
- * fragment. */
+/* Multiplies the sums of columns 16 * step to 16 * step + 15 by factor[0] (upper 8 rows of the warp) or
+ * factor[1] (lower 8 rows), and packs them into a fragment. */
 static __device__ __forceinline__ void fragment_of(const float *sums, int step, const float factor[2],
                                                    uint32_t word[4])
 {
@@ -35,8 +36,9 @@ static __device__ __forceinline__ void fragment_of(const float *sums, int step, 
         word[i] = pack(sums[8 * step + 2 * i] * factor[i % 2], sums[8 * step + 2 * i + 1] * factor[i % 2]);
 }
 
-/* Writes the sums of a warp's 16 rows, from row `first` on, to global memory. Uses these rows of `tile`, so
- * that the stores are of whole rows. Rows from `count` on are not written. */
+/* Writes the sums of a warp's 16 rows, from row `first` on, to global memory, times `factor`. Stages them in
+ * the same rows of `tile`, so that the stores to global memory are coalesced. Does not write rows from
+ * `count` on. */
 static __device__ __forceinline__ void write_rows(struct tile *tile, uint32_t first, uint32_t count,
                                                   const float (&sums)[DEPTH / 2], const float factor[2],
                                                   bf16 *to, size_t apart)
@@ -51,10 +53,10 @@ static __device__ __forceinline__ void write_rows(struct tile *tile, uint32_t fi
     }
     __syncwarp();
     write_rows16(tile->row, first, count, to, apart);
-    __syncwarp(); /* the caller may overwrite the rows */
+    __syncwarp(); /* the caller may overwrite the rows of `tile` */
 }
 
-/* Starts sums = rows others^T, for the warpgroup's rows and N others. */
+/* Starts sums = rows others^T, for the warpgroup's 64 rows and N other rows. */
 template <int N>
 static __device__ __forceinline__ void start_scores(float (&sums)[N / 2], const bf16 *rows,
                                                     const bf16 *others)
@@ -66,7 +68,7 @@ static __device__ __forceinline__ void start_scores(float (&sums)[N / 2], const 
     wgmma_commit();
 }
 
-/* Starts sums += weights others, for N others. */
+/* Starts sums += weights others, for N other rows. */
 template <int N>
 static __device__ __forceinline__ void
 start_weighted(float (&sums)[DEPTH / 2], const uint32_t (&weights)[N / 16][4], const bf16 *others)
@@ -87,7 +89,7 @@ static __device__ __forceinline__ void meet_group(void)
                  : "memory"); /* __syncthreads() uses barrier 0 */
 }
 
-#define FORWARD_GROUPS 2 /* warpgroups; each takes every second 64 queries */
+#define FORWARD_GROUPS 2 /* warpgroups; each processes every second group of 64 queries */
 
 struct forward_memory {
     struct tile queries, keys, values;
@@ -116,7 +118,7 @@ static __device__ __forceinline__ void take_keys(const struct forward_memory *me
     wgmma_ended(sums);
 }
 
-/* Block (head, sample). */
+/* Block (head, sample) computes the outputs of this head for this sample. */
 static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
     hopper_kernel(const bf16 *rows, uint32_t tokens, uint32_t width, bf16 *outputs, float *logs)
 {
@@ -148,7 +150,7 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
             if (lane % 4 == 0 && row < tokens)
                 logs[row] = softmax.most[half] + log2f(sum);
         }
-        meet_group(); /* all warps have read the queries, whose place the outputs take */
+        meet_group(); /* all warps have read the queries, which the outputs overwrite */
         write_rows(&memory->queries, first, tokens, sums, scale,
                    outputs + (size_t)sample * tokens * width + number * DEPTH, width);
     }
@@ -159,9 +161,10 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
 #define BACK_GROUPS ((ROWS + HEIGHT - 1) / HEIGHT)
 #define STEP        32 /* queries that a warpgroup processes at a time */
 
-/* `ds` has one tile per 64 queries, with a row per key. Before they are written, the gradients of keys,
- * values and queries take the place of `queries`, `deltas` and `ds`. `numbers` has the numbers of this and of
- * the next sample. `columns` has the sums over the rows of each warp, for queries, keys and values. */
+/* `ds` has one tile per 64 queries, with one row per key. write_rows() stages the gradients of keys in
+ * `queries`, those of values in `deltas`, and those of queries in `ds`. `numbers` has one entry for this
+ * sample and one for the next. `columns` has, for each warp, the sums over its rows of the gradients of
+ * queries, keys and values. */
 struct back_memory {
     struct tile keys, values, queries, deltas, ds[BACK_GROUPS];
     struct query_numbers {
@@ -170,7 +173,7 @@ struct back_memory {
     float columns[4 * BACK_GROUPS][3][DEPTH];
 };
 
-/* The arguments of the backward pass: those of vit_attention_backward(). */
+/* The arguments of vit_attention_backward() that the kernel needs. */
 struct back_plan {
     const bf16 *rows, *outputs, *deltas;
     const float *logs;
@@ -179,8 +182,8 @@ struct back_plan {
     float *partial;
 };
 
-/* Block (head, ...) processes this head of some samples. These functions return the index of the head's first
- * value in arrays with `width` values per token, and its rows. */
+/* Returns the index of the first value of the block's head of a sample, in arrays with `width` values per
+ * token. The block's head is blockIdx.x. */
 static __device__ __forceinline__ size_t value_at(const struct back_plan &plan, uint32_t sample)
 {
     return (size_t)sample * plan.tokens * plan.width + blockIdx.x * DEPTH;
@@ -222,8 +225,8 @@ static __device__ __forceinline__ void load_numbers(const struct back_plan &plan
     }
 }
 
-/* Adds N queries, from query `query` on, to the sums of a warpgroup's keys and values, and stores their ds.
- * `begin` is the warpgroup's first key, `first` the warp's. */
+/* Adds the terms of N queries, from query `query` on, to the gradients of a warpgroup's keys and values.
+ * Stores ds of these queries and keys. `begin` is the warpgroup's first key, `first` the warp's. */
 template <int N>
 static __device__ __forceinline__ void
 take_queries(struct back_memory *memory, const struct back_memory::query_numbers *numbers, uint32_t begin,
@@ -232,7 +235,8 @@ take_queries(struct back_memory *memory, const struct back_memory::query_numbers
 {
     const float factor = LOG2E / sqrtf((float)DEPTH), ones[2] = {1, 1};
     const uint32_t lane = threadIdx.x % 32, column = query + lane % 4 * 2;
-    /* ds of keys after the last must be 0, because 0 (the key) times infinity would not be 0. */
+    /* For keys after the last, ds must be 0: otherwise it could be infinite, and infinity times 0 (the key)
+     * is NaN. */
     const bool inside[2] = {first + lane / 4 < tokens, first + lane / 4 + 8 < tokens};
     float weights[N / 2], ds[N / 2];
     uint32_t left[2][N / 16][4];
@@ -286,7 +290,8 @@ static __device__ __forceinline__ void start_queries(struct back_memory *memory,
     wgmma_commit();
 }
 
-/* Writes the gradients of a warp's rows of queries, keys or values, and adds up their columns. */
+/* Writes the gradients of a warp's rows of queries (`which` is 0), keys (1) or values (2), and stores the
+ * sums of their columns. */
 static __device__ __forceinline__ void finish_rows(struct back_memory *memory, struct tile *tile,
                                                    uint32_t first, uint32_t tokens,
                                                    const float (&sums)[DEPTH / 2], float factor, bf16 *to,
@@ -297,7 +302,7 @@ static __device__ __forceinline__ void finish_rows(struct back_memory *memory, s
     sum_columns<DEPTH>(sums, factor, first, tokens, memory->columns[threadIdx.x / 32][which]);
 }
 
-/* Writes the sums of the columns that finish_rows() has stored for all warps. */
+/* Adds up the column sums that finish_rows() has stored for each warp, and writes the totals. */
 static __device__ __forceinline__ void write_columns(struct back_memory *memory, const struct back_plan &plan,
                                                      uint32_t sample)
 {
@@ -310,9 +315,10 @@ static __device__ __forceinline__ void write_columns(struct back_memory *memory,
     plan.partial[((size_t)sample * 3 + which) * plan.width + blockIdx.x * DEPTH + column] = sum;
 }
 
-/* Block (head, y) processes the head of samples y, y + gridDim.y, ... It starts copying rows of the next
- * sample as soon as this sample's rows are not needed any more. A warp copies the rows whose gradients it
- * writes, so these need no barrier. After the last sample, it copies this sample again. */
+/* Block (head, y) processes the head of samples y, y + gridDim.y, ... The block starts to copy rows of the
+ * next sample when it no longer needs those of this sample. Each warp copies to the tile rows in which it has
+ * staged gradients itself, so these copies need no barrier. While it processes its last sample, the block
+ * copies this sample again, but does not use the copy. */
 static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kernel(const struct back_plan plan)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -342,7 +348,7 @@ static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kerne
             take_queries<ROWS % STEP>(memory, &memory->numbers[turn], begin, first, query, tokens, key_sums,
                                       value_sums);
         wgmma_publish();
-        __syncthreads(); /* ds is complete; queries, values and deltas are free */
+        __syncthreads(); /* ds is complete; queries, values and deltas may be overwritten */
         copy_tile(&memory->values, head_at(plan, next).v, apart, tokens);
         finish_rows(memory, &memory->queries, first, tokens, key_sums, factor, result + plan.width, apart, 1);
         copy_tile(&memory->queries, head_at(plan, next).q, apart, tokens);
@@ -352,7 +358,7 @@ static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kerne
         load_numbers(plan, next, &memory->numbers[turn ^ 1]);
         wgmma_wait<0>();
         wgmma_ended(query_sums);
-        __syncthreads(); /* keys and ds are free */
+        __syncthreads(); /* keys and ds may be overwritten */
         copy_tile(&memory->keys, head_at(plan, next).k, apart, tokens);
         finish_rows(memory, &memory->ds[0], first, tokens, query_sums, factor, result, apart, 0);
         __syncthreads();

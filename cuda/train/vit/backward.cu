@@ -65,7 +65,7 @@ static enum status attention_backward(struct vit *vit, const struct block *block
 }
 
 /* With --checkpoint-activations, all blocks share the saved arrays, so the forward pass of the block is
- * computed again. The last block does not need this, because the arrays still have its results. */
+ * computed again. The last block is not computed again, because the arrays still have its results. */
 static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
 {
     const struct block *block = &vit->blocks[i];
@@ -104,7 +104,7 @@ static enum status patches_backward(struct vit *vit, uint32_t count)
 }
 
 /* Computes and exchanges the gradients of a step that has only one part. A rank without samples in this step
- * has gradients of zero. */
+ * contributes zeros. */
 static enum status backward_exchange(struct vit *vit, uint32_t count)
 {
     const struct model *model = vit->train->model;

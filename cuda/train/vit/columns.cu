@@ -1,5 +1,5 @@
-/* Kernels that read a matrix once: GELU, and sums of columns. A thread processes 8 adjacent columns at a
- * time. */
+/* GELU, and sums of columns. The kernels read each matrix once. In those for bf16 matrices, a thread
+ * processes 8 adjacent values at a time. */
 #include "common/check.cuh"
 #include "train/vit/fragments.cuh"
 #include "train/vit/gelu.cuh"
@@ -60,7 +60,8 @@ enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream
 /* ---- Sums of columns ---- */
 
 /* Warp w of block (column group, part) adds up rows part * WARPS + w, part * WARPS + w + parts * WARPS, ...
- * With GELU, first replaces `values`, the gradients of GELU's outputs, by the gradients of its inputs. */
+ * `parts` is gridDim.y. If GELU is true, the kernel first replaces `values`, the gradients of GELU's outputs,
+ * by the gradients of GELU's inputs. */
 template <bool GELU>
 static __global__ void __launch_bounds__(BLOCK)
     columns_kernel(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values, float *partial)
@@ -121,8 +122,8 @@ enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, f
 }
 
 /* A block adds up the partial sums of SUM_COLUMNS columns. There are few columns, so a block takes few of
- * them, and several blocks can read on each multiprocessor. Thread t adds up parts t / SUM_COLUMNS, t /
- * SUM_COLUMNS + BLOCK / SUM_COLUMNS, ... of column t % SUM_COLUMNS. */
+ * them: more blocks keep more multiprocessors busy. Thread t adds up parts t / SUM_COLUMNS, t / SUM_COLUMNS +
+ * BLOCK / SUM_COLUMNS, ... of column t % SUM_COLUMNS. */
 #define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 static __global__ void __launch_bounds__(BLOCK)
     partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)

@@ -1,10 +1,13 @@
-/* The linear layer before GELU, fused with GELU, for compute capability 9.0 and few inputs. The hidden values
- * are four times as wide as the inputs, so reading and writing them takes longer than the products. These
- * kernels access each hidden value once; a matrix product and a separate GELU access it two or three times.
+/* Matrix products fused with GELU, for compute capability 9.0 and rows of at most 192 inputs. The forward
+ * pass computes the linear layer before GELU. The backward pass computes the gradients of the inputs of the
+ * linear layer after GELU. The results are four times as wide as the inputs, so reading and writing them
+ * takes longer than the products. These kernels read or write each of these values once; a matrix product and
+ * a separate GELU access some of them two or three times.
  *
  * A block has BLOCK_ROWS rows of inputs in shared memory, and processes 64 columns of the result at a time.
- * An item is one such part of the result, and each block has adjacent items. A multiprocessor runs two
- * blocks, so that one block multiplies or loads while the other processes its results. */
+ * An item is such a part of the result (BLOCK_ROWS rows, 64 columns), and each block processes consecutive
+ * items. A multiprocessor runs two blocks, so that one block multiplies or loads while the other processes
+ * its results. */
 #include "train/vit/hidden.cuh"
 
 #include "common/check.cuh"
@@ -17,7 +20,7 @@
 #define TILES_MAX  3               /* tiles along the summed dimension: at most 192 values */
 
 /* Forward: `values` has hidden values and their GELU. Backward: `values` has the hidden values of this and
- * the next item, and `columns` the sums over the rows of each warp, for this and the previous item. */
+ * the next item, and `columns` has the sums over each warp's rows, for this and the previous item. */
 template <int TILES> struct hidden_memory {
     tile_row inputs[TILES][BLOCK_ROWS];
     tile_row weights[TILES][COLUMNS];
@@ -25,9 +28,10 @@ template <int TILES> struct hidden_memory {
     float columns[2][WARPS][COLUMNS];
 };
 
-/* `inputs` (rows, 64 TILES). Forward: weights (columns, 64 TILES), bias (columns); the results are `hidden`
- * and `results`, the GELU of `hidden`. Backward: weights (64 TILES, columns); `hidden` is an input, `results`
- * has the gradients of `hidden`, and `partial` (BLOCK_ROWS rows, columns) their sums. */
+/* `inputs` (rows, 64 TILES). Forward: weights (columns, 64 TILES), bias (columns); the results are `hidden`,
+ * and `results` with the GELU of `hidden`. Backward: weights (64 TILES, columns); `hidden` is read, and
+ * `results` gets its gradients. `partial` (block of BLOCK_ROWS rows, columns) gets the sums of these
+ * gradients over the rows of each block. */
 struct plan {
     uint32_t rows, columns;
     const bf16 *inputs, *weights, *bias;
@@ -35,12 +39,12 @@ struct plan {
     float *partial;
 };
 
-/* A warp's place in an item. */
+/* Where an item is in the matrices, and where a warp's rows are in the item. */
 struct place {
     uint32_t block;       /* the item has rows BLOCK_ROWS * block to BLOCK_ROWS * block + BLOCK_ROWS - 1 */
     uint32_t column, row; /* first column of the item; the warp's first row in the tiles */
-    uint32_t count;       /* number of rows in the tiles */
-    size_t at;            /* index of the tiles' first row and of `column` in (rows, columns) */
+    uint32_t count; /* number of rows in the matrices from the tiles' first row on; may exceed BLOCK_ROWS */
+    size_t at;      /* index of the item's first value in an array (rows, columns) */
 };
 
 static __device__ __forceinline__ struct place place_of(const struct plan &plan, uint32_t item)
@@ -74,7 +78,7 @@ static __device__ __forceinline__ void load_weights(struct hidden_memory<TILES> 
     }
 }
 
-/* Starts sums = inputs weights for the warpgroup's rows. */
+/* Starts sums = inputs weights^T (forward) or inputs weights (backward) for the warpgroup's rows. */
 template <int TILES, bool BACK>
 static __device__ __forceinline__ void start_product(struct hidden_memory<TILES> *memory,
                                                      float (&sums)[COLUMNS / 2])
@@ -92,8 +96,8 @@ static __device__ __forceinline__ void start_product(struct hidden_memory<TILES>
     wgmma_commit();
 }
 
-/* Adds the bias, and writes hidden values and their GELU. GELU is that of the rounded values, because the
- * backward pass reads the rounded values. */
+/* Adds the bias, and writes hidden values and their GELU. GELU is computed from the rounded values, because
+ * the backward pass reads the rounded values. */
 template <int TILES>
 static __device__ __forceinline__ void finish(struct hidden_memory<TILES> *memory, const struct plan &plan,
                                               const struct place &place, const float (&sums)[COLUMNS / 2])
@@ -119,8 +123,8 @@ static __device__ __forceinline__ void finish(struct hidden_memory<TILES> *memor
     __syncwarp(); /* the next item overwrites the rows */
 }
 
-/* Multiplies the sums by the slope of GELU, writes them, and adds up the columns of the
- * warp's rows. */
+/* Multiplies the sums by the derivative of GELU at the hidden values, writes the products, and stores the
+ * sums of their columns over the warp's rows. */
 template <int TILES>
 static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *memory,
                                                    const struct plan &plan, const struct place &place,
@@ -145,7 +149,7 @@ static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *
     __syncwarp(); /* the next item but one overwrites the rows */
 }
 
-/* Adds up the sums of the warps for an item that all warps have finished. */
+/* Adds up the warps' column sums for an item that all warps have finished, and writes the totals. */
 template <int TILES>
 static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES> *memory,
                                                      const struct plan &plan, uint32_t item, uint32_t which)

@@ -1,7 +1,7 @@
-/* Matrix products by cuBLASLt, which vit_multiplier_probe() loads, so that other variants run without it.
- * cuBLASLt's matrices are column-major, the engine's are row-major. The bytes of a matrix here are therefore
- * the transpose of this matrix for cuBLASLt. cuBLASLt's heuristic chooses the algorithm of each product.
- * Algorithms are not chosen by measurement, so that repeated runs give the same bits. */
+/* Matrix products by cuBLASLt. vit_multiplier_probe() loads cuBLASLt at run time, so that the other variants
+ * run without it. cuBLASLt's matrices are column-major, and the engine's are row-major. cuBLASLt therefore
+ * sees each matrix of the engine as its transpose. cuBLASLt's heuristic chooses the algorithm of each
+ * product. Algorithms are not chosen by measurement, so that repeated runs give the same bits. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -68,8 +68,8 @@ static enum status blas_status(cublasStatus_t result, const char *call, int line
                             __FILE__, line);
 }
 
-/* Calls a function of cuBLASLt, named without its prefix. If the call fails, returns STATUS_FAILED from the
- * calling function. */
+/* Calls a function of cuBLASLt, named without its prefix `cublasLt`. If the call fails, returns STATUS_FAILED
+ * from the calling function. */
 #define BLAS_TRY(call) TRY(blas_status(blas.call, #call, __LINE__))
 
 /* ---- Plans ---- */

@@ -1,5 +1,6 @@
-/* Layer normalisation, fused with the operation before it: the sum at the end of a branch, or the addition of
- * class token and positions. One or more warps process a row; a lane holds pairs of adjacent values. */
+/* Layer normalisation, fused with the operation before it: the sum at the end of a branch, or the assembly of
+ * the tokens from class token, patches and positions. One or more warps process a row; a lane holds pairs of
+ * adjacent values. */
 #include "common/check.cuh"
 #include "common/sums.cuh"
 #include "train/vit/fragments.cuh"
@@ -43,8 +44,8 @@ static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan
     return {in.x + position.x, in.y + position.y};
 }
 
-/* Each warp normalises one row. Lane l has PAIRS pairs of this row: l, l + 32, ... The moments are computed
- * from the rounded sums, because the backward pass reads the rounded sums. */
+/* Each warp normalises one row. Lane l has up to PAIRS pairs of this row: l, l + 32, ... The moments are
+ * computed from the rounded sums, because the backward pass reads the rounded sums. */
 template <int PAIRS, enum source SOURCE>
 static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
 {
@@ -58,7 +59,8 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
     const size_t at = (size_t)row * rows.width;
     float2 value[PAIRS];
     float sum = 0, squares = 0;
-    /* All loads come before the first store, because the compiler cannot know that they are independent. */
+    /* All loads come before the first store, because the compiler cannot know that no store changes a value
+     * that is loaded after it. */
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint32_t pair = 32 * i + lane;
@@ -109,12 +111,13 @@ struct backward_plan {
 #define SUMS        3
 #define ROWS        2 /* rows that a warp processes at a time */
 #define BACK_BLOCKS 3 /* minimum number of blocks that a multiprocessor can run at a time */
-/* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100, H200). With more,
- * the last blocks would start when others have ended, and would then be too few to use all of the memory's
- * bandwidth. This number is constant, because the order of the sums must not depend on the GPU. */
+/* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100 SXM, H200). With
+ * more, the last blocks would start when others have ended, and would then be too few to use all of the
+ * memory's bandwidth. This number is constant, because the order of the sums must not depend on the GPU. */
 #define BACK_PARTS (BACK_BLOCKS * 132)
 
-/* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
+/* Adds up, in a fixed order, the sums of the warps that have the same columns, and writes the totals to
+ * `partial`. */
 template <int PAIRS, int SPLIT>
 static __device__ void write_partial(const struct backward_plan &plan, const float2 sums[SUMS][PAIRS])
 {
@@ -166,10 +169,10 @@ struct row {
     uint32_t line;   /* index of the row in the arrays of struct vit_norm */
     float factor;    /* of stochastic depth */
     bool inside;     /* the row exists */
-    bool normalised; /* false: only the gradient of the shortcut passes through this row */
+    bool normalised; /* false: this row gets no gradient from the normalisation */
 };
 
-/* Divides only if the sample matters, because the division takes as long as many of the other operations. */
+/* Computes the sample only if it is needed: an integer division takes as long as many other operations. */
 static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
 {
     const bool inside = number < plan.count;
@@ -238,7 +241,7 @@ static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &p
     return products;
 }
 
-/* Stores the gradients of a row, and adds those of the branch to their sums. */
+/* Stores the gradients of a row, and adds the branch's gradients to `branch_sums`. */
 template <int PAIRS>
 static __device__ __forceinline__ void
 store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, const float2 weight[PAIRS],
@@ -267,11 +270,12 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
 }
 
 /* With x' = (x - mean) * scale and g = weight * gradient of the output, the gradient of x is scale * (g -
- * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each has 64 * PAIRS columns. */
+ * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each processes up to 64 * PAIRS columns
+ * of it. */
 template <int PAIRS, int SPLIT>
 static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(const struct backward_plan plan)
 {
-    constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows of a block */
+    constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows that a block processes at a time */
     const uint32_t warp = threadIdx.x / 32, pairs = plan.norm.rows.width / 2;
     const uint32_t first = warp % SPLIT * PAIRS * 32 + threadIdx.x % 32;
     float2 sums[SUMS][PAIRS] = {}, weight[PAIRS];
@@ -304,7 +308,7 @@ static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(co
 
 /* ---- Launches ---- */
 
-/* Calls LAUNCH(pairs) with a constant of at least width / 64. */
+/* Calls LAUNCH(pairs), where `pairs` is a constant: the number of pairs per lane, at least width / 64. */
 #define WITH_PAIRS(width, LAUNCH) \
     do {                          \
         if ((width) <= 64)        \
