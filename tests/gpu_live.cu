@@ -139,8 +139,8 @@ static uint64_t count_apart(const uint8_t *one, const uint8_t *other, size_t pix
 
 /* Generates images by lists of numbers, then generates each image again in a separate call. The generator
  * paints overlapping lines in any order, so the two versions of an image may differ in their grays, but not
- * in which pixels are painted. A painted pixel is black only if the gray of its orbit is 0, in one of 256
- * cases. As a control, compares each image with another one. */
+ * in which pixels are painted. A painted pixel is black only if the gray of its orbit is 0, which happens in
+ * one of 256 cases. As a control, compares each image with another one. */
 static void compare_lists(const struct set *set)
 {
     struct data data;

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Adds up one value per lane. All lanes of the warp call it, and all of them get the sum. */
+/* Adds up one value per lane. All lanes of the warp call this function, and all of them get the sum. */
 template <class T> static __device__ __forceinline__ T warp_sum(T value)
 {
 #pragma unroll
@@ -13,8 +13,9 @@ template <class T> static __device__ __forceinline__ T warp_sum(T value)
     return value;
 }
 
-/* Adds up the values of each array. An array is in shared memory and has one value per thread of a block of
- * THREADS, which its thread has written. The sum replaces the first value; only thread 0 may read it. */
+/* Adds up the values of each array. Each array is in shared memory and has one value per thread of a block of
+ * THREADS threads; thread i has written value i. The sum replaces value 0, and only thread 0 may read it
+ * without a barrier. */
 template <uint32_t THREADS, class... T> static __device__ __forceinline__ void block_sums(T *...arrays)
 {
     for (uint32_t half = THREADS / 2; half > 0; half /= 2) {

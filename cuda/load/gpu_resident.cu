@@ -1,7 +1,7 @@
 /* `gpu-resident`: the data set is read into device memory once, before any timing. Each epoch sorts the
  * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order. If
- * the whole set is in device memory, no samples cross the bus during a run. Otherwise the samples that did
- * not fit are read in every epoch (resident_stream.cuh), in the same order. */
+ * the whole set is in device memory, no samples cross the bus during a run. Otherwise, the samples that did
+ * not fit are read again in every epoch, in the order of that epoch (resident_stream.cuh). */
 #include <string.h>
 #include <unistd.h>
 

@@ -74,7 +74,7 @@ static __device__ void block_add(struct checksum *to, struct checksum own)
     add(&to->sum, own.sum);
 }
 
-/* Hashes CHECKSUM_SAMPLES samples and delivers their labels. */
+/* Hashes CHECKSUM_SAMPLES samples and stores their labels. */
 static __device__ void checksum_samples(const struct unpack &job, uint32_t block)
 {
     uint32_t i = block * CHECKSUM_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;

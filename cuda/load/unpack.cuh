@@ -49,7 +49,7 @@ struct unpack {
  * kernel's limits; STATUS_FAILED on CUDA errors. */
 enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream);
 
-/* Launches a kernel that delivers only labels, hashes and the checksum, and leaves the tensor as it is. */
+/* Launches a kernel that stores only labels, hashes and the checksum, and leaves the tensor as it is. */
 enum status unpack_checksums_launch(const struct unpack *unpack, cudaStream_t stream);
 
 #endif

@@ -61,8 +61,8 @@ static __device__ __forceinline__ void bulk_fence(void)
 #endif
 }
 
-/* Copies from device to shared memory. The barrier's phase completes only after the copy. Addresses and sizes
- * of bulk copies must be multiples of 16 bytes. */
+/* Starts a copy from device to shared memory. The barrier's phase completes only after the copy. Addresses
+ * and sizes of bulk copies must be multiples of 16 bytes. */
 static __device__ __forceinline__ void bulk_load(uint8_t *to, const uint8_t *from, uint32_t bytes,
                                                  uint64_t *barrier)
 {
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void bulk_load(uint8_t *to, const uint8_t *fro
 #endif
 }
 
-/* Copies from shared to device memory. */
+/* Starts a copy from shared to device memory. */
 static __device__ __forceinline__ void bulk_store(uint8_t *to, const uint8_t *from, uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 900

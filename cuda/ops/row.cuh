@@ -1,5 +1,6 @@
 /* The steps of src/ops/row.h for one row, computed by a warp. The results are bit-identical to those of
- * row.h. All 32 lanes call these functions with the same arguments, and all of them get the result.
+ * row.h. All 32 lanes call the functions whose names begin with `warp_` for the same row, and all lanes get
+ * the result.
  *
  * KIND says how a row can be read:
  * - ROW_ANY: one value at a time.

@@ -1,5 +1,5 @@
-/* `bat`: BAT of the paper (docs/ladder.md). The host launches one kernel per batch, and the device launches
- * the stages of `rng` for each image. */
+/* `bat`: BAT of the paper (docs/ladder.md). The host launches one kernel per batch, or several for a large
+ * batch. The device launches the stages of `rng` for each image. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK)

@@ -1,5 +1,5 @@
-/* The variants `bat` and `bat-reuse`. The host launches one parent kernel per batch, and the device launches
- * the kernels of each image (dynamic parallelism).
+/* The variants `bat` and `bat-reuse`. The host launches one parent kernel per batch, or several for a large
+ * batch. The device launches the kernels of each image (dynamic parallelism).
  *
  * The parent grid has one block per image. The block launches the image's noise kernel (fire-and-forget).
  * The noise kernel launches the vertex kernel and then the painting kernel as tail launches, which run in

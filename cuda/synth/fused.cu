@@ -47,7 +47,7 @@ struct fused_plan {
     cudaEvent_t forked; /* recorded on the caller's stream at the start of a run; only with several lanes */
     uint32_t slice;     /* images per slice */
     uint32_t side;      /* maximum side of a tile's canvas */
-    bool wide;          /* coordinates do not fit packed words */
+    bool wide;          /* coordinates may not fit packed words */
     bool split;         /* a block computes a group's vertices; otherwise a warp does */
     size_t paint_bytes;
 };

@@ -108,7 +108,7 @@ template <bool Wide, formula Formula> struct painter {
         return self;
     }
 
-    /* Converts a queue entry of a line inside the tile. */
+    /* Converts a queue entry, a line inside the tile, to a stroke. */
     __device__ __forceinline__ stroke stroke_inside(uint2 entry) const
     {
         int32_t slope;
@@ -161,8 +161,8 @@ template <bool Wide, formula Formula> struct painter {
         return point;
     }
 
-    /* Draws one long line with the whole warp, one pixel per lane. `between` has the ends (x, y) and (z, w).
-     * Computes m(s) of fused_stroke.cuh in integers. */
+    /* Draws one long line with the whole warp, one pixel per lane at a time. `between` has the ends (x, y)
+     * and (z, w). Computes m(s) of fused_stroke.cuh in integers. */
     __device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
     {
         /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
@@ -181,8 +181,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines immediately, and
-     * returns stroke_none() for them. */
+    /* Converts a queue entry, a line that crosses the tile's border, to a stroke. Draws long lines
+     * immediately, and returns stroke_none() for them. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
@@ -208,7 +208,7 @@ template <bool Wide, formula Formula> struct painter {
         return valid && self.left > 0 ? self : stroke_none(lane);
     }
 
-    /* Converts a queue entry of a stroke. */
+    /* Converts a queue entry of a stroke to a struct stroke. */
     __device__ __forceinline__ stroke stroke_again(uint4 entry) const
     {
         return {entry.x, entry.y, entry.w & 0x100 ? steep : flat, entry.z, (int32_t)(entry.w & 0xFF)};
@@ -343,8 +343,8 @@ template <bool Wide, formula Formula> struct painter {
         crossing += __popc(crossing_mask);
     }
 
-    /* Lists the units in begin .. end - 1, at most PAINT_HITS, whose boxes touch the tile. All threads of the
-     * block must call this. */
+    /* Lists the units in begin .. end - 1 (at most PAINT_HITS units) whose boxes touch the tile. All threads
+     * of the block must call this. */
     __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
@@ -577,7 +577,7 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
 }
 
 /* The instantiations of the kernel. There is one source file per instantiation, because each takes seconds to
- * compile. The `wide` kernels handle images whose coordinates do not fit packed words. */
+ * compile. The `wide` kernels handle images whose coordinates may not fit packed words. */
 extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
 extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 

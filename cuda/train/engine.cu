@@ -56,7 +56,7 @@ enum status network_backward_layer(struct network *network, const struct device_
 }
 
 /* Runs the backward pass of all layers. If the step has one part, also exchanges the gradients. A rank
- * without samples in this step has gradients of zero. */
+ * without samples in this step contributes zeros. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct model *model = network->train->model;

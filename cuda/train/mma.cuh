@@ -99,8 +99,8 @@ static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], co
 
 /* ---- Asynchronous copies from global to shared memory ---- */
 
-/* Copies 16 bytes; both addresses are 16-byte aligned. If `inside` is false, writes zeros; `from` must still
- * be a valid address. */
+/* Starts copying 16 bytes; both addresses are 16-byte aligned. If `inside` is false, writes zeros; `from`
+ * must still be a valid address. */
 static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool inside = true)
 {
     asm volatile(

@@ -1,5 +1,5 @@
-/* Thin wrappers around PTX instructions of compute capability 9.0: wgmma multiplies matrices in the
- * background, for a warpgroup (4 adjacent warps, 128 threads). stmatrix stores fragments in shared memory.
+/* Thin wrappers around PTX instructions of compute capability 9.0: with wgmma, a warpgroup (4 adjacent warps,
+ * 128 threads) multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
  *
  * D += A B, where A (64, 16) and B (16, N) are bf16, and D (64, N) is fp32. Warp w of the warpgroup holds
  * rows 16 w to 16 w + 15 of D, and of A if A is in registers. The fragments of these 16 rows are those of
@@ -8,10 +8,9 @@
  *
  * A matrix in shared memory is a part of a tile. A tile consists of rows of 64 values (128 bytes), and its
  * address is a multiple of 1024. Bytes 16 c to 16 c + 15 of row r are at 16 (c ^ r % 8) in this row, so that
- * eight rows of a column are in different banks. A part of a tile is an operand as it is if its rows are the
- * rows of A or the columns of B. It is transposed if its rows are the dimension over which products are
- * summed.
- */
+ * eight rows of a column are in different banks. If the rows of this part are the rows of A or the columns of
+ * B, the part is not transposed. If its rows run along the summed dimension, it is transposed (TRANSPOSE_A,
+ * TRANSPOSE_B). */
 #ifndef FDSL_CUDA_TRAIN_WGMMA_CUH
 #define FDSL_CUDA_TRAIN_WGMMA_CUH
 
@@ -79,7 +78,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define A_WORDS  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TRANSPOSE_B)
 
 /* Starts d += a b, or d = a b if `add` is false. `a` and `b` are descriptors of wgmma_tile(). `add` should be
- * a constant for the compiler: otherwise it keeps registers for the earlier value of `d`. */
+ * a compile-time constant: otherwise the compiler keeps registers for the earlier value of `d`. */
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
@@ -94,7 +93,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint
                      : A_TILE);
 }
 
-/* The same with `a` in registers: a fragment of 16 x 16 values of each warp. */
+/* Overload with A in registers: each warp passes its fragment of 16 x 16 values. */
 template <int N, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add)
 {

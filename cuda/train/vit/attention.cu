@@ -10,7 +10,7 @@ template <int DEPTH> struct tiles {
     uint32_t queries[DEPTH / 16][4];
 };
 
-/* Computes the scores of the TILE keys from key `at` on. */
+/* Computes the scores of the TILE keys from key `at` on, without the factor f (see attention_parts.cuh). */
 template <int DEPTH>
 static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *tiles, uint32_t at,
                                                    float scores[TILE / 8][4])
@@ -24,9 +24,9 @@ static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *ti
         add_scores<DEPTH>(scores + group / 8, tiles->queries, tiles->keys, at + group);
 }
 
-/* Adds the values of the tile that begins at key `at`, weighted by the softmax of its scores `now`. Before,
- * issues the matrix products for the scores `next` of the next tile. Tensor cores then compute these products
- * while other units compute exponentials. */
+/* Adds the values of the tile that begins at key `at`, weighted by the softmax of its scores `now`. First
+ * issues the matrix products for the scores `next` of the next tile, so that tensor cores compute them while
+ * other units compute exponentials. */
 template <int DEPTH>
 static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tiles, uint32_t at,
                                                  struct softmax *softmax, float now[TILE / 8][4],

@@ -1,7 +1,8 @@
-/* Shared by the files of the attention: the forward pass (attention.cu) and the backward pass
- * (attention_backward.cu). The matrix of scores is never stored. A warp has 16 rows (queries or keys) in
- * registers, and reads the rows that it multiplies by them from shared memory. For queries q, keys k and
- * values v of length d, and f = 1 / sqrt(d):
+/* Shared by the files of attention: the forward pass (attention.cu), the backward pass
+ * (attention_backward.cu), and both for compute capability 9.0 (attention_hopper.cu). The matrix of scores is
+ * never stored in global memory. In the first two files, a warp has 16 rows (queries or keys) in registers,
+ * and reads the rows that it multiplies by them from shared memory. For queries q, keys k and values v of
+ * length d, and f = 1 / sqrt(d):
  *
  *     scores       s[i][j] = f q[i] . k[j]
  *     weights      p[i][j] = exp(s[i][j]) / sum over j of exp(s[i][j])
@@ -62,8 +63,8 @@ static __device__ struct head head_of(const bf16 *rows, uint32_t tokens, uint32_
     return {first, first + width, first + 2 * width, tokens, (size_t)3 * width};
 }
 
-/* Starts copying up to SPAN rows, from row `first` on, to `lines`. If the `count` rows end before, pads
- * `lines` with zeros to a multiple of UNIT rows. */
+/* Starts copying up to SPAN of the `count` rows, from row `first` on, to `lines`. If fewer than SPAN rows
+ * remain, pads `lines` with zeros to a multiple of UNIT rows. */
 template <int DEPTH, int UNIT = GROUP>
 static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, const bf16 *from, size_t apart,
                                                  uint32_t first, uint32_t count)
@@ -246,8 +247,8 @@ template <class KERNEL> static enum status allow(KERNEL *kernel, const struct la
 
 /* Sets `*fits` to whether the functions below can compute this attention on the current device. */
 enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits);
-/* These functions compute what vit_attention() and vit_attention_backward() compute. The backward pass leaves
- * out the sum over the partial sums of `rows->samples` parts. */
+/* These functions compute what vit_attention() and vit_attention_backward() compute. hopper_backward() writes
+ * `rows->samples` partial sums per column to `partial`, and does not add them up. */
 enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
                            float *logs, cudaStream_t stream);
 enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,

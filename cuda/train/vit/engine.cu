@@ -1,7 +1,7 @@
 /* The engine of `train-vit` and `infer-vit`. One buffer holds all activations; activations.cu divides it. A
  * step gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph
- * of the backward pass, and updates the parameters. There are graphs for each number of samples, for example
- * for the short last batch of an epoch. */
+ * of the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last
+ * batch of an epoch, for example, can be smaller. */
 #include "train/vit/engine_parts.cuh"
 
 #include <stdlib.h>

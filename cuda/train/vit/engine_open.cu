@@ -147,7 +147,8 @@ static size_t partial_values(const struct vit *vit)
     const struct vit_rows rows = rows_of(vit, vit->capacity);
     const size_t classes = vit->train->model->classes, tokens = (size_t)rows.tokens * rows.width;
     const size_t hidden_parts = ((size_t)rows.samples * rows.tokens + VIT_HIDDEN_ROWS - 1) / VIT_HIDDEN_ROWS;
-    /* The backward pass of a norm has three sums, and so has that of attention. */
+    /* The backward passes of normalisation and of attention write three partial sums per column of a token.
+     */
     const size_t sums[] = {
         VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width(vit),
         hidden_parts * hidden_width(vit),   VIT_SAMPLE_PARTS * tokens,

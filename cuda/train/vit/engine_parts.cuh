@@ -38,7 +38,7 @@ struct vit : device_engine {
     const struct layer *patch_layer, *token_layer, *last_norm, *head;
     struct block blocks[BLOCKS_MAX];
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
-    uint32_t heads, logit_apart; /* distance between rows of logit_rounded */
+    uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
 
     bf16 *parameters; /* rounded to bf16 */
     /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
@@ -90,7 +90,7 @@ enum status vit_open_activations(struct vit *vit);
 struct vit_linear vit_linear_of(const struct layer *layer, uint32_t rows);
 
 /* These functions return the arguments of the two normalisations of block `i`, and of the last normalisation.
- * They include the factors of stochastic depth of the branch before the normalisation. */
+ * The arguments include the factors of stochastic depth of the branch before the normalisation. */
 struct vit_norm vit_norm1_of(const struct vit *vit, uint32_t i, uint32_t count, bool training);
 struct vit_norm vit_norm2_of(const struct vit *vit, uint32_t i, uint32_t count, bool training);
 struct vit_norm vit_last_norm_of(const struct vit *vit, uint32_t count, bool training);

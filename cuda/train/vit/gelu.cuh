@@ -1,10 +1,10 @@
-/* GELU: x P(x), where P is the normal distribution function. */
+/* GELU: x P(x), where P is the cumulative distribution function of the standard normal distribution. */
 #ifndef FDSL_CUDA_TRAIN_VIT_GELU_CUH
 #define FDSL_CUDA_TRAIN_VIT_GELU_CUH
 
-/* The normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by
- * formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below
- * 7.5e-8, far less than the rounding of bf16. */
+/* The standard normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is
+ * computed by formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute
+ * error is below 7.5e-8, far less than the rounding of bf16. */
 struct normal {
     float below, bell;
 };

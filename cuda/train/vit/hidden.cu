@@ -1,5 +1,5 @@
-/* The hidden values between the two linear layers of a block: a matrix product with GELU. Where the products
- * are small, one kernel computes both (hidden_hopper.cu). */
+/* The hidden values between the two linear layers of a block, and their gradients: matrix products and GELU.
+ * On compute capability 9.0, one kernel computes a product and GELU if the sizes fit (hidden_hopper.cu). */
 #include "train/vit/hidden.cuh"
 
 #include "common/check.cuh"

@@ -1,4 +1,4 @@
-/* Shared by hidden.cu and hidden_hopper.cu: the linear layer before GELU, fused with GELU. */
+/* Shared by hidden.cu and hidden_hopper.cu: matrix products fused with GELU. */
 #ifndef FDSL_CUDA_TRAIN_VIT_HIDDEN_CUH
 #define FDSL_CUDA_TRAIN_VIT_HIDDEN_CUH
 

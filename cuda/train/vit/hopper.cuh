@@ -9,7 +9,7 @@
 #include "train/vit/fragments.cuh"
 #include "train/wgmma.cuh"
 
-#define HEIGHT 64               /* rows of a warpgroup */
+#define HEIGHT 64               /* rows that a warpgroup multiplies at a time */
 #define PARTS  (TILE_WIDTH / 8) /* parts of a row: 16 bytes each */
 
 typedef __nv_bfloat16 tile_row[TILE_WIDTH];

@@ -1,8 +1,8 @@
 /* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
- * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
- * their work on `stream` and return. `partial` is room for the partial sums of all of
- * these functions (vit_open_all()).
+ * in an order that depends only on the sizes and the GPU model, so repeated runs give the same bits. All
+ * functions with a `stream` enqueue their work on it and return. `partial` is scratch memory for partial
+ * sums, large enough for each of these functions (vit_open_all()).
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
@@ -15,7 +15,7 @@
 
 typedef __nv_bfloat16 bf16;
 
-#define VIT_PARTS        528 /* maximum number of partial sums per column */
+#define VIT_PARTS        528 /* maximum number of partial sums per column, for norm.cu and columns.cu */
 #define VIT_HIDDEN_ROWS  128 /* rows per partial sum of vit_hidden_backward() */
 #define VIT_SAMPLE_PARTS 8   /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    768 /* maximum width of a token */

@@ -16,14 +16,14 @@ struct patch_plan {
     struct divider sample;    /* groups per sample */
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
-    struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
+    struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
     size_t sample_bytes;      /* size of a sample in the set */
     struct train_held held;
     bool gray;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
-/* An entry of the batch: its stored values and its move. */
+/* An entry of the batch: its stored sample, and how to move and erase it. */
 struct patch_source {
     const uint8_t *sample;
     const struct draw_move *move;
@@ -41,7 +41,8 @@ struct pixel {
     uint32_t channel, y, x;
 };
 
-/* Returns the position of a tap. A tap is (channel, y, x) in the patch. */
+/* Returns the position in the image of value `tap` of a patch. The values of a patch are in the order
+ * (channel, y, x). */
 static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan &plan, uint32_t patch,
                                                         uint32_t tap)
 {
@@ -51,7 +52,7 @@ static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan 
             (patch - down * plan.across.by) * plan.size.by + in_plane - line * plan.size.by};
 }
 
-/* Returns the moved, normalised and erased value of an entry. */
+/* Returns the value of an entry at a position, after moving, normalising and erasing the image. */
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, struct pixel at)
 {
@@ -81,8 +82,9 @@ erase_row(const struct patch_plan &plan, const struct draw_erase &erase, struct 
     }
 }
 
-/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and erased. Bytes that are not
- * shifted are loaded at once; a mirrored entry has them in the opposite order. */
+/* Writes TAPS values of a row of an entry, from `at` on, moved, normalised and erased. If the image has u8
+ * values and is not shifted, loads all TAPS values at once, and reverses their order if the image is
+ * mirrored. */
 static __device__ __forceinline__ void
 row_at(const struct patch_plan &plan, const struct patch_source &source, struct pixel at, float values[TAPS])
 {
@@ -116,8 +118,8 @@ static __device__ __forceinline__ bool mixes_row(const struct mix &mix, struct p
     return !mix.cut || (at.y >= mix.top && at.y < mix.bottom && at.x < mix.right && at.x + TAPS > mix.left);
 }
 
-/* A thread computes TAPS adjacent values of a patch. ROWS: the size of a patch is a multiple of TAPS, so
- * these values are in one row. */
+/* A thread computes TAPS adjacent values of a patch. ROWS: the side of a patch is a multiple of TAPS, so
+ * these values are in one row of the image. */
 template <bool MIXES, bool ROWS>
 static __global__ void patches_kernel(const __grid_constant__ struct patch_plan plan, const uint8_t *stored,
                                       const __grid_constant__ struct device_batch batch, uint4 *patches)
