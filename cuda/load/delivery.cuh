@@ -33,7 +33,7 @@ struct batch_buffer {
     cudaEvent_t ready; /* recorded after the kernel that unpacks the batch's last sample */
     cudaEvent_t done;  /* the consumer's event after the step on the batch; valid if `handed` */
     uint64_t step;     /* number of the step on the batch; valid if `handed` */
-    uint32_t filled;   /* samples that have arrived so far; used only if samples arrive as a stream */
+    uint32_t filled;   /* samples that have arrived or are lost; used only if samples arrive as a stream */
     uint32_t count;    /* samples in the batch */
     bool waiting;      /* the batch is delivered; its slots must not be overwritten before `done` */
     bool handed;       /* the consumer has received the batch; protected by the delivery's lock */
@@ -63,7 +63,7 @@ struct output_queue {
     struct checksum *checksum;
 
     uint32_t *held;       /* per slot: number of the sample in it, or DELIVERY_LOST */
-    uint32_t *held_epoch; /* per slot: epoch of the sample in it; only with --decode */
+    uint32_t *held_epoch; /* per slot: epoch of the sample in it; used only with --decode */
     struct batch_buffer *buffers;
 
     /* The next four fields are used only if samples arrive as a stream. Batches are counted from the start of

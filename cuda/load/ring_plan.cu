@@ -26,8 +26,8 @@ void ring_release(struct ring_worker *worker, struct open_shard *opened)
     free(opened);
 }
 
-/* Opens the shard of a new segment. If load->skip is set, a shard that cannot be opened is not an error: its
- * samples are counted as lost. */
+/* Opens the shard of a new segment. If load->skip is set and opening fails with STATUS_FAILED, this is not an
+ * error: the shard's samples are counted as lost. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};

@@ -13,7 +13,7 @@ static inline uint64_t align_to(uint64_t bytes, uint64_t alignment)
 }
 
 /* Plans the next chunk of a share that the worker has claimed. The chunk gets the next samples in reading
- * order, until the buffer is full or the span ends. Opens the shards. */
+ * order, until the buffer, its table or the list of pieces is full, or the span ends. Opens the shards. */
 enum status ring_plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk);
 
 /* Drops one reference to an open shard, which may be NULL. Closes the shard if that was the last reference.

@@ -1,6 +1,6 @@
-/* `ops-fused`: one kernel reads each row once from device memory and does all steps. This is possible if the
- * index of an output row depends only on the rows before it. Otherwise this kernel is only the first of two
- * passes over the rows (gpu.cu).
+/* `ops-fused`: one kernel does all steps in one pass over the rows. This is possible if the index of an
+ * output row depends only on the rows before it, and if shared memory has room for the output rows. Otherwise
+ * this kernel is only the first of two passes (gpu.cu).
  *
  * One block per multiprocessor runs until no rows are left. Block b processes tiles b, b + blocks, ... of
  * consecutive rows. The warps of a block have two roles:
@@ -13,7 +13,7 @@
  * Only the writer therefore waits for the counts of other blocks. A consumer waits for the writer only if its
  * next output tile is still in use.
  *
- * If no rows are dropped, there is no writer: consumers write to device memory. */
+ * If the kernel drops no rows, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
 #include "ops/scan.cuh"
 #include "ops/write.cuh"
@@ -21,7 +21,7 @@
 #define CONSUMERS_MAX  27 /* warps; with more, a lane would have too few registers for its part of a row */
 #define TILE_ROWS_MAX  9
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
-#define OUTPUTS_MIN    3  /* minimum per group, so that consumers need not wait for other blocks */
+#define OUTPUTS_MIN    3  /* minimum per group, so that consumers seldom wait for the writer */
 #define REPORTS        64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
 #define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
 #define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */
@@ -44,7 +44,7 @@ struct fused_job {
     struct gpu_job job;
     struct chunk chunk;
     struct fused_plan plan;
-    bool lists;  /* rows that are not kept are dropped */
+    bool lists;  /* the kernel drops the rows that are not kept */
     bool writes; /* the kernel writes results of output rows */
     uint32_t tiles;
     uint8_t *counts; /* per tile of this launch */
@@ -163,8 +163,8 @@ static __device__ __forceinline__ uint8_t *scales_in_tile(const struct fused_pla
     return values_in_tile(plan, outputs, slot, plan.tile_rows) + row * plan.scale_bytes;
 }
 
-/* Computes the results of row `i`. The values, scales and hash of an output row go to the output tile if rows
- * may be dropped, else to device memory. */
+/* Computes the results of row `i`. The values, scales and hash of an output row go to the output tile if
+ * fused.lists is set, else to device memory. */
 template <enum dtype TYPE, enum row_kind KIND, bool FP4>
 static __device__ __forceinline__ void
 process_row(const struct fused_job &fused, struct pipeline &pipeline, const struct consumer &self, uint64_t i,

@@ -1,6 +1,6 @@
 /* Runs of the GPU variants. A run reads the rows once or twice. The first pass determines which rows are
  * kept; the second pass writes the output rows. If the index of an output row depends only on the rows before
- * it, the fused variant does both in one pass. */
+ * it, and shared memory has room for output rows, the fused variant does both in one pass. */
 #include "ops/gpu.cuh"
 
 #include "common/stream.cuh"
@@ -217,8 +217,8 @@ enum status gpu_ops_fetch(void *state, void *result)
 #define COPY_MAX_BYTES ((uint64_t)1 << 30)
 
 /* Measures the rate of a copy within the device, which counts bytes read plus bytes written. Copies as many
- * rows as the run has output rows, but at most about COPY_MAX_BYTES. Consecutive calls copy different rows,
- * because rows that were just copied would be in the cache. */
+ * rows as the run has output rows, but at most about COPY_MAX_BYTES. If the set is large enough, consecutive
+ * calls copy different rows, because rows that were just copied would be in the cache. */
 static enum status copy_resident(struct gpu_ops *gpu, double *bytes_per_s)
 {
     const struct ops *ops = gpu->ops;

@@ -22,7 +22,7 @@ struct chunk {
     uint64_t first, count, shift;
 };
 
-/* Device memory that a run clears before it begins. */
+/* Device memory that a run with a first pass clears before it begins. */
 struct run_words {
     uint64_t kept;    /* number of kept rows */
     uint64_t listed;  /* number of kept rows in earlier chunks; only for the fused kernel */
@@ -166,7 +166,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu);
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 
-/* Allocates a new arena and clears its words and counts. */
+/* Allocates a new arena. If there is a first pass, clears the arena's words and counts. */
 enum status gpu_results_renew(struct gpu_ops *gpu);
 
 /* ---- Between the passes: select.cu ---- */

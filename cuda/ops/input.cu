@@ -278,8 +278,8 @@ void gpu_input_close(struct gpu_ops *gpu)
     (void)cudaFree(gpu->resident);
 }
 
-/* Passes resident rows as two chunks. The first chunk has the rows from the run's first row to the end of the
- * set. The second chunk has the rows before the run's first row. */
+/* Passes resident rows as two chunks, or as one if the second is empty. The first chunk has the rows from the
+ * run's first row to the end of the set. The second chunk has the rows before the run's first row. */
 enum status gpu_input_pass(struct gpu_ops *gpu, gpu_chunk_function *pass)
 {
     uint64_t count = gpu->ops->count, shift = gpu->job.shift;

@@ -39,8 +39,8 @@ template <> struct stored_quad<DTYPE_F32> {
 };
 
 /* The part of a row that the lanes have in registers. Each lane has quads first + lane, first + lane + 32,
- * ...; quads after the end of the row are zero. If a row fits into a window, it is read once for all
- * steps. */
+ * ...; quads after the end of the row are zero. A row that fits into a window is loaded into it once; norm,
+ * conversion and, for f32, the hash use the loaded values. */
 template <enum dtype TYPE, int COUNT> struct window {
     typename stored_quad<TYPE>::type quads[COUNT];
     uint32_t first = UINT32_MAX;
@@ -436,8 +436,9 @@ static __device__ __forceinline__ void convert_values(const struct ops_format &f
     }
 }
 
-/* Converts a row. FP4 is true for the two fp4 types. Their conversion needs so many registers that it would
- * slow down a kernel that also contains the other conversions. Only fp4 types use `scales`. */
+/* Converts a row. FP4 is true for the two fp4 types, except with ROW_ANY. Their conversion needs so many
+ * registers that it would slow down a kernel that also contains the other conversions. Only fp4 types use
+ * `scales`. */
 template <enum row_kind KIND, bool FP4, enum dtype TYPE, int COUNT>
 static __device__ __forceinline__ void warp_convert(const struct ops_format &format,
                                                     struct window<TYPE, COUNT> &window, const uint8_t *row,

@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint64_t number_of(const struct gpu_job &job, 
 }
 
 /* for_rows() calls launch.operator()<TYPE, KIND, FP4>(). The arguments are the stored type and the kind of
- * the rows, and whether rows are converted to an fp4 type (row.cuh). */
+ * the rows, and FP4 of warp_convert() (row.cuh). */
 template <enum dtype TYPE, bool FP4, class LAUNCH>
 static enum status for_rows_of(const struct gpu_job &job, LAUNCH launch)
 {

@@ -112,8 +112,8 @@ static __global__ void __launch_bounds__(PEER_THREADS)
  * polls a word until it is not PEER_EMPTY, and then sets it to PEER_EMPTY again. This saves the time in which
  * a block waits for its stores before it raises a flag, but polling and clearing take bandwidth.
  *
- * Each call is one piece of each block, and arrivals has two slots, for even and odd pieces. They are enough,
- * because a kernel begins after the previous kernel of this state has ended:
+ * In each call, a block processes one piece. `arrivals` has two slots, for even and odd pieces. Two slots are
+ * enough, because a kernel begins after the previous kernel of this state has ended:
  *   1. A rank stores values of piece i after its kernel of piece i - 1, which received values of piece i - 1
  *      from every rank.
  *   2. A rank sends values of piece i - 1 after its kernel of piece i - 2 has ended. That kernel read and
@@ -188,8 +188,8 @@ static __device__ __forceinline__ int poll(const struct peers &peers, uint32_t p
     return late;
 }
 
-/* Receives vectors first, first + EAGER_THREADS, ... below `count` of all other ranks, and clears their
- * memory. Returns false if a rank did not answer. */
+/* Receives up to receive_count vectors of each other rank (first, first + EAGER_THREADS, ... below `count`),
+ * and clears their memory. Returns false if a rank did not answer. */
 template <int RANKS>
 static __device__ __forceinline__ bool receive(const struct peers &peers, uint32_t piece, uint32_t first,
                                                uint32_t count, struct received<RANKS> *received)

@@ -1,5 +1,5 @@
-/* The variants of the workload `exchange` on GPUs: one CUDA graph per run, with ALLREDUCE_CALLS calls of a
- * method of allreduce.cuh. */
+/* The variants of the workload `exchange` on GPUs: a run launches a CUDA graph with ALLREDUCE_CALLS calls of
+ * a method of allreduce.cuh. */
 #include "train/allreduce.cuh"
 
 #include <stdlib.h>

@@ -1,8 +1,7 @@
 /* Computes the images of a batch from its stored samples, with at most three kernels. With crops, the first
  * computes the weights of each resize, and the second crops, resizes and flips. The last kernel has one block
  * per image, which applies the operations of RandAugment. Without crops, this last kernel is the only one: it
- * reads the stored samples, and also flips them. For gray images, the last kernel computes only one
- * channel. */
+ * reads the stored samples, and also flips them. For gray images, the kernels compute only one channel. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
 #include "train/augment_change.cuh"

@@ -1,9 +1,10 @@
 /* RandAugment on the device: the threads of a block apply an operation to an image, with the same bits as
  * augment_apply() on the host. Only augment.cu includes this header.
  *
- * An operation reads and writes each value once in device memory, four adjacent values of a row at a time, as
- * a word. Operations that read neighbours of a pixel first copy the plane to shared memory. The input and the
- * output may therefore be the same image.
+ * An operation accesses values in device memory as words: four adjacent values of a row at a time. It writes
+ * each value once, and reads it once, or twice if it first counts or adds up the values of a channel.
+ * Operations that read neighbours of a pixel first copy the plane to shared memory. The input and the output
+ * may therefore be the same image.
  *
  * FITS: rows are whole words, and a plane fits into shared memory. The kernels of other images load and store
  * single values, and copy planes to device memory. Separate kernels are needed, because the compiler would

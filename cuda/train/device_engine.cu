@@ -1,5 +1,5 @@
 /* Opens engines on a device, runs their steps in parts, and reads their totals. A step is a sequence of
- * asynchronous launches. Sums of losses stay on the device until totals(). */
+ * asynchronous launches. The host does not wait for the sums of losses before totals(). */
 #include "train/device_engine.cuh"
 
 #include "common/check.cuh"
@@ -211,8 +211,9 @@ enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uin
     return STATUS_OK;
 }
 
-/* `data_s` is the gather time of one step times the number of steps, because events around every step would
- * slow the steps down. It is not known for stages, or for steps in parts. */
+/* For stored samples, `data_s` is the gather time of one step times the number of steps, because events
+ * around every step would slow the steps down. For live samples, the feed extrapolates it from several steps.
+ * It is not known for stages, or for steps in parts. */
 enum status device_engine_totals(void *state, struct train_totals *totals)
 {
     struct device_engine *engine = engine_of(state);

@@ -106,8 +106,8 @@ static __global__ void number_kernel(const struct train_pick pick, const struct 
         numbers[j] = generated_number(&pick, &share, fresh, epoch, j);
 }
 
-/* The `count` samples that a rank generates for a step: its own and, with several ranks, also their partners.
- */
+/* The `count` samples that a rank generates for a step: its own and, if samples are mixed on several ranks,
+ * also their partners. */
 struct drawn_batch {
     struct device_feed *feed;
     struct train_pick pick;
@@ -122,8 +122,8 @@ static void list_on_host(const struct drawn_batch *batch)
         batch->feed->host_numbers[j] = generated_number(&batch->pick, &batch->share, fresh, batch->epoch, j);
 }
 
-/* Draws a batch into feed->staging, and frees the argument. CUDA calls it on a thread of its own, in the
- * order of the stream. */
+/* Draws a batch into feed->staging, and frees the argument. CUDA calls this function on a thread of its own,
+ * in the order of the stream. */
 static void CUDART_CB draw_on_host(void *argument)
 {
     struct drawn_batch *batch = static_cast<struct drawn_batch *>(argument);

@@ -29,7 +29,7 @@ enum status allocate_bytes(struct allocations *allocations, void **pointer, size
         (void)cudaGetLastError();
         CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
         return status_set(STATUS_USAGE,
-                          "not enough device memory for training: %.2f GB allocated, %.2f GB more needed, "
+                          "not enough device memory for the network: %.2f GB allocated, %.2f GB more needed, "
                           "%.2f GB free; lower --batch",
                           1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     }

@@ -1,5 +1,5 @@
-/* A network in device memory: the data of each layer and the functions that compute it. Kernels run on one
- * stream, in the same order in every run. */
+/* A network in device memory: the data of each layer and the functions that compute it. The kernels of its
+ * layers run on one stream, in the same order in every run. */
 #ifndef FDSL_CUDA_TRAIN_NETWORK_CUH
 #define FDSL_CUDA_TRAIN_NETWORK_CUH
 

@@ -1,6 +1,6 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
- * six kernels; a CUDA graph replays many steps. The position in the training run is stored on the device, so
- * one graph serves all epochs. */
+ * six kernels, and more with several ranks; a CUDA graph replays many steps. The position in the training run
+ * is stored on the device, so one graph serves all epochs. */
 #include "train/graph/engine.cuh"
 
 #include <stdlib.h>
@@ -29,8 +29,8 @@ struct graph_state {
     struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
-    /* `one` runs 1 step and stores all gradients. `many` runs GRAPH_STEPS steps and does not store the
-     * gradient of fc1's weights. */
+    /* `one` runs 1 step and stores all gradients. `many` runs GRAPH_STEPS steps, and stores the gradient of
+     * fc1's weights only with several ranks. */
     cudaGraphExec_t one, many;
     cudaGraphExec_t inference;
     uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
@@ -85,8 +85,7 @@ static const char *other_variant(const struct train *train)
     return train->forward_only ? "infer-cuda" : "train-cuda";
 }
 
-/* Refuses options that need all gradients before the update. The kernels update parameters while they compute
- * gradients. */
+/* Refuses options that do not work with kernels that update parameters while they compute gradients. */
 static enum status accepts_recipe(const struct train *train)
 {
     const char *option = train->optimizer.clip_norm > 0 ? "--clip-norm"

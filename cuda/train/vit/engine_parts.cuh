@@ -98,7 +98,7 @@ struct vit_norm vit_last_norm_of(const struct vit *vit, uint32_t count, bool tra
 /* Computes block `i` up to the end of its second branch, from its normalised input. */
 enum status vit_block_forward(struct vit *vit, uint32_t i, uint32_t count, bool training);
 
-/* Computes the logits of the patches. */
+/* Computes the logits of `count` samples from vit->patches. */
 enum status vit_forward(struct vit *vit, uint32_t count, bool training);
 
 /* Computes the gradients of `count` samples. The kernels overwrite vit->added. If the step has one part, also
