@@ -126,7 +126,7 @@ static void check_mixed(const struct allreduce_method *method, int t, void *stat
 }
 
 /* Sets all bits of the values, which makes them NaN. The eager kernel marks empty memory with these bits, but
- * must not mistake such values for empty memory and wait for ever. */
+ * must not mistake such values for empty memory and wait forever. */
 static void check_nan(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
 {
     struct array array = make(types[t].type, 10007);

@@ -5,7 +5,7 @@
  *
  *     gpu_augment [--short]   --short: small images; for compute-sanitizer
  *
- * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+ * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -192,7 +192,7 @@ struct host_part {
     const uint32_t *numbers;
 };
 
-/* Runs a part on the device: its images, and the values that the network gets. */
+/* Computes a part on the device: its images, and the values that the network gets. */
 static void run_part(const struct host_part *part, struct on_device *device, struct device_set *set)
 {
     const struct train *train = part->feed->train;

@@ -66,9 +66,9 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
     batch.count = task->batch;
     batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
     batch.bytes = batch.count * batch.stride;
-    batch.first =
-        kind->labelled ? 1 : 3 * task->classes; /* without labels, a multiple of `classes` gives the
-                                                   same labels; with labels, 1 must have no effect */
+    /* Without labels, a multiple of `classes` gives the labels below. With labels, `first` must have no
+     * effect. */
+    batch.first = kind->labelled ? 1 : 3 * task->classes;
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)

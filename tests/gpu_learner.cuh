@@ -158,7 +158,8 @@ static inline double compare_losses(const struct train_totals *mine, const struc
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
 }
 
-/* Runs step `i`. While the engine skips it because of an overflow, runs it again with half the loss scale. */
+/* Runs step `i`. If the engine skips it because of an overflow, which halves the loss scale, runs it again.
+ */
 static inline struct train_totals take_step(const struct learner *learner, const struct train *train,
                                             uint32_t i)
 {

@@ -137,10 +137,10 @@ static uint64_t count_apart(const uint8_t *one, const uint8_t *other, size_t pix
     return apart;
 }
 
-/* Generates images by lists of numbers, then generates each image again in a separate call. The generator
- * paints overlapping lines in any order, so the two versions of an image may differ in their grays, but not
- * in which pixels are painted. A painted pixel is black only if the gray of its orbit is 0, which happens in
- * one of 256 cases. As a control, compares each image with another one. */
+/* Generates each image in a separate call, and again by lists of numbers. The generator paints overlapping
+ * lines in any order, so the two versions of an image may differ in their grays, but not in which pixels are
+ * painted. A painted pixel is black only if the gray of its orbit is 0, which happens in one of 256 cases. As
+ * a control, compares each image with another one. */
 static void compare_lists(const struct set *set)
 {
     struct data data;
@@ -181,10 +181,11 @@ static void compare_lists(const struct set *set)
         control += count_apart(alone + i * image, mine + (i + 1) % set->count * image, image);
     }
     char text[192];
-    snprintf(text, sizeof text,
-             "lists of %s: %u images of %u^2: %llu of %llu painted pixels differ, %llu from other images",
-             set->generator, set->count, set->res, (unsigned long long)apart, (unsigned long long)painted,
-             (unsigned long long)control);
+    snprintf(
+        text, sizeof text,
+        "lists of %s: %u images of %u^2: %llu of %llu painted pixels differ; between different images: %llu",
+        set->generator, set->count, set->res, (unsigned long long)apart, (unsigned long long)painted,
+        (unsigned long long)control);
     tell(painted > 0 && 20 * apart < painted && 5 * control > painted, text);
     generator_close(generator);
     must(cudaFree(samples));
@@ -325,9 +326,9 @@ static void augment_all(const struct shape *shape, struct train *train)
     train->mixing = {0.8, 1};
 }
 
-/* Trains two epochs and sets `into` to the final parameters and moments. Each epoch is one call of the
- * engine. With `broken`, the engine runs one step, restarts from the initial state and runs the first epoch
- * with one call per step. Another engine then runs the second epoch. */
+/* Trains two epochs and sets `into` to the final parameters and moments. Without `broken`, each epoch is one
+ * call of the engine. With `broken`, the engine runs one step, restarts from the initial state and runs the
+ * first epoch with one call per step. Another engine then runs the second epoch. */
 static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
                   struct train_state *into, size_t *values, uint64_t *memory_bytes)
 {

@@ -176,8 +176,8 @@ static struct slot *take_slot(struct cuda_consumer *self)
     return slot;
 }
 
-/* Releases a slot. It must be called even after a failure: otherwise the next thread to use this slot would
- * wait forever. */
+/* Releases a slot. This function must be called even after a failure: otherwise the next thread to use this
+ * slot would wait forever. */
 static void leave_slot(struct cuda_consumer *self, struct slot *slot)
 {
     pthread_mutex_lock(&self->lock);

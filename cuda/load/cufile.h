@@ -94,9 +94,9 @@ enum status cufile_open(const struct cufile **library);
 
 /* Queries how cuFile reads. Sets `*direct` to whether the Linux driver nvidia-fs is loaded and reads through
  * host memory are disabled (allow_compat_mode is false in cufile.json). If `*direct` is true, cuFile refuses
- * files that it cannot read directly. It then transfers whole blocks of a file opened with O_DIRECT directly
- * from the disk. Sets `*batches` to whether the library supports batches of reads. Returns STATUS_FAILED if
- * the library does not report its properties. */
+ * files that it cannot read directly. cuFile then transfers whole blocks of a file opened with O_DIRECT
+ * directly from the disk. Sets `*batches` to whether the library supports batches of reads. Returns
+ * STATUS_FAILED if the library does not report its properties. */
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END

@@ -1,5 +1,5 @@
 /* The all-reduces `peer-one-shot` and `peer-two-shot`: kernels that read and write the memory of the other
- * GPUs of this machine, through CUDA IPC. `peer` uses whichever is faster for the size of the array.
+ * GPUs of this machine, through CUDA IPC. `peer` chooses between them by the size of the array.
  *
  * Block b of every rank processes the same slice of the array, piece by piece. It waits only for block b of
  * the other ranks, never for other blocks. For each piece, a block

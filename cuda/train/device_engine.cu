@@ -213,7 +213,7 @@ enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uin
 
 /* For stored samples, `data_s` is the gather time of one step times the number of steps, because events
  * around every step would slow the steps down. For live samples, the feed extrapolates it from several steps.
- * It is not known for stages, or for steps in parts. */
+ * `data_s` is not known for stages, or for steps in parts. */
 enum status device_engine_totals(void *state, struct train_totals *totals)
 {
     struct device_engine *engine = engine_of(state);

@@ -14,7 +14,8 @@
  *     B of TF32       b[0]: (t, g);  b[1]: (t + 4, g)
  *
  * A word of A or B holds one TF32 value or two 16-bit values. The value with the lower row or column is in
- * the lower half. Sums are fp32. The hardware chooses the order of additions; it is always the same. */
+ * the lower half. Sums are fp32. The hardware determines the order of additions, which is the same in every
+ * run on a GPU. */
 #ifndef FDSL_CUDA_TRAIN_MMA_CUH
 #define FDSL_CUDA_TRAIN_MMA_CUH
 

@@ -1,5 +1,5 @@
-/* The fp32 GEMM kernel of training. Every convolution and every linear layer, forward and backward, is a
- * GEMM:
+/* The fp32 GEMM kernel for training and inference. Every convolution and every linear layer, forward and
+ * backward, is a GEMM:
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *

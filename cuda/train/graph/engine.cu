@@ -238,8 +238,8 @@ static enum status exchange_part(struct graph_state *graph, uint32_t first, uint
     return exchange->method->begin(exchange, graph->plan.gradients + first, end - first, graph->stream);
 }
 
-/* Enqueues the exchange of the gradients of fc1's weights (98 % of all gradients), and the update of these
- * weights. Both run concurrently with the backward pass through the convolutions. */
+/* Enqueues the exchange of the gradients of fc1's weights (98 to 99 % of all gradients), and the update of
+ * these weights. Both run concurrently with the backward pass through the convolutions. */
 static enum status exchange_fc1(struct graph_state *graph, uint32_t fc1)
 {
     struct exchange *exchange = graph->train->exchange;

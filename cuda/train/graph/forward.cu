@@ -15,8 +15,8 @@ template <class NET> struct layout {
     static constexpr int conv1 = 0;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int pooled = weight + CONV2_BYTES;
-    /* Distance between adjacent channels, in values. It puts the eight channels that a warp stores at a time
-     * into different banks. The sixteen values that share a dropout draw stay contiguous. */
+    /* Distance between adjacent channels, in values. This distance puts the eight channels that a warp stores
+     * at a time into different banks. The sixteen values that share a dropout draw stay contiguous. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
     static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
     static constexpr int image = argmax + NET::features;

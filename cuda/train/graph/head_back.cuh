@@ -1,5 +1,5 @@
 /* train-graph, backward pass of fc2 and of fc1's bias. Sums the gradients over the samples, updates fc2's
- * parameters and fc1's bias, and adds up the totals. This is little work and independent of the convolutions,
+ * parameters and fc1's bias, and adds up the totals. This work is small and independent of the convolutions,
  * so a few extra blocks of conv_back_kernel do it concurrently. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH

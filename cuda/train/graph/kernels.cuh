@@ -174,7 +174,7 @@ enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream
 
 /* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
  *
- * Code before wait_for_previous() runs concurrently with the previous kernel. It must not read what that
+ * Code before wait_for_previous() may run concurrently with the previous kernel. It must not read what that
  * kernel writes, or overwrite what that kernel reads. It may read what earlier kernels wrote. Every kernel
  * calls allow_next() directly after wait_for_previous(). */
 
