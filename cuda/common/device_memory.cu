@@ -108,7 +108,8 @@ static enum status check_capture(cudaStream_t stream, bool *captured)
     return STATUS_OK;
 }
 
-/* Destroys the event before it completes. CUDA allows this, and frees the event when it completes. */
+/* Destroys its event even if the event is not complete. CUDA allows this, and frees the event when it
+ * completes. */
 enum status device_order(int device, void *before, void *after)
 {
     const cudaStream_t first = static_cast<cudaStream_t>(before), second = static_cast<cudaStream_t>(after);

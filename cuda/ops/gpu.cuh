@@ -30,7 +30,8 @@ struct run_words {
     uint32_t unused;
 };
 
-/* Results and intermediate results. Pointers that a kernel does not need to fill or read are NULL. */
+/* Results and intermediate results. The pointer to an array is NULL if the run has no such array. In the
+ * arguments of a kernel, it may also be NULL if the kernel leaves this array to a later kernel. */
 struct gpu_arrays {
     uint8_t *kept;
     uint64_t *order;

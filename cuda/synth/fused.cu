@@ -420,7 +420,7 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* Enqueues `count` images of the call in `from`, slice by slice. */
+/* Enqueues `count` images of the call that `from` contains, slice by slice. */
 static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
                                cudaStream_t stream)
 {

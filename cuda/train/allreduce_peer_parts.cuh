@@ -41,8 +41,8 @@ struct peer {
     void *mapped[PEERS_MAX];    /* memory of other ranks */
 };
 
-/* Returns the number of blocks for an array, so that each thread has at least one vector. Large arrays use
- * two blocks per multiprocessor: while one waits, the other transfers. */
+/* Returns the number of blocks for an array: at most one thread per vector, rounded up to whole blocks. Large
+ * arrays use up to two blocks per multiprocessor: while one waits, the other transfers. */
 int peer_blocks(const struct peer *self, size_t vectors);
 
 /* Functions of struct allreduce_method (allreduce_peer_join.cu). */

@@ -240,9 +240,10 @@ static __device__ void stage(const struct change_plan &plan, const uint8_t *plan
     __syncthreads();
 }
 
-/* Returns the four values at row y from column x on of a sheared, moved or rotated plane. ACROSS: pixels move
- * along x; DOWN: along y. Otherwise a pixel keeps its column or row, and there is nothing to interpolate. A
- * pixel from outside gets the four zeros at the top left corner of the border. */
+/* Returns the four values at row y from column x on of a sheared, translated or rotated plane. Without
+ * ACROSS, pixels do not move along x; without DOWN, they do not move along y. Values are interpolated only in
+ * the directions in which pixels move. A pixel from outside gets the four zeros at the top left corner of the
+ * border. */
 template <bool ACROSS, bool DOWN>
 static __device__ __forceinline__ uint32_t warped_word(const struct change_plan &plan, const uint8_t *staged,
                                                        const float *map, uint32_t y, uint32_t x)
