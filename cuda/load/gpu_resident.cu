@@ -36,7 +36,7 @@ struct resident {
     uint32_t launch_slots;
 };
 
-/* Returns whether samples are read in every epoch. */
+/* Returns whether some samples did not fit into device memory and are therefore read again in every epoch. */
 static bool is_streamed(const struct resident *resident)
 {
     return resident->kept < resident->delivery.load->dataset->sample_count;
