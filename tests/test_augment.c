@@ -25,7 +25,7 @@ static int clamp(double value)
 
 /* ---- Rounding ---- */
 
-Test(augment, additions_round_as_the_functions_of_the_library)
+Test(augment, rounding_by_addition_equals_the_functions_of_the_library)
 {
     for (uint32_t i = 0; i <= 13 * 255; i++)
         cr_assert(augment_float(i) == (float)i && augment_thirteenth(i) == (float)i / 13, "%u", i);
@@ -73,7 +73,7 @@ Test(augment, noise_is_normal)
     cr_expect_eq(box_normal(0), -box_normal(UINT32_MAX));
 }
 
-Test(augment, erased_boxes_have_the_area_and_the_ratio_of_timm)
+Test(augment, erased_boxes_have_the_areas_and_aspect_ratios_of_timm)
 {
     const struct augment augment = {.erasing = 0.25f, .height = 60, .width = 80};
     uint32_t erased = 0, edges = 0;
@@ -94,7 +94,7 @@ Test(augment, erased_boxes_have_the_area_and_the_ratio_of_timm)
     cr_expect(edges > 50);
 }
 
-Test(augment, the_box_is_filled_with_noise_and_nothing_else)
+Test(augment, only_the_erased_box_is_filled_with_noise)
 {
     struct data data;
     data_random(&data, (struct shape){3, 1, 8, 6}, 2, 4, 4);
@@ -211,7 +211,7 @@ Test(augment, crops_are_resized_by_both_filters_at_any_size)
 }
 
 /* augment_image() must give the bits of the resizer of --out-res (data/resample.h). */
-Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
+Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
 {
     struct augment_plan plan =
         plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, false);
@@ -240,7 +240,7 @@ Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
 }
 
 /* The cropped boxes of a sample differ between epochs and between copies. Together, they cover the canvas. */
-Test(augment, crops_differ_and_cover_the_canvas)
+Test(augment, crops_differ_and_have_the_expected_mean_area_and_centre)
 {
     struct augment_plan plan = plan_of((struct shape){1, 1, 64, 64}, (struct shape){1, 1, 8, 8}, true, false);
     uint32_t same = 0, flips = 0;
@@ -443,7 +443,7 @@ static void expect_values(enum augment_operation operation, double magnitude, ui
         cr_expect_eq(mine[i], right[i], "operation %d, %u: %d, not %d", (int)operation, i, mine[i], right[i]);
 }
 
-Test(augment, values_by_hand)
+Test(augment, operations_give_the_values_computed_by_hand)
 {
     expect_values(AUGMENT_POSTERIZE, 30, 4, (const uint8_t[]){0, 15, 16, 255},
                   (const uint8_t[]){0, 0, 16, 240});
@@ -459,7 +459,7 @@ Test(augment, values_by_hand)
 }
 
 /* 512 values of 0 and 256 of 100: a step of 2 values per level. */
-Test(augment, equalize_by_hand)
+Test(augment, equalize_gives_the_values_computed_by_hand)
 {
     const struct shape shape = {1, 1, 3, 256};
     const struct augment_numbers numbers = augment_numbers(AUGMENT_EQUALIZE, false, 0, &shape);

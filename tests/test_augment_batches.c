@@ -121,7 +121,7 @@ Test(augment_batches, engines_train_on_the_same_samples)
         compare_with_oracle(mixings[i]);
 }
 
-Test(augment_batches, samples_that_are_no_images_of_bytes_are_refused)
+Test(augment_batches, images_of_two_channels_are_refused)
 {
     struct net net;
     struct feed feed = {0};

@@ -39,7 +39,7 @@ static void make_odd_shard(void)
 
 #define ARRAY (128 + 28 * 28) /* bytes of the .npy of a digit */
 
-Test(choice, members_of_odd_samples)
+Test(choice, samples_with_unusual_members_are_read_or_refused)
 {
     make_odd_shard();
     expect_bytes(ARRAY + 1, SHARDS "--data s", "");
@@ -83,7 +83,7 @@ Test(choice, prepared_shards_are_verified_without_the_other_members)
 }
 
 /* Raw records of any length, each with a JSON member that is not read. */
-Test(choice, raw_records_of_any_length)
+Test(choice, raw_records_of_any_length_are_read)
 {
     EXPECT(0, "mkdir r s && cd r && n=0 && for b in 0 1 7 511 512 513 4096 65537 1000003; do n=$((n + 1)); "
               "head -c $b /dev/urandom > $n.bin; echo '{}' > $n.json; done && tar cf ../s/x.tar *");
@@ -240,7 +240,7 @@ Test(choice, decoding_needs_an_image_in_each_sample)
 #ifdef HAVE_JPEG
 /* A random crop includes the damaged part of an image only in some runs, so different runs lose different
  * samples. */
-Test(choice, damage_that_only_some_parts_meet_is_skipped)
+Test(choice, samples_damaged_in_only_some_crops_are_skipped)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "
               "cd d && rm digits.index && for i in 03 04; do truncate -s -150 */000/0000$i.jpg; done");

@@ -100,13 +100,13 @@ Test(comm_serial, ignores_malformed_variables)
 
 static struct launcher found;
 
-Test(launcher, without_a_launcher)
+Test(launcher, without_a_launcher_the_rank_is_0)
 {
     cr_expect_not(launcher_find(&found));
     cr_expect(launcher_rank() == 0);
 }
 
-Test(launcher, has_rank_and_ranks)
+Test(launcher, finds_the_rank_and_the_number_of_ranks)
 {
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     setenv("OMPI_COMM_WORLD_RANK", "3", 1);

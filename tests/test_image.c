@@ -75,7 +75,7 @@ Test(image, resampling_is_within_one_and_a_half_of_the_definition)
     }
 }
 
-Test(image, resampling_with_simd_gives_the_bits_of_the_reference)
+Test(image, resampling_with_simd_is_bit_identical_to_the_reference)
 {
     struct resampler fast = {0}, slow = {.plain = true};
     state = 2;
@@ -138,7 +138,7 @@ Test(image, orientations_are_those_of_exif)
 
 /* ---- The part of the image ---- */
 
-Test(image, random_parts_follow_the_rule_and_repeat)
+Test(image, random_crops_follow_the_rule_and_repeat)
 {
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 224, .channels = 3, .seed = 5};
     double area = 0, log_ratio = 0;
@@ -162,7 +162,7 @@ Test(image, random_parts_follow_the_rule_and_repeat)
     cr_expect(least < 0.085 * 500 * 375 && least > 0.079 * 500 * 375 && most > 0.95 * 500 * 375);
 }
 
-Test(image, a_part_of_a_very_long_image_is_central)
+Test(image, the_crop_of_a_very_long_image_is_central)
 {
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 8, .channels = 3};
     struct image_box wide = image_fit_box(&fit, 10000, 3, 0, 0), high = image_fit_box(&fit, 3, 10000, 0, 0);
@@ -513,7 +513,7 @@ static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_
     image_scratch_close(&scratch);
 }
 
-Test(image, a_fitted_image_is_the_resized_part_of_the_whole)
+Test(image, a_fitted_image_is_the_resized_crop_of_the_whole)
 {
     state = 6;
     for (uint32_t exif = 0; exif <= 8; exif++)
@@ -529,7 +529,7 @@ Test(image, a_fitted_image_is_the_resized_part_of_the_whole)
             }
 }
 
-Test(image, a_scaled_jpeg_is_close_to_the_whole)
+Test(image, a_jpeg_decoded_at_a_smaller_scale_is_close_to_the_whole)
 {
     const struct image_fit fit = {.how = FIT_RESIZE, .res = 16, .channels = 3};
     size_t size;

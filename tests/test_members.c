@@ -51,7 +51,7 @@ static const char *chosen(const char *label, const char *const extensions[], uin
     return found < count ? extensions[found] : rule ? "folder" : "none";
 }
 
-Test(members, first_entry_that_is_there_is_chosen)
+Test(members, the_first_existing_entry_is_chosen)
 {
     static const char *const all[] = {"txt", "JSON", "Cls"};
     cr_expect_str_eq(chosen(NULL, all, 3, true), "Cls");

@@ -327,7 +327,7 @@ Test(servers, one_broken_request_in_ten_loses_nothing)
         expect_same(urls, 1);
 }
 
-Test(servers, faults_have_one_clear_line)
+Test(servers, each_fault_is_reported_in_one_line)
 {
     static const struct {
         int status;

@@ -34,7 +34,7 @@ static const struct {
     {"x\xe2\x82y", "x\\xe2\\x82y"},
 };
 
-Test(text, printable_text)
+Test(text, unprintable_characters_are_escaped)
 {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char shown[64], again[64], *printed = NULL;
@@ -78,7 +78,7 @@ Test(text, long_text_is_truncated_between_characters)
     }
 }
 
-Test(text, fields_of_csv)
+Test(text, csv_fields_are_quoted_as_needed)
 {
     static const struct {
         const char *text, *field;
@@ -99,7 +99,7 @@ Test(text, fields_of_csv)
     }
 }
 
-Test(text, records_of_csv)
+Test(text, csv_records_are_counted)
 {
     bool whole;
     cr_expect(text_csv_records("", 0, &whole) == 0 && whole);

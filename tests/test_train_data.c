@@ -90,7 +90,7 @@ Test(train_data, infer_tests_the_samples_of_the_training)
 }
 
 /* Fresh samples differ between epochs. A resumed run must get the same samples as an uninterrupted one. */
-Test(train_data, resume_with_fresh_samples)
+Test(train_data, a_resumed_run_has_the_same_fresh_samples)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
     EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
@@ -154,7 +154,7 @@ static void put_idx(const char *images_name, const char *labels_name, uint8_t im
 
 #define ON "--model logreg --batch 4 --epochs 1 --data m "
 
-Test(train_data, idx_files_and_their_faults)
+Test(train_data, idx_files_are_read_and_their_faults_reported)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -180,7 +180,7 @@ Test(train_data, idx_files_and_their_faults)
 }
 
 #ifdef HAVE_ZLIB
-Test(train_data, truncated_gzip_file)
+Test(train_data, truncated_gzip_files_are_refused)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -197,7 +197,7 @@ Test(train_data, truncated_gzip_file)
 }
 #endif
 
-Test(train_data, cifar_files_and_their_faults)
+Test(train_data, cifar_files_are_read_and_their_faults_reported)
 {
     static uint8_t records[12 * 3073];
     EXPECT(0, "mkdir m");
@@ -225,7 +225,7 @@ Test(train_data, cifar_files_and_their_faults)
 #ifdef HAVE_XXHASH
 /* Trains on data sets of --prepare: on one folder, of which about a tenth becomes the test set, and on two
  * folders, for training and testing. */
-Test(train_data, datasets_and_their_faults)
+Test(train_data, data_sets_are_read_and_their_faults_reported)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
@@ -412,7 +412,7 @@ static void expect_learns(const char *options, unsigned samples, unsigned tests,
 }
 
 /* cnn-fdsl has no normalisation layers. It must learn nevertheless, within two epochs. */
-Test(train_data, residual_net_learns)
+Test(train_data, the_residual_network_learns)
 {
     expect_learns("--model cnn-fdsl --lr 0.002 --batch 16", 1500, 500, 2);
 }

@@ -46,7 +46,7 @@ Test(train_mix, shares_of_extreme_alphas_are_finite)
 }
 
 /* Changes of the draws would change the results of all training with these options. */
-Test(train_mix, known_shares)
+Test(train_mix, known_shares_never_change)
 {
     static const struct {
         double alpha;

@@ -68,7 +68,7 @@ static double distance(const float *one, const float *other, size_t count)
 
 /* ---- Clipping ---- */
 
-Test(train_optim, clip_factor_by_hand)
+Test(train_optim, clip_factors_equal_those_computed_by_hand)
 {
     cr_expect_float_eq(optimizer_clip(1, 4), 1 / 4.000001, 1e-15);
     cr_expect_eq(optimizer_clip(1, 0.5), 1);
@@ -240,13 +240,13 @@ static void check_average(struct net *net, const struct engine *engine)
     train_state_free(&whole);
 }
 
-Test(train_optim, averages_after_steps)
+Test(train_optim, averages_follow_their_definition)
 {
     for_networks(check_average);
 }
 
 /* A caller without room for the average must get the rest of the state. */
-Test(train_optim, states_without_an_average)
+Test(train_optim, a_state_without_an_average_has_the_parameters)
 {
     struct net net;
     struct train_state state;
@@ -325,7 +325,7 @@ static void check_evaluation(struct net *net, const struct engine *engine)
     net->train.accumulate = 0;
 }
 
-Test(train_optim, evaluates_with_the_memory_of_a_part)
+Test(train_optim, the_test_set_is_evaluated_in_batches_of_a_part)
 {
     for_networks(check_evaluation);
 }

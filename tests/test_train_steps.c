@@ -37,7 +37,7 @@ static void expect_row(size_t row, double step, double epoch, double samples, bo
 
 /* The log must have a row after every 5th step, after every 7th step, and after each epoch. The rows after
  * every 7th step and after epochs have test results. */
-Test(train_steps, rows_within_epochs)
+Test(train_steps, the_log_has_rows_within_epochs)
 {
     EXPECT(0, LOGGED "--epochs 2 --lr-schedule cosine --out rows.csv");
     char log[1 << 16];
@@ -218,18 +218,18 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
     EXPECT_EXACTLY(0, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "ls -A k | tr '\\n' ' '");
 }
 
-Test(train_steps, killed_within_an_epoch_and_resumed)
+Test(train_steps, runs_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-naive", "--model lenet", false);
 }
 
 #ifdef _OPENMP
-Test(train_steps, train_omp_killed_within_an_epoch_and_resumed)
+Test(train_steps, runs_of_train_omp_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-omp", "--model lenet", false);
 }
 
-Test(train_steps, a_recipe_killed_within_an_epoch_and_resumed)
+Test(train_steps, recipes_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-omp",
                        "--model vit-micro --clip-norm 0.5 --accumulate 3 --ema 0.9 --layer-decay 0.8 "
@@ -303,7 +303,7 @@ Test(train_steps, recipes_resume_within_an_epoch)
 
 /* A resumed run does not have the state at the beginning of its first epoch. So --verify repeats only the
  * steps after the checkpoint. */
-Test(train_steps, a_resumed_epoch_verifies)
+Test(train_steps, a_resumed_epoch_passes_verification)
 {
     EXPECT(0,
            THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.safetensors");

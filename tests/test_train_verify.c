@@ -45,7 +45,7 @@ static enum status get_off(void *state, struct train_state *into)
 }
 
 /* Verification must detect a loss with a relative error of 0.0003, and a small error of one parameter. */
-Test(train_verify, verification_can_fail)
+Test(train_verify, verification_detects_small_errors)
 {
     struct net net;
     struct engine lossy = engine_naive, drifting = engine_naive;
