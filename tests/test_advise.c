@@ -1,4 +1,4 @@
-/* Tests fdsl-bench advise: the verdict from made-up measurements, and the command on small data sets. */
+/* Tests fdsl-bench advise: the verdict on invented measurements, and the command on small data sets. */
 #include "shell.h"
 
 #include <math.h>
@@ -68,7 +68,8 @@ Test(advise, among_equally_fast_ways_the_cheapest_is_best)
     struct advice advice[] = {way("memory", 900000, 2e9, 3e9), way("disk", 60000, 2e9, 1e9),
                               way("remote", 50500, 0, 1e9), way("slow", 1000, 0, 0)};
     struct advice small[] = {way("a core", 50500, 0, 0), way("a GPU", 60000, 0, 9e8)};
-    expect_best(small, 2, 1, " A core (v) is as fast within 3 %. A million"); /* both sizes are small */
+    /* The sizes differ by less than 1 GB, so they do not count. */
+    expect_best(small, 2, 1, " A core (v) is as fast within 3 %. A million");
     small[1].memory_bytes = 1.1e9;
     expect_best(small, 2, 0, ", but takes 1.1 GB of disk and memory instead of 0 GB");
     expect_best(
@@ -142,7 +143,7 @@ Test(advise, impossible_ways_are_listed_with_a_reason)
     EXPECT_OUT("the set in GPU memory  gpu-resident not possible: ");
     EXPECT_OUT("shards from disk       shards-gpu   not possible: ");
     cr_expect(!says("not possible: variant '"),
-              "the reason was found by a run, but is known without a run: %s", out);
+              "a run reported the reason, but no run is needed to know it: %s", out);
     EXPECT_OUT("(waits are computed, because there is no GPU)");
     EXPECT_OUT("images 24 x 24; batch 4; a step takes 1000 ms");
     EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");

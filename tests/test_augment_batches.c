@@ -1,5 +1,5 @@
-/* Tests batches of augmented samples (train/feed.h): they depend neither on threads nor on ranks, partners of
- * mixed samples are augmented, and engines train on the same samples. */
+/* Tests batches of augmented samples (train/feed.h). Batches must depend neither on threads nor on ranks, the
+ * partners of mixed samples must be augmented, and engines must train on the same samples. */
 #include "train_support.h"
 
 #include "train/augment.h"

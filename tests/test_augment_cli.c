@@ -25,7 +25,7 @@ Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 }
 
 #ifdef HAVE_XXHASH
-/* Live and stored samples are cut from the same canvases, and a resumed run continues with the same parts. */
+/* Live and stored samples are crops of the same canvases, and a resumed run continues with the same crops. */
 Test(augment_cli, live_stored_and_resumed_runs_give_the_same_parameters)
 {
     EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --export live");

@@ -186,7 +186,7 @@ Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
 }
 
 /* Rows that differ in the ignored parameter must not count as repeated runs. */
-Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
+Test(compare, rows_that_differ_in_an_ignored_parameter_are_not_judged)
 {
     static const char mixed[] = "fdsl-bench: warning: %s: rows that differ in variant and threads, which "
                                 "--ignore names, are pooled and not judged; ";

@@ -300,7 +300,8 @@ Test(ratio, the_interval_of_one_run_against_several_covers_the_ratio)
         expect_covered(i, &against[i][0], &against[i][1]);
 }
 
-/* If the true change equals the margin, each of the two wrong verdicts has a probability of at most 2.5 %. */
+/* If the true change equals the margin, the verdicts `slower` and `same` have a probability of at most 2.5 %
+ * each. The test allows 3.5 %, because it estimates the probability from 2000 simulated comparisons. */
 Test(ratio, a_change_equal_to_the_margin_is_rarely_judged)
 {
     for (size_t i = 0; i < COUNT_OF(single); i++) {

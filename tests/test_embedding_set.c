@@ -319,7 +319,7 @@ Test(embedding_set, damage_in_npy_and_nvfp4_files_is_named)
 
 #else
 
-Test(embedding_set, needs_libraries)
+Test(embedding_set, needs_xxhash_and_jansson)
 {
     cr_skip_test("this build has no xxHash or no jansson");
 }

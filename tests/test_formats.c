@@ -524,8 +524,8 @@ static void seal_chunk(uint8_t *chunk, size_t size)
         chunk[size + (size_t)b] = (uint8_t)(sum >> (24 - 8 * b));
 }
 
-/* Two pixels of 8 bits become one of 16 bits. Its value must not be taken for linear light, which would give
- * 137. */
+/* Changes a PNG file of two 8-bit pixels into a file of one 16-bit pixel. Decoding must drop the lower 8
+ * bits. A decoder that took the value for linear light would give 137. */
 Test(png, only_the_lower_8_of_16_bits_are_lost)
 {
     static const uint8_t pixels[2] = {64, 64};

@@ -70,7 +70,7 @@ Test(hostile, extensions_that_would_inject_records_are_refused)
 }
 
 /* Tests names that differ only after byte 100, and very long keys. No name is truncated, so none collide. */
-Test(hostile, long_names_stay_apart)
+Test(hostile, long_names_do_not_collide)
 {
     char extension[1200], name[2000];
     EXPECT(0, "mkdir s");

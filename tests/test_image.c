@@ -136,7 +136,7 @@ Test(image, orientations_are_those_of_exif)
                          stored[p], "orientation %u, point %d", o, p);
 }
 
-/* ---- The part of the image ---- */
+/* ---- Crops ---- */
 
 Test(image, random_crops_follow_the_rule_and_repeat)
 {
@@ -155,7 +155,7 @@ Test(image, random_crops_follow_the_rule_and_repeat)
         least = box.width * box.height < least ? box.width * box.height : least;
         most = box.width * box.height > most ? box.width * box.height : most;
     }
-    /* The means of a million draws by the rule, computed in Python with another generator. Parts that are
+    /* The means of a million draws by the rule, computed in Python with another generator. Crops that are
      * larger than the image are drawn again, so the mean area is not 0.54. */
     cr_expect(fabs(area - 0.433) < 0.01, "mean area %g", area);
     cr_expect(fabs(log_ratio - 0.031) < 0.006, "mean log ratio %g", log_ratio);
@@ -470,7 +470,7 @@ Test(image, the_content_of_a_file_decides_its_format)
 
 /* ---- Fitting ---- */
 
-/* Decodes the whole image, cuts out the part and resizes it. */
+/* Decodes the whole image, crops it and resizes the crop. */
 static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
                        uint8_t *out)
 {

@@ -303,7 +303,7 @@ Test(lib, a_missing_device_is_one_error)
     expect_error(FDSL_UNAVAILABLE, fdsl_copy(MISSING, there, there, 8, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_wait(MISSING, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_order(MISSING, NULL, there), first);
-    good(fdsl_order(MISSING, NULL, NULL)); /* equal streams need no order */
+    good(fdsl_order(MISSING, NULL, NULL)); /* a stream need not wait for itself */
 }
 
 static void *fail_elsewhere(void *text)

@@ -73,7 +73,7 @@ Test(ops, duplicates_are_copies_of_earlier_rows)
         copies += source < row;
     }
     cr_expect(copies > 300 && copies <= 400, "%u", copies);
-    /* If all rows are chosen as duplicates, no row can be a source. */
+    /* If all rows are chosen as duplicates, there is no row to copy, so every row is its own source. */
     input = input_begin(3, 8, DTYPE_F32, 0, 1);
     cr_expect_eq(input_source(&input, 0), 0);
     cr_expect_eq(input_source(&input, 999), 999);

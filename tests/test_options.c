@@ -158,8 +158,8 @@ Test(options, options_count_as_given_even_with_default_values, .fini = stop)
     cr_expect(!options_given(&options, "batch"), "no option may count as given before a parse");
 }
 
-/* "none" switches off a number without a default, as if the option were not given, and a number whose default
- * is 0. */
+/* "none" leaves a number without a default unset, as if the option were not given. It sets a number whose
+ * default is 0 to 0. */
 Test(options, the_value_none_switches_an_option_off, .fini = stop)
 {
     cr_assert_eq(parse("--limit none --rate none"), STATUS_OK, "%s", status_text());
@@ -528,7 +528,8 @@ Test(options, the_nearest_word_is_suggested)
     cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op",
                      "two swapped letters must not count as two errors");
     cr_expect_str_eq(nearest_word("nave", names, count), "naive");
-    cr_expect_null(nearest_word("val", (const char *const[]){"raw"}, 1), "one letter of three is right");
+    cr_expect_null(nearest_word("val", (const char *const[]){"raw"}, 1),
+                   "must be null, because only one letter of three is right");
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("bat-", names, count), "bat",

@@ -50,8 +50,8 @@ Test(text, unprintable_characters_are_escaped)
     }
 }
 
-/* Tests all pairs of bytes. The buffer has exactly the size of a pair, so that a sanitizer detects reads past
- * its end. */
+/* Tests all texts of two bytes. The buffer has no room for more, so that a sanitizer detects reads past the
+ * end of the text. */
 Test(text, control_bytes_are_always_escaped)
 {
     for (unsigned i = 0x0101; i < 0x10000; i++) {

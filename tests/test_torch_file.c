@@ -106,7 +106,7 @@ Test(torch_file, archives_with_bad_records_are_refused)
 
 /* ---- Bad pickles ---- */
 
-/* The file has the opcode of the protocol before each pickle. `words` must be in the error message. */
+/* The test writes the protocol opcode in front of each pickle. The error message must contain `words`. */
 Test(torch_file, bad_pickles_are_refused)
 {
     static const struct {

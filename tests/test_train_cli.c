@@ -140,7 +140,7 @@ Test(train_cli, row_is_written_before_the_export)
 }
 
 /* A truncated checkpoint is skipped with a warning, and training repeats its epochs. */
-Test(train_cli, resumes_from_before_a_truncated_checkpoint)
+Test(train_cli, resumes_from_the_checkpoint_before_a_truncated_one)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
     EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
@@ -232,7 +232,8 @@ Test(train_cli, columns_of_the_recipe_are_empty_without_it)
         cr_expect_str_eq(value(out, 1, names[i]), "", "%s", names[i]);
 }
 
-/* Live samples are generated for a whole step, and taken part by part. */
+/* If a step has several parts (--accumulate), live samples are generated for the whole step, and each part
+ * takes its own. */
 static void take_parts_of_live_steps(const char *mixing)
 {
 #define PARTS                                                                                             \

@@ -50,7 +50,8 @@ static void check_gradients(const struct model_table *table, struct shape input,
     net_reopen(&net, &engine_oracle);
     const struct model *model = &net.model;
     float *parameters = net.initial, *gradients = calloc(model->arena_values, sizeof *gradients);
-    for (uint32_t t = 0; t < model->tensor_count; t++) /* initial normal values give too small gradients */
+    /* With normally distributed initial values, the gradients would be too small to compare. */
+    for (uint32_t t = 0; t < model->tensor_count; t++)
         for (size_t i = 0; model->tensors[t].initial == INITIAL_NORMAL && i < model->tensors[t].values; i++)
             parameters[model->tensors[t].first + i] *= 8;
     for (size_t i = 0; i < model->arena_values; i++)

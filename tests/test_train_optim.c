@@ -1,5 +1,5 @@
-/* Tests features of training recipes: clipping, layer decay, stochastic depth by option, the moving
- * average of the parameters, and steps in parts. Every engine of this machine is tested. */
+/* Tests features of training recipes: clipping, layer decay, the option for stochastic depth, the moving
+ * average of the parameters, and steps in parts (--accumulate). Tests every engine of this machine. */
 #ifdef _OPENMP
 #include "../cpu/train/omp_engine.h"
 #endif
@@ -30,7 +30,7 @@ static void for_engines(const char *name, void (*check)(struct net *net, const s
 static void for_networks(void (*check)(struct net *net, const struct engine *engine))
 {
     for_engines("lenet", check);
-#ifndef FDSL_SANITIZED /* the sanitizers make its many layers take minutes */
+#ifndef FDSL_SANITIZED /* with sanitizers, its many layers take minutes */
     for_engines("cnn-fdsl", check);
 #endif
     for_engines("vit-micro", check);
@@ -105,7 +105,8 @@ Test(train_optim, gradients_are_clipped_to_the_norm)
     for_networks(check_clip);
 }
 
-/* A norm that no gradient reaches must not change a bit. Without clipping, no norm is computed. */
+/* Clipping to a norm that no gradient reaches must not change a bit. Without clipping, no norm is
+ * computed. */
 static void check_no_clip(struct net *net, const struct engine *engine)
 {
     struct train_state ends[2];

@@ -7,8 +7,8 @@ TestSuite(train_recipe, .init = shell_set_up, .fini = shell_tear_down, .timeout 
 #define PAPER  "$P --variant train-naive --recipe paper --dry-run "
 #define LOGREG PAPER "--model logreg --data digits --train-size 300 --test-size 9 "
 
-/* A recipe replaces defaults. Options on the command line override the recipe, and options without effect are
- * not refused. */
+/* A recipe replaces defaults. Options on the command line override the recipe. Options of the recipe that
+ * have no effect are not refused. */
 Test(train_recipe, a_recipe_replaces_defaults)
 {
     EXPECT_PRINTS(0, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last",

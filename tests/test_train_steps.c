@@ -71,7 +71,7 @@ Test(train_steps, the_log_has_rows_within_epochs)
 
 /* Rows, tests and checkpoints within epochs do not change the parameters. --verify, which repeats each epoch,
  * finds no error. */
-Test(train_steps, stops_do_not_change_the_parameters)
+Test(train_steps, rows_tests_and_checkpoints_do_not_change_the_parameters)
 {
     EXPECT(0, THREE "--shift 2 --export whole");
 #ifdef HAVE_XXHASH
@@ -94,8 +94,8 @@ static double sum_over_steps(const char *log, size_t rows, const char *column)
     return sum;
 }
 
-/* A step in several parts counts as one update of the parameters. The row of an epoch has the mean of the
- * gradient norms of its steps. */
+/* A step in several parts (--accumulate) counts as one update of the parameters. The row of an epoch has the
+ * mean of the gradient norms of its steps. */
 Test(train_steps, rows_count_updates_and_have_norms)
 {
     static char whole[sizeof out], parts[sizeof out];
@@ -281,7 +281,7 @@ Test(train_steps, recipes_resume_within_an_epoch)
          true},
     };
 #ifdef FDSL_SANITIZED
-    const size_t first = 5; /* the later cases have the options of the first ones, too */
+    const size_t first = 5; /* the cases from here on combine the options of the cases before */
 #else
     const size_t first = 0;
 #endif
