@@ -383,7 +383,7 @@ Test(class, invalid_ini_files_are_refused, .init = make_folder, .fini = remove_f
     expect_ini_error("# mine", "# mine", "zzzzzzzzzzzz", "no section [zzzzzzzzzzzz]", "[mine] [other]");
     expect_ini_error("# mine", "early = 1", "mine", ":1: key 'early'", "before any [section]");
     expect_ini_error("# mine", "what is this", "mine", ":1: ", "[section]");
-    /* The first of two errors is reported, whether inih or our handler finds it. */
+    /* The first of two errors is reported, whether inih or the program's handler finds it. */
     expect_ini_error("nvertex_min = 3\n", "nvertex_min\noval_max = x\n", "mine", ":3: neither", "");
     expect_ini_error("nvertex_min = 3\n", "nvertex_min = x\nseed\n", "mine", ":3: nvertex_min", "");
 }

@@ -1,4 +1,5 @@
-/* Tests comm_serial.c, even if the build links comm_mpi.c, and the environment variables of launchers. */
+/* Tests comm_serial.c (also in a build that links comm_mpi.c), and how the environment variables of launchers
+ * are read. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

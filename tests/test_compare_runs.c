@@ -40,8 +40,8 @@ Test(runs, the_epochs_of_a_run_count_as_one_value)
     cr_expect(strstr(out, " 1/1 ") && strstr(out, "\nruns 1/1: one run does not show"), "%s", out);
 }
 
-/* Some measures of a run are those of its last epoch, for example the test accuracy and the total training
- * time. */
+/* For some measures, the value of a run is that of its last epoch, for example the test accuracy and the
+ * total training time. */
 Test(runs, some_measures_are_those_of_the_last_epoch)
 {
     static const char *const measures[] = {"test_acc", "test_loss", "train_acc", "train_loss", "trained_s"};

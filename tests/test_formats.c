@@ -88,7 +88,7 @@ Test(npy, invalid_headers_are_refused)
     expect_text("bytes follow");
 }
 
-/* Headers of more than 65,535 bytes are refused, even if the file has them. */
+/* A header of more than 65,535 bytes is refused, even if the file contains all of it. */
 Test(npy, long_headers_are_refused)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";

@@ -1,5 +1,5 @@
 /* Tests that libfdsl.so generates the same images as the program, for every output format and for calls of
- * several sizes. Its error for a wrong argument must name the argument. */
+ * several sizes. An error about a wrong argument must name this argument. */
 #include <math.h>
 #include <pthread.h>
 
@@ -314,7 +314,7 @@ static void *fail_elsewhere(void *text)
     return NULL;
 }
 
-Test(lib, errors_belong_to_a_thread)
+Test(lib, each_thread_has_its_own_error)
 {
     char there[256];
     pthread_t thread;

@@ -310,8 +310,8 @@ Test(live, omp_trains_identically_live_and_stored)
 
 /* ---- Options ---- */
 
-/* Opens the workload `train` on a small set of synth with the options in `argv`, and passes its input to
- * `check` and `argument`. */
+/* Opens the workload `train` on a small set of synth with the options in `argv`. Calls `check` with the input
+ * of the workload and `argument`. */
 static void open_train(int argc, char *argv[], void (*check)(const void *input, const void *argument),
                        const void *argument)
 {

@@ -1,4 +1,4 @@
-/* Tests how members are chosen: the options, the labels, and samples with odd members. */
+/* Tests how members are chosen: the options, the labels, and samples with unusual members. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

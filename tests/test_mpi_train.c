@@ -319,7 +319,7 @@ Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 
 /* ---- Failures and differences of one rank ---- */
 
-#ifndef __SANITIZE_ADDRESS__ /* it has its own allocator */
+#ifndef __SANITIZE_ADDRESS__ /* a sanitizer has its own allocator */
 /* A library in which rank 1 gets no memory for the totals of all ranks. */
 static const char no_totals[] =
     "#include <stdlib.h>\n"

@@ -10,7 +10,7 @@
 #include "core/portable.h"
 
 /* Limit for chi-square statistics in units of their standard deviation. A normal variable exceeds it with a
- * probability of 3 in 100,000; no test draws more than a few dozen statistics. */
+ * probability of 3 in 100,000; no test computes more than a few dozen statistics. */
 #define DEVIATIONS_MAX 4.0
 
 /* Returns the deviation of chi-square from its mean `freedom`, in units of its standard deviation. Chi-square

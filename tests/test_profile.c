@@ -208,7 +208,8 @@ Test(profile, a_failing_program_is_reported)
     EXPECT_OUT("unknown option", "ncu ended with status 2");
 }
 
-/* Neither nsys nor ncu exists. Skipped if one of them is on the PATH or at another usual location. */
+/* Tests a machine without nsys and ncu. Skipped if one of them is on the PATH or at another usual
+ * location. */
 Test(profile, missing_tools_are_named)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "

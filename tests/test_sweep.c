@@ -138,7 +138,7 @@ Test(sweep, options_that_write_files_are_refused)
 
 /* With --dry-run, the program generates all rows and samples before it ends, which takes long. This script
  * runs it in full only for the first task with each --rows or --train-size. In later tasks with the same
- * value, it has fewer rows or test samples. */
+ * value, the program gets fewer rows or test samples. */
 static const char fewer[] = "#!/bin/sh\n"
                             "for option; do\n"
                             "    shift\n"

@@ -151,8 +151,8 @@ Test(train_cli, resumes_from_the_checkpoint_before_a_truncated_one)
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
-/* A file with the name of a checkpoint is damaged if it does not begin like one. The message must not advise
- * on files of tensors. */
+/* A file that has the name of a checkpoint but does not begin like one is damaged. The message must not
+ * mention files of tensors. */
 Test(train_cli, a_checkpoint_that_lost_its_beginning_is_damaged)
 {
     EXPECT(0,

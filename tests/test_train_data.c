@@ -51,7 +51,8 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "preset"), "");
 }
 
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
+ * checkpoint. */
 static void expect_same_test(const char *options, const char *trained)
 {
     char column[4][64];
@@ -322,7 +323,8 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     expect_refusal(2, SKIP, "the folder has files of MNIST; drop --on-error");
 }
 
-/* A truncated shard is skipped from the cut on. Without an index, the number of lost samples is unknown. */
+/* If a shard is truncated, the truncated sample and the samples after it are skipped. Without an index, the
+ * number of lost samples is unknown. */
 Test(train_data, truncated_shards_are_skipped)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --shards 2 && truncate -s 50000 "
@@ -398,8 +400,8 @@ Test(train_data, non_finite_halves_are_reported_with_their_sample)
 #ifdef _OPENMP
 
 /* Trains on generated samples. The network must classify at least 90 % of the test samples correctly.
- * Sanitizers make training many times slower, so with them it has few samples, and the accuracy is not
- * checked. */
+ * Sanitizers make training many times slower. With a sanitizer, the training set is therefore small, and the
+ * accuracy is not checked. */
 static void expect_learns(const char *options, unsigned samples, unsigned tests, unsigned epochs)
 {
 #ifdef FDSL_SANITIZED

@@ -73,7 +73,8 @@ static void run(const struct engine *engine, const struct model_table *table, co
     must(engine->evaluate(net->state, DATA_TEST, 0, 5, result->logits));
     must(engine->steps(net->state, 0, 0, 1));
     must(engine->gradients(net->state, result->gradients));
-    uint32_t last = train_steps(&net->train) - 1; /* a short batch, unless the batch size divides the set */
+    uint32_t last =
+        train_steps(&net->train) - 1; /* a short batch, unless the batch size divides the number of samples */
     for (uint32_t i = 1; i < STEPS; i++)
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
@@ -430,7 +431,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
     }
 }
 
-/* Tests inference with a batch that does not divide the set. */
+/* Tests inference with a batch size that does not divide the number of samples. */
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
