@@ -1,4 +1,4 @@
-/* The engines of the CPU that this build has, for tests that run on each of them. */
+/* The CPU engines of this build, for tests that run each of them. */
 #ifndef FDSL_TESTS_CPU_ENGINES_H
 #define FDSL_TESTS_CPU_ENGINES_H
 

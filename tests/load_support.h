@@ -332,8 +332,8 @@ static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
         for (uint32_t member = 0; member < 2; member++) {
             uint32_t size = size_of(sample + whole, member);
             end += TAR_BLOCK_BYTES + size + tar_padding(size);
-            if (end >
-                bytes) /* if member 0 is cut, the previous sample is the last one with an intact member */
+            if (end > bytes) /* if member 0 is truncated, the previous sample is the last one with an intact
+                                member */
                 return whole - (whole > 0 && member == 0);
         }
 }

@@ -10,7 +10,7 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /busy/NAME           503
 /changing/NAME       the file, with another ETag in each answer
 /slow/NAME           the file, after 50 ms
-/requests/N          the number of requests for files in /slow/, and how many ran at the same time during the last N
+/requests/N          the number of requests for files in /slow/, and the most that ran at the same time during the last N
 /short/NAME          fewer bytes than Content-Length says
 /endless/NAME        a body that does not end
 /list/...            an HTML page instead of a list

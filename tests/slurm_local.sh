@@ -196,7 +196,7 @@ check_array() {
     check 'all tasks of the array complete' ends "$tasks" COMPLETED
     check 'the job that merges the rows completes' ends "$collect" COMPLETED
     check 'tasks ran on both nodes' test "$(cut -d ' ' -f 2 results/sweep/cpu/log/task_*.log | grep -o '^n[12]:' | sort -u | paste -sd ' ')" = 'n1: n2:'
-    check 'the merged file has each row once, and complete' holds $rows "$wanted"
+    check 'the merged file has each row complete and exactly once' holds $rows "$wanted"
     check 'each row has the number of its job' test "$(cells $rows job_id | uniq | grep -c "$tasks")" = 10
     check 'the array leaves no partial files' no_leftovers
     if command -v gnuplot >/dev/null && [[ -f scripts/figures/draw.py ]]; then
@@ -226,7 +226,7 @@ check_failure() {
     mv away.csv classes.csv
     check 'the failed sweep is submitted again' submit "$table"
     check 'the repeated sweep completes' ends "$collect" COMPLETED
-    check 'the merged file of the repeated sweep has each row once' holds results/sweep_failing.csv $'naive 7\nnaive \nnaive 9'
+    check 'the merged file of the repeated sweep has each row exactly once' holds results/sweep_failing.csv $'naive 7\nnaive \nnaive 9'
     printf 'variant\nnaiv\n' >sweep_bad.tsv
     check 'a table with an unknown variant is not submitted' refuses_bad_table
 }
@@ -265,7 +265,7 @@ check_kill() {
     check 'the requeued task starts again' wait_until "$limit_s" hurry "${tasks}_1" results/sweep/slow/log/task_1.log
     check 'the requeued task completes' ends "$tasks" COMPLETED
     check 'the merging job of the requeued task completes' ends "$collect" COMPLETED
-    check 'the requeued task has each row once, and complete' holds $rows $'naive 100\nomp 100'
+    check 'the requeued task has each row complete and exactly once' holds $rows $'naive 100\nomp 100'
     rm -r results/sweep/slow
     check 'another task writes its first row' submit_half_way "$table"
     kill_all
@@ -273,7 +273,7 @@ check_kill() {
     check 'a killed task has no finished file' test ! -e $rows
     check 'the killed sweep is submitted again' submit "$table"
     check 'the sweep completes after SIGKILL' ends "$collect" COMPLETED
-    check 'after SIGKILL, the repeated task has each row once, and complete' holds $rows $'naive 100\nomp 100'
+    check 'after SIGKILL, the repeated task has each row complete and exactly once' holds $rows $'naive 100\nomp 100'
     check 'requeue and SIGKILL leave no partial files' no_leftovers
 }
 

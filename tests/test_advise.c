@@ -1,4 +1,4 @@
-/* Tests fdsl-bench advise: the verdict from made-up measurements, and the command on small data sets. */
+/* Tests fdsl-bench advise: the verdict on invented measurements, and the command on small data sets. */
 #include "shell.h"
 
 #include <math.h>
@@ -53,7 +53,7 @@ Test(advise, the_way_that_waits_least_is_best)
                 "1,000,000,000 images/s");
 }
 
-Test(advise, long_times_are_in_minutes_and_hours)
+Test(advise, long_times_are_printed_in_minutes_or_hours)
 {
     struct advice advice = way("disk", 1000, 0, NAN);
     expect_best(&advice, 1, 0, "It delivers 1,000 images/s");
@@ -63,12 +63,13 @@ Test(advise, long_times_are_in_minutes_and_hours)
     expect_best(&advice, 1, 0, "A million images take 2.78 h,");
 }
 
-Test(advise, among_equals_the_cheapest_is_best)
+Test(advise, among_equally_fast_ways_the_cheapest_is_best)
 {
     struct advice advice[] = {way("memory", 900000, 2e9, 3e9), way("disk", 60000, 2e9, 1e9),
                               way("remote", 50500, 0, 1e9), way("slow", 1000, 0, 0)};
     struct advice small[] = {way("a core", 50500, 0, 0), way("a GPU", 60000, 0, 9e8)};
-    expect_best(small, 2, 1, " A core (v) is as fast within 3 %. A million"); /* both sizes are small */
+    /* The sizes differ by less than 1 GB, so they do not count. */
+    expect_best(small, 2, 1, " A core (v) is as fast within 3 %. A million");
     small[1].memory_bytes = 1.1e9;
     expect_best(small, 2, 0, ", but takes 1.1 GB of disk and memory instead of 0 GB");
     expect_best(
@@ -87,7 +88,7 @@ Test(advise, among_equals_the_cheapest_is_best)
 }
 
 /* A step never waits for generated images, but generating them slows the step down. */
-Test(advise, a_slower_step_counts)
+Test(advise, a_way_that_slows_the_step_down_ranks_lower)
 {
     struct advice advice[] = {way("generating", 2e6, 0, 0), way("memory", 8e5, 2e9, 2e9)};
     advice[0].reached_per_s = 0.86 * 51200;
@@ -134,7 +135,7 @@ Test(advise, each_way_to_get_images_is_measured)
 }
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */
-Test(advise, ways_that_are_not_possible_have_their_reason)
+Test(advise, impossible_ways_are_listed_with_a_reason)
 {
     EXPECT(0, "$P --prepare d --from synth --res 24 --samples 12 --shards 2 --encode npy");
     EXPECT_PRINTS(0, "generating on the GPU  fused        not possible: ",
@@ -142,7 +143,7 @@ Test(advise, ways_that_are_not_possible_have_their_reason)
     EXPECT_OUT("the set in GPU memory  gpu-resident not possible: ");
     EXPECT_OUT("shards from disk       shards-gpu   not possible: ");
     cr_expect(!says("not possible: variant '"),
-              "the reason was found by a run, but is known without a run: %s", out);
+              "a run reported the reason, but no run is needed to know it: %s", out);
     EXPECT_OUT("(waits are computed, because there is no GPU)");
     EXPECT_OUT("images 24 x 24; batch 4; a step takes 1000 ms");
     EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");

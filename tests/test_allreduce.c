@@ -1,5 +1,5 @@
-/* Tests the check of sums in the workload `exchange`: correct sums pass with every order and rounding of the
- * additions, and one changed value is counted. */
+/* Tests how the workload `exchange` checks sums and updated parameters. Correct sums must pass for two orders
+ * of addition, with and without rounding of the intermediate sums. Wrong values must be counted. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -10,7 +10,7 @@ TestSuite(allreduce, .timeout = 60);
 
 enum { COUNT = 500, RANKS_MAX = 64, RUN = 7 };
 
-/* Ways to add up the values of all ranks. */
+/* Orders in which the values of all ranks are added up. */
 enum way { IN_RANK_ORDER, PAIRWISE };
 
 static float rounded(const struct allreduce_job *job, float value)

@@ -1,5 +1,5 @@
-/* Tests the augmentation of an image (train/augment.h, data/boxes.h): each step against a definition in
- * double precision or values by hand. */
+/* Tests the augmentation of an image (train/augment.h, data/boxes.h). Compares each step with a definition in
+ * double precision, or with values computed by hand. */
 #include "train_support.h"
 
 #include "data/boxes.h"
@@ -25,7 +25,7 @@ static int clamp(double value)
 
 /* ---- Rounding ---- */
 
-Test(augment, additions_round_as_the_functions_of_the_library)
+Test(augment, rounding_by_addition_equals_the_functions_of_the_library)
 {
     for (uint32_t i = 0; i <= 13 * 255; i++)
         cr_assert(augment_float(i) == (float)i && augment_thirteenth(i) == (float)i / 13, "%u", i);
@@ -53,8 +53,8 @@ Test(augment, the_exponential_function_and_the_logarithm_are_accurate)
         cr_assert_float_eq(box_log(x), log((double)x), 2e-7 * (1 + fabs(log((double)x))), "%g", (double)x);
 }
 
-/* Applied to the result, the distribution function of the normal distribution must return the uniform
- * number. */
+/* The distribution function of the normal distribution must map each normal number back to the uniform number
+ * that it was computed from. */
 Test(augment, noise_is_normal)
 {
     double sum = 0, squares = 0, largest = 0;
@@ -73,7 +73,7 @@ Test(augment, noise_is_normal)
     cr_expect_eq(box_normal(0), -box_normal(UINT32_MAX));
 }
 
-Test(augment, erased_boxes_have_the_area_and_the_ratio_of_timm)
+Test(augment, erased_boxes_have_the_areas_and_aspect_ratios_of_timm)
 {
     const struct augment augment = {.erasing = 0.25f, .height = 60, .width = 80};
     uint32_t erased = 0, edges = 0;
@@ -94,7 +94,7 @@ Test(augment, erased_boxes_have_the_area_and_the_ratio_of_timm)
     cr_expect(edges > 50);
 }
 
-Test(augment, the_box_is_filled_with_noise_and_nothing_else)
+Test(augment, only_the_erased_box_is_filled_with_noise)
 {
     struct data data;
     data_random(&data, (struct shape){3, 1, 8, 6}, 2, 4, 4);
@@ -140,7 +140,7 @@ static void resize_line(const uint8_t *from, uint32_t in, size_t stride, uint8_t
         double centre = (i + 0.5) * in / out, total = 0, sum = 0;
         for (uint32_t x = 0; x < in; x++) {
             if ((double)x < floor(centre - reach + 0.5) || (double)x >= floor(centre + reach + 0.5))
-                continue; /* the limits of Pillow */
+                continue; /* Pillow sums only between these limits */
             double weight = filter(bicubic, (x + 0.5 - centre) / scale);
             total += weight;
             sum += weight * from[x * stride];
@@ -210,8 +210,8 @@ Test(augment, crops_are_resized_by_both_filters_at_any_size)
             }
 }
 
-/* augment_image() must give the bits of the resizer of --out-res (data/resample.h). */
-Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
+/* augment_image() must be bit-identical to the resizer of --out-res (data/resample.h). */
+Test(augment, the_bilinear_filter_is_bit_identical_to_out_res)
 {
     struct augment_plan plan =
         plan_of((struct shape){1, 1, 90, 75}, (struct shape){1, 1, 40, 41}, true, false);
@@ -239,8 +239,8 @@ Test(augment, the_bilinear_filter_has_the_bits_of_out_res)
     resampler_close(&resampler);
 }
 
-/* The cropped boxes of a sample differ between epochs and between copies. Together, they cover the canvas. */
-Test(augment, crops_differ_and_cover_the_canvas)
+/* The cropped boxes of a sample differ between epochs and between copies, except for a few coincidences. */
+Test(augment, crops_differ_and_have_the_expected_mean_area_and_centre)
 {
     struct augment_plan plan = plan_of((struct shape){1, 1, 64, 64}, (struct shape){1, 1, 8, 8}, true, false);
     uint32_t same = 0, flips = 0;
@@ -382,8 +382,8 @@ static double changed(enum augment_operation operation, double m, const struct s
     return other + (1 + 0.9 * m) * (value - other);
 }
 
-/* Compares an operation with its definition. Where the definition is within 1e-3 of a half, or of an edge of
- * the image, rounding may go either way. */
+/* Compares an operation with its definition. The tolerance is 0.501, because a value near a tie may be
+ * rounded up or down. */
 static void check_operation(enum augment_operation operation, bool negative, double magnitude,
                             const struct shape *shape)
 {
@@ -423,8 +423,9 @@ Test(augment, operations_of_magnitude_0_change_nothing)
     const struct shape shape = {3, 1, 17, 13};
     uint8_t image[3 * 17 * 13], mine[sizeof image];
     fill(image, sizeof image, 4);
+    /* At magnitude 0, solarize still inverts the value 255. */
     for (size_t i = 0; i < sizeof image; i++)
-        image[i] = image[i] == 255 ? 254 : image[i]; /* solarize inverts 255 */
+        image[i] = image[i] == 255 ? 254 : image[i];
     for (int operation = 0; operation < AUGMENT_AUTOCONTRAST; operation++) {
         struct augment_numbers numbers = augment_numbers((enum augment_operation)operation, false, 0, &shape);
         augment_apply(&shape, (enum augment_operation)operation, &numbers, image, mine);
@@ -443,7 +444,7 @@ static void expect_values(enum augment_operation operation, double magnitude, ui
         cr_expect_eq(mine[i], right[i], "operation %d, %u: %d, not %d", (int)operation, i, mine[i], right[i]);
 }
 
-Test(augment, values_by_hand)
+Test(augment, operations_give_the_values_computed_by_hand)
 {
     expect_values(AUGMENT_POSTERIZE, 30, 4, (const uint8_t[]){0, 15, 16, 255},
                   (const uint8_t[]){0, 0, 16, 240});
@@ -458,8 +459,9 @@ Test(augment, values_by_hand)
     expect_values(AUGMENT_EQUALIZE, 0, 2, (const uint8_t[]){3, 9}, (const uint8_t[]){3, 9});
 }
 
-/* 512 values of 0 and 256 of 100: a step of 2 values per level. */
-Test(augment, equalize_by_hand)
+/* The image has 512 values of 0 and 256 of 100, so the step of equalize is (768 - 256) / 255, rounded down to
+ * 2. */
+Test(augment, equalize_gives_the_values_computed_by_hand)
 {
     const struct shape shape = {1, 1, 3, 256};
     const struct augment_numbers numbers = augment_numbers(AUGMENT_EQUALIZE, false, 0, &shape);

@@ -1,5 +1,5 @@
-/* Tests batches of augmented samples (train/feed.h): they depend neither on threads nor on ranks, partners of
- * mixed samples are augmented, and engines train on the same samples. */
+/* Tests batches of augmented samples (train/feed.h). Batches must depend neither on threads nor on ranks, the
+ * partners of mixed samples must be augmented, and engines must train on the same samples. */
 #include "train_support.h"
 
 #include "train/augment.h"
@@ -121,7 +121,7 @@ Test(augment_batches, engines_train_on_the_same_samples)
         compare_with_oracle(mixings[i]);
 }
 
-Test(augment_batches, samples_that_are_no_images_of_bytes_are_refused)
+Test(augment_batches, images_of_two_channels_are_refused)
 {
     struct net net;
     struct feed feed = {0};

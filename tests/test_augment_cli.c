@@ -25,8 +25,8 @@ Test(augment_cli, runs_on_the_cpu_equal_the_reference)
 }
 
 #ifdef HAVE_XXHASH
-/* Live and stored samples are cut from the same canvases, and a resumed run continues with the same parts. */
-Test(augment_cli, live_and_stored_and_resumed_runs_are_the_same)
+/* Live and stored samples are crops of the same canvases, and a resumed run continues with the same crops. */
+Test(augment_cli, live_stored_and_resumed_runs_give_the_same_parameters)
 {
     EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --export live");
     EXPECT(0, "$P --variant train-omp " SYNTH "--epochs 2 --feed stored --export stored");
@@ -55,7 +55,7 @@ Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 }
 #endif
 
-Test(augment_cli, options_that_make_no_sense_are_refused)
+Test(augment_cli, invalid_augmentation_options_are_refused)
 {
     expect_refusal(2, "--variant train-naive --interpolation bicubic",
                    "--interpolation needs --fit random-resized-crop");

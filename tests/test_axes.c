@@ -60,7 +60,7 @@ static const char *expanded(const char *line)
     return text;
 }
 
-Test(axes, known_values)
+Test(axes, lists_and_ranges_expand_to_their_values)
 {
     static const struct {
         const char *line, *values;
@@ -110,7 +110,7 @@ Test(axes, single_values_are_not_axes)
     cr_expect(values.keep && values.batch == 8);
 }
 
-Test(axes, errors)
+Test(axes, invalid_lists_and_ranges_are_refused)
 {
     static const struct {
         const char *line, *message;
@@ -210,7 +210,7 @@ Test(axes, the_last_option_changes_fastest)
 }
 
 /* Entry i of `expected` describes the combinations that remain after i combinations have completed. */
-Test(axes, remaining_combinations_as_commands)
+Test(axes, remaining_combinations_are_described_as_options)
 {
     static const char *const expected[] = {"",
                                            "--noise 1 --batch 2,3, then with --noise 2",
@@ -250,7 +250,7 @@ Test(axes, the_hash_of_options_covers_all_values)
                  "equal values that are written differently must have the same hash");
 }
 
-Test(axes, too_many_axes)
+Test(axes, more_than_16_axes_are_refused)
 {
     struct axes many = {.count = AXES_MAX};
     cr_expect_eq(axes_add(&many, &specs[0], &values, "1,2"), STATUS_USAGE);

@@ -302,7 +302,7 @@ Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
 
 /* A simulated second rank. Ranks vote between runs on whether to continue. The second rank is warm from vote
  * `warm_at` on and fails at vote `fail_at`. `device_s` gives its sample times, and `elapsed_s` its elapsed
- * time. In the vote on statistics, it agrees with the tested rank. */
+ * time. In the vote on statistics, the second rank agrees with the tested rank. */
 static struct {
     uint64_t votes, warm_at, fail_at, samples;
     double (*device_s)(uint64_t sample);

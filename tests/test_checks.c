@@ -157,7 +157,7 @@ Test(checks, help_names_the_script_by_its_path)
     globfree(&scripts);
 }
 
-Test(checks, options_are_checked_first)
+Test(checks, scripts_refuse_invalid_options)
 {
     shell("scripts/sweep/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");

@@ -39,7 +39,7 @@ static void make_odd_shard(void)
 
 #define ARRAY (128 + 28 * 28) /* bytes of the .npy of a digit */
 
-Test(choice, members_of_odd_samples)
+Test(choice, samples_with_unusual_members_are_read_or_refused)
 {
     make_odd_shard();
     expect_bytes(ARRAY + 1, SHARDS "--data s", "");
@@ -72,7 +72,7 @@ Test(choice, members_of_odd_samples)
 }
 
 /* In prepared shards, the headers of all members are verified, even those of members that are not read. */
-Test(choice, prepared_shards_are_verified_without_the_other_members)
+Test(choice, all_headers_of_prepared_shards_are_verified)
 {
     EXPECT(0, "$P --prepare p --from digits --samples 20 --encode npy");
     expect_bytes(ARRAY, SHARDS "--data p", "--member npy --on-error skip");
@@ -83,7 +83,7 @@ Test(choice, prepared_shards_are_verified_without_the_other_members)
 }
 
 /* Raw records of any length, each with a JSON member that is not read. */
-Test(choice, raw_records_of_any_length)
+Test(choice, raw_records_of_any_length_are_read)
 {
     EXPECT(0, "mkdir r s && cd r && n=0 && for b in 0 1 7 511 512 513 4096 65537 1000003; do n=$((n + 1)); "
               "head -c $b /dev/urandom > $n.bin; echo '{}' > $n.json; done && tar cf ../s/x.tar *");
@@ -148,8 +148,8 @@ Test(choice, copies_are_permuted)
         "] "
         "|| exit 1; done");
     EXPECT_EXACTLY(0, "180\n", "tail -n +2 a/samples.csv | cut -d, -f2 | sort -u | wc -l");
-    /* In the order of the folders, a sample of the same class would follow 58 or 59 of a class's 60 samples.
-     */
+    /* Counts the samples that follow a sample of their own class: about 59 in a random order, and 177 in the
+     * order of the folders. */
     EXPECT(0, "tail -n +2 a/samples.csv | cut -d, -f2 | cut -c1 | awk '$1 == last {same++} {last = $1} END "
               "{exit same < 30 || same > 90}'");
     EXPECT(0, "$P --prepare d1 --from dataset --source t --permute 7 --samples 10 >log && "
@@ -184,7 +184,8 @@ Test(choice, stray_files_are_ignored_with_a_warning)
                    "$P --variant files --data v --label folder");
 }
 
-/* From class folders, --train-size and --test-size take the first sample of every class, then the second. */
+/* From class folders, --train-size and --test-size take the first sample of every class, then the second, and
+ * so on. */
 Test(choice, sizes_take_the_classes_in_turn)
 {
     make_class_folders();
@@ -211,7 +212,7 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
     EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val && rm -r two/val/1");
     expect_refused(2, "fdsl-bench: two/train has the class folder '1', but two/val does not",
                    TRAIN "--data two");
-    EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* empty */
+    EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* this folder is empty */
     cr_expect_not(says("warning"), "%s", out);
     EXPECT(0, "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
     cr_expect(says("--data two: 1 of 4 classes has no sample (the first: class 1); labels begin at 0"), "%s",
@@ -240,7 +241,7 @@ Test(choice, decoding_needs_an_image_in_each_sample)
 #ifdef HAVE_JPEG
 /* A random crop includes the damaged part of an image only in some runs, so different runs lose different
  * samples. */
-Test(choice, damage_that_only_some_parts_meet_is_skipped)
+Test(choice, samples_damaged_in_only_some_crops_are_skipped)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --encode jpeg --store files && "
               "cd d && rm digits.index && for i in 03 04; do truncate -s -150 */000/0000$i.jpg; done");

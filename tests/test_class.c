@@ -130,7 +130,7 @@ static const struct class_ranges uji = {.seed = 0,
 
 /* Classes that an independent implementation of the random stream computed. They must never change. Class 775
  * draws freq2 three times, until it differs from freq1. */
-Test(class, frozen_classes)
+Test(class, drawn_classes_never_change)
 {
     static const struct atom_class frozen[] = {
         {0, 592, 188, 1.237914800643921f, 1.3098275661468506f, 1, 20, 5.098313331604004f, 50,
@@ -199,7 +199,7 @@ Test(class, a_range_of_one_value_gives_that_value)
 
 /* A drawn real number never exceeds the upper bound of its range, even if float cannot represent the bound
  * exactly. */
-Test(class, reals_stay_within_inexact_ends)
+Test(class, reals_do_not_exceed_inexact_bounds)
 {
     struct class_ranges ranges = uji;
     ranges.oval_max = 1.3, ranges.noise_min = 0.7, ranges.noise_max = 4.7, ranges.line_width_max = 1e-7;
@@ -271,12 +271,12 @@ static void expect_preset(const char *preset, const struct class_ranges *expecte
     expect_spread("freq1", spread[N1], expected->freq_min, expected->freq_max, true);
 }
 
-Test(class, preset_uji)
+Test(class, preset_uji_has_the_expected_ranges)
 {
     expect_preset("uji", &uji);
 }
 
-Test(class, preset_visualatom)
+Test(class, preset_visualatom_has_the_expected_ranges)
 {
     struct class_ranges expected = uji;
     expected.noise_min = 0, expected.noise_max = 4;
@@ -285,7 +285,7 @@ Test(class, preset_visualatom)
     expect_preset("visualatom", &expected);
 }
 
-Test(class, preset_lowercompute)
+Test(class, preset_lowercompute_has_the_expected_ranges)
 {
     struct class_ranges expected = uji;
     expected.vertices_max = 400;
@@ -360,7 +360,7 @@ static void expect_ini_error(const char *from, const char *to, const char *prese
     cr_assert_eq(memcmp(&ranges, &before, sizeof ranges), 0, "a failure has changed the ranges");
 }
 
-Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
+Test(class, invalid_ini_files_are_refused, .init = make_folder, .fini = remove_folder)
 {
     expect_ini_error("freq_min = 2\n", "", "mine", "[mine]", "'freq_min' is missing");
     expect_ini_error("seed = 18446744073709551615\n", "", "mine", "[mine]", "'seed' is missing");
@@ -383,12 +383,12 @@ Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
     expect_ini_error("# mine", "# mine", "zzzzzzzzzzzz", "no section [zzzzzzzzzzzz]", "[mine] [other]");
     expect_ini_error("# mine", "early = 1", "mine", ":1: key 'early'", "before any [section]");
     expect_ini_error("# mine", "what is this", "mine", ":1: ", "[section]");
-    /* The first of two errors is reported, whether inih or our handler finds it. */
+    /* The first of two errors is reported, whether inih or the program's handler finds it. */
     expect_ini_error("nvertex_min = 3\n", "nvertex_min\noval_max = x\n", "mine", ":3: neither", "");
     expect_ini_error("nvertex_min = 3\n", "nvertex_min = x\nseed\n", "mine", ":3: nvertex_min", "");
 }
 
-Test(class, ini_lines_that_are_not_text, .init = make_folder, .fini = remove_folder)
+Test(class, ini_files_with_long_lines_or_zero_bytes_are_refused, .init = make_folder, .fini = remove_folder)
 {
     struct class_ranges ranges;
     char line[5000];
@@ -404,7 +404,7 @@ Test(class, ini_lines_that_are_not_text, .init = make_folder, .fini = remove_fol
     expect_text(file, "no section [mine]", "none");
 }
 
-Test(class, ini_files_that_cannot_be_read, .init = make_folder, .fini = remove_folder)
+Test(class, unreadable_ini_files_and_missing_sections_are_refused, .init = make_folder, .fini = remove_folder)
 {
     struct class_ranges ranges;
     cr_assert_eq(class_ranges_read("/nowhere/classes.cfg", "uji", &ranges), STATUS_USAGE);
@@ -442,7 +442,7 @@ static void read_one(const char *text, struct atom_class *class_)
     free(classes);
 }
 
-Test(class, csv_reads_usual_forms, .init = make_folder, .fini = remove_folder)
+Test(class, usual_forms_of_csv_are_read, .init = make_folder, .fini = remove_folder)
 {
     static const char *const texts[] = {
         HEADER "\n0," ROW "\n",
@@ -491,7 +491,7 @@ Test(class, csv_writes_the_fewest_digits, .init = make_folder, .fini = remove_fo
     cr_assert_str_eq(text, HEADER "\n0," ROW "\n");
 }
 
-Test(class, csv_that_cannot_be_written)
+Test(class, a_csv_that_cannot_be_written_is_an_error)
 {
     cr_assert_neq(class_write_csv("/nowhere/list.csv", &paper, 1), STATUS_OK);
     expect_text("/nowhere/list.csv", "", "");
@@ -509,7 +509,7 @@ static void expect_csv_error(const char *text, size_t length, const char *place,
 
 #define CSV_ERROR(text, place, piece) expect_csv_error(text, sizeof(text) - 1, place, piece)
 
-Test(class, csv_header_errors, .init = make_folder, .fini = remove_folder)
+Test(class, invalid_csv_headers_are_refused, .init = make_folder, .fini = remove_folder)
 {
     CSV_ERROR("", ":1: ", "empty");
     CSV_ERROR(HEADER "\n", ":2: ", "no class");
@@ -524,7 +524,7 @@ Test(class, csv_header_errors, .init = make_folder, .fini = remove_folder)
     CSV_ERROR(HEADER ",more\n0," ROW ",1\n", ":1: ", "11 columns");
 }
 
-Test(class, csv_row_errors, .init = make_folder, .fini = remove_folder)
+Test(class, invalid_csv_rows_are_refused, .init = make_folder, .fini = remove_folder)
 {
     CSV_ERROR(HEADER "\n0," ROW "\n1,1000,200,1.2,1.8,5,8,2,25\n", ":3: ", "line_width is missing");
     CSV_ERROR(HEADER "\n0," ROW ",9\n", ":2: ", "follow line_width");
@@ -545,7 +545,7 @@ Test(class, csv_row_errors, .init = make_folder, .fini = remove_folder)
     CSV_ERROR(HEADER "\n0\0," ROW "\n", ":2: ", "zero byte");
 }
 
-Test(class, csv_files_that_cannot_be_read, .init = make_folder, .fini = remove_folder)
+Test(class, unreadable_csv_files_are_refused, .init = make_folder, .fini = remove_folder)
 {
     struct atom_class *classes = NULL;
     size_t count = 0;

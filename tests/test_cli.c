@@ -163,7 +163,7 @@ Test(cli, list_names_every_variant_with_a_reason)
         cr_expect(strstr(out, variant_table[i].summary), "%s", variant_table[i].name);
 }
 
-Test(cli, environment_in_every_format)
+Test(cli, the_environment_is_printed_in_every_format)
 {
     static const char *const facts[] = {"time_utc", "host", "revision", "compiler", "kernel", "memory_bytes"};
     run_well("--env");

@@ -249,8 +249,8 @@ Test(cli, the_digest_depends_only_on_the_images)
 #endif
 
 #ifdef HAVE_PNG
-/* An image depends only on seed, class and instance. So it is the same in batches that begin with different
- * instances. */
+/* The random numbers of an image depend only on seed, class and instance. So an image is the same in batches
+ * that begin with different instances. */
 Test(cli, images_do_not_depend_on_the_first_instance)
 {
     run_well(NAIVE " --batch 6 --seed 4 --png whole");

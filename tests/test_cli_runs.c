@@ -468,7 +468,7 @@ Test(cli, the_table_has_one_line_per_variant)
 }
 
 #ifdef HAVE_XXHASH
-/* Every run of the workload load checks its checksums. So wrong samples are found even without --verify. */
+/* The workload `load` verifies checksums in every run, so wrong samples are counted even without --verify. */
 Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
 {
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");

@@ -11,7 +11,7 @@ TestSuite(combinations, .init = start, .fini = stop, .timeout = 60);
 
 #define SIX NAIVE " --res 16,32 --batch 1:4:2x"
 
-Test(combinations, one_row_per_combination)
+Test(combinations, each_combination_has_one_row)
 {
     static const int sizes[][2] = {{16, 1}, {16, 2}, {16, 4}, {32, 1}, {32, 2}, {32, 4}};
     run_well(SIX " --verify --format csv --out rows.csv --samples-out samples.csv");
@@ -71,7 +71,7 @@ static const char *line_of(int number)
     return line;
 }
 
-Test(combinations, one_table_with_a_column_per_axis)
+Test(combinations, the_table_has_one_column_per_axis)
 {
     char name[32], first[32], second[32], third[32];
     run_well(SIX " --vertices 20 --threads 1,2");
@@ -93,7 +93,7 @@ Test(combinations, one_table_with_a_column_per_axis)
 }
 
 #ifdef HAVE_JANSSON
-Test(combinations, one_json_document)
+Test(combinations, json_is_one_document)
 {
     run_well(SIX " --format json --out rows.csv");
     put("rows.json", out);
@@ -173,7 +173,7 @@ Test(combinations, values_with_the_same_effect_are_refused)
     cr_expect(status == 0 && count_of(out, "--threads ") == 2, "%s%s", out, err);
 }
 
-Test(combinations, errors_before_the_first_run)
+Test(combinations, errors_are_reported_before_the_first_run)
 {
     static const struct refusal refusals[] = {
         {"--res 16,many", "--res: 'many' is not a whole number"},
@@ -201,7 +201,7 @@ Test(combinations, errors_before_the_first_run)
     cr_expect(strstr(err, "6 of 6 combinations failed"), "%s", err);
 }
 
-Test(combinations, training_and_loading)
+Test(combinations, training_and_loading_accept_lists)
 {
     run_well("--variant train-naive --data digits --model lenet --train-size 20 --test-size 10 --batch 5,10 "
              "--lr 0.001:0.1:10x --epochs 2 --format csv");

@@ -1,4 +1,5 @@
-/* Tests comm_serial.c, even if the build links comm_mpi.c, and the environment variables of launchers. */
+/* Tests comm_serial.c (also in a build that links comm_mpi.c), and how the environment variables of launchers
+ * are read. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,13 +101,13 @@ Test(comm_serial, ignores_malformed_variables)
 
 static struct launcher found;
 
-Test(launcher, without_a_launcher)
+Test(launcher, without_a_launcher_the_rank_is_0)
 {
     cr_expect_not(launcher_find(&found));
     cr_expect(launcher_rank() == 0);
 }
 
-Test(launcher, has_rank_and_ranks)
+Test(launcher, finds_the_rank_and_the_number_of_ranks)
 {
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     setenv("OMPI_COMM_WORLD_RANK", "3", 1);

@@ -121,7 +121,7 @@ Test(command, output_line_has_sizes_in_suitable_units)
     cr_expect(says(" MB of memory"), "%s", out);
 }
 
-Test(command, command_line_is_checked)
+Test(command, invalid_command_lines_are_refused)
 {
     static const char *const refused[][2] = {
         {"--monitor m.csv --", "name a command after --, e.g. --monitor FILE -- python3 train.py"},
@@ -337,7 +337,7 @@ Test(command, ctrl_c_interrupts_the_command_once)
 
 /* ---- The rows ---- */
 
-Test(command, has_rows_like_a_run)
+Test(command, its_rows_fit_in_the_file_of_a_run)
 {
     EXPECT(0, "printf '[monitor]\\nmonitor = m.csv:20\\n' > c.ini; $P --config c.ini -- sleep 0.1 && "
               "$P --variant naive --res 32 --batch 2 --min-time 0.2 --monitor m.csv:20 >/dev/null");

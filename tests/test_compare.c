@@ -9,7 +9,7 @@ TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
 
 /* In b.csv, the first row takes 1.1 times as long as in a.csv. Both medians are known to 1 %, so the interval
  * of the ratio's logarithm extends by atanh(0.01) sqrt(2) = 0.0141426 to each side. */
-Test(compare, verdicts_and_exit_status)
+Test(compare, a_slower_row_gives_exit_status_3)
 {
     put_rows("a.csv", "variant=slower", "variant=faster", "variant=same;median_error=0.001",
              "variant=undecided;median_error=0.05", NULL);
@@ -41,7 +41,7 @@ Test(compare, no_slower_row_is_success)
     cr_expect(strstr(err, "--strict: 1 undecided, 0 wrong in A, 0 without a partner"), "%s", err);
 }
 
-Test(compare, margin_and_confidence)
+Test(compare, verdicts_depend_on_margin_and_confidence)
 {
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "time_median_s=0.0336", NULL); /* ratio 1.05, interval 1.0353 to 1.0650 */
@@ -186,7 +186,7 @@ Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
 }
 
 /* Rows that differ in the ignored parameter must not count as repeated runs. */
-Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
+Test(compare, rows_that_differ_in_an_ignored_parameter_are_not_judged)
 {
     static const char mixed[] = "fdsl-bench: warning: %s: rows that differ in variant and threads, which "
                                 "--ignore names, are pooled and not judged; ";
@@ -271,7 +271,7 @@ Test(compare, rows_without_a_time_are_left_out)
     compare(1, "");
 }
 
-Test(compare, values_in_quotes)
+Test(compare, quoted_values_are_compared)
 {
     put_rows("a.csv", "preset_file=\"a, \"\"b\"\"\nc\"", NULL);
     put_rows("b.csv", "preset_file=\"a, \"\"b\"\"\nc\"", NULL);
@@ -303,7 +303,7 @@ Test(compare, known_measures_are_columns)
 
 /* ---- Refusals ---- */
 
-Test(compare, invalid_command_lines)
+Test(compare, invalid_command_lines_are_refused)
 {
     static const struct refusal refusals[] = {
         {"", "compare needs two CSV files"},
@@ -370,7 +370,7 @@ Test(compare, files_of_other_rows_are_refused)
     expect_b(2, "b.csv has no column 'schema'");
 }
 
-Test(compare, files_that_cannot_be_read)
+Test(compare, unreadable_files_are_refused)
 {
     put_rows("a.csv", "", NULL);
     expect_b(1, "b.csv cannot be read: No such file or directory");
@@ -380,7 +380,7 @@ Test(compare, files_that_cannot_be_read)
     expect_b(1, "b.csv: not a regular file; name a file, not a folder or a pipe");
 }
 
-Test(compare, malformed_files)
+Test(compare, malformed_files_are_refused)
 {
     static const struct {
         const char *text, *words;
@@ -405,7 +405,7 @@ Test(compare, malformed_files)
 }
 
 /* A spreadsheet writes a byte order mark, and CRLF at line ends. */
-Test(compare, files_from_a_spreadsheet)
+Test(compare, files_from_a_spreadsheet_are_read)
 {
     put_rows("a.csv", "", "batch=2", NULL);
     put_rows("b.csv", "", "batch=2", NULL);
@@ -418,7 +418,7 @@ Test(compare, files_from_a_spreadsheet)
 
 /* Compares two files of 50,000 rows in opposite orders. This must take less than 5 s of CPU time, even in a
  * build with sanitizers. */
-Test(compare, two_files_of_50_000_rows)
+Test(compare, two_files_of_50_000_rows_are_compared_within_5_s)
 {
     enum { ROWS = 50000 };
     FILE *a = fopen("a.csv", "w"), *b = fopen("b.csv", "w");
@@ -442,7 +442,7 @@ Test(compare, two_files_of_50_000_rows)
 
 /* ---- Real rows ---- */
 
-Test(compare, rows_of_this_program)
+Test(compare, rows_of_this_program_are_compared)
 {
     run_well("--variant naive --batch 1 --res 64 --loops 50 --out a.csv");
     run_well("--variant naive --batch 1 --res 64 --loops 50 --out b.csv");

@@ -47,7 +47,7 @@ static double probability_within(double t, double freedom)
     return inside / all;
 }
 
-Test(ratio, student_quantiles_of_fractional_degrees_of_freedom)
+Test(ratio, student_quantiles_are_right_for_fractional_degrees_of_freedom)
 {
     static const double freedoms[] = {1.3, 2.5, 3.99, 17.2};
     for (size_t i = 0; i < COUNT_OF(freedoms); i++)
@@ -89,7 +89,7 @@ Test(ratio, repeated_rows_have_the_interval_of_welch)
 
 /* One run of A shows no scatter, so the scatter of B is assumed for it. B's two values differ by d = 0.02, so
  * their standard deviation is d / sqrt(2), with one degree of freedom. */
-Test(ratio, one_run_against_two)
+Test(ratio, a_single_run_has_the_scatter_of_repeated_runs)
 {
     static const double errors[] = {0.001, NAN, INFINITY};
     for (size_t i = 0; i < COUNT_OF(errors); i++) {
@@ -103,7 +103,7 @@ Test(ratio, one_run_against_two)
 
 /* The median of A's run is known to 20 %, and the medians of B's runs to 0.5 %. The variance of A is the
  * scatter of B plus the amount by which A's squared error exceeds B's. */
-Test(ratio, one_uncertain_run_against_three)
+Test(ratio, an_uncertain_single_run_widens_the_interval)
 {
     static const double logarithms[] = {0, 0.01, -0.01};
     struct side a = side_of(1, (double[]){0}, tanh(0.2)), b = side_of(3, logarithms, tanh(0.005));
@@ -136,7 +136,7 @@ Test(ratio, no_interval_if_a_single_row_has_no_error)
     }
 }
 
-Test(ratio, verdicts)
+Test(ratio, verdicts_follow_from_the_interval_and_the_margin)
 {
     static const struct {
         double low, high;
@@ -300,7 +300,8 @@ Test(ratio, the_interval_of_one_run_against_several_covers_the_ratio)
         expect_covered(i, &against[i][0], &against[i][1]);
 }
 
-/* If the true change equals the margin, each of the two wrong verdicts has a probability of at most 2.5 %. */
+/* If the true change equals the margin, the verdicts `slower` and `same` have a probability of at most 2.5 %
+ * each. The test allows 3.5 %, because it estimates the probability from 2000 simulated comparisons. */
 Test(ratio, a_change_equal_to_the_margin_is_rarely_judged)
 {
     for (size_t i = 0; i < COUNT_OF(single); i++) {

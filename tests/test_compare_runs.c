@@ -3,7 +3,7 @@
 
 TestSuite(runs, .init = start, .fini = stop, .timeout = 120);
 
-Test(runs, one_run_against_several)
+Test(runs, a_single_run_is_assumed_to_vary_as_much_as_repeated_runs)
 {
     static const char note[] =
         "\none run against several: the single run is assumed to vary as much as the repeated runs; ";
@@ -24,7 +24,7 @@ Test(runs, one_run_against_several)
 
 /* Each row of a training run is an epoch. The epochs of a run share one process, so they count as one value.
  */
-Test(runs, epochs_are_one_run)
+Test(runs, the_epochs_of_a_run_count_as_one_value)
 {
     run_well(TRAIN "--out a.csv");
     run_well(TRAIN "--out a.csv");
@@ -40,8 +40,8 @@ Test(runs, epochs_are_one_run)
     cr_expect(strstr(out, " 1/1 ") && strstr(out, "\nruns 1/1: one run does not show"), "%s", out);
 }
 
-/* Some measures of a run are those of its last epoch, for example the test accuracy and the total training
- * time. */
+/* For some measures, the value of a run is that of its last epoch, for example the test accuracy and the
+ * total training time. */
 Test(runs, some_measures_are_those_of_the_last_epoch)
 {
     static const char *const measures[] = {"test_acc", "test_loss", "train_acc", "train_loss", "trained_s"};
@@ -93,7 +93,7 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
  * - a training run that another job resumed
  * - the rest of a resumed training run
  * - rows in descending order of epochs */
-Test(runs, epochs_belong_to_runs)
+Test(runs, epochs_are_grouped_into_runs)
 {
     static const struct {
         int epochs[8][3];

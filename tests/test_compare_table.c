@@ -122,7 +122,7 @@ Test(compare_table, wrong_results_are_not_judged)
 
 /* Wrong results in B are an error, even in a row that is not compared. Wrong results in A, the older file,
  * fail only with --strict. */
-Test(compare_table, wrong_results_of_each_file)
+Test(compare_table, wrong_results_fail_in_b_and_with_strict_in_a)
 {
     put_rows("a.csv", "wrong=3", NULL);
     put_rows("b.csv", "", NULL);
@@ -145,7 +145,7 @@ Test(compare_table, the_mean_ratio_is_geometric)
     cr_expect(strstr(out, "1 faster, 1 slower, 1 only in A; geometric mean of B/A: 0.7071"), "%s", out);
 }
 
-Test(compare_table, json)
+Test(compare_table, json_has_the_comparison_and_its_rows)
 {
 #ifndef HAVE_JANSSON
     SKIP("json needs jansson");

@@ -436,7 +436,7 @@ Test(compute, labels_of_images_follow_from_their_numbers)
 
 /* With strong scaling, each rank generates a part of the batch. The training step of the rank has `share`
  * samples, the size of this part. */
-Test(compute, a_task_has_the_share_of_the_rank)
+Test(compute, a_training_step_has_the_share_of_the_rank)
 {
     static const struct {
         struct partition partition;

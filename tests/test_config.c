@@ -221,9 +221,8 @@ Test(config, former_names_are_hidden)
     EXPECT(0, "$P --prepare --help");
     cr_expect(says("\n  --store HOW ") && says("(default shards)") && !says("--layout"), "%s", out);
     EXPECT_PRINTS(2, "ambiguous: it could be --out or --out-res", "$P --variant naive --ou rows.csv " DRY);
-    EXPECT(
-        0,
-        "$P --variant naive --t 1 " DRY); /* --threads; the former name --tensor does not make it ambiguous */
+    /* --t is short for --threads; the former name --tensor does not make it ambiguous. */
+    EXPECT(0, "$P --variant naive --t 1 " DRY);
 }
 
 Test(config, prepare_help_needs_no_folder)

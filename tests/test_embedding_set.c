@@ -124,7 +124,7 @@ Test(embedding_set, other_options_are_refused)
     EXPECT_PRINTS(2, "or its source files have changed", PREPARE);
 }
 
-Test(embedding_set, converts_rows)
+Test(embedding_set, rows_are_converted)
 {
     put_set();
     EXPECT(0, PREPARE "--dedup --to f16 --encode npy --threads 3");
@@ -144,7 +144,7 @@ Test(embedding_set, converts_rows)
         "1 && diff -r again/000 nvfp4/000 | grep -v 'Only in nvfp4/000: scale'; test $? = 1");
 }
 
-Test(embedding_set, refusals)
+Test(embedding_set, invalid_options_and_sources_are_refused)
 {
     put_set();
     put_rows("none.npy", 0, 0);
@@ -207,7 +207,7 @@ Test(embedding_set, killed_runs_are_continued)
 }
 
 /* A limit on the size of files makes a write fail, as on a full disk. */
-Test(embedding_set, full_disk)
+Test(embedding_set, a_full_disk_leaves_no_incomplete_files)
 {
     put_set();
     EXPECT(1, "ulimit -f 4; $P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1000");
@@ -301,7 +301,7 @@ Test(embedding_set, damaged_files_are_named)
 }
 
 /* Tests damaged rows of .npy files and of nvfp4, whose rows have scales. */
-Test(embedding_set, damage_in_other_formats)
+Test(embedding_set, damage_in_npy_and_nvfp4_files_is_named)
 {
     put_set();
     EXPECT(0, PREPARE "--encode npy && cp -r set whole");
@@ -319,7 +319,7 @@ Test(embedding_set, damage_in_other_formats)
 
 #else
 
-Test(embedding_set, needs_libraries)
+Test(embedding_set, needs_xxhash_and_jansson)
 {
     cr_skip_test("this build has no xxHash or no jansson");
 }

@@ -6,7 +6,7 @@ TestSuite(embeddings, .init = set_up, .fini = tear_down, .timeout = 60);
 
 /* ---- Round trips ---- */
 
-Test(embeddings, npy)
+Test(embeddings, npy_files_are_read)
 {
     put_npy("a.npy", "<f4", "3, 5", 60);
     expect_counting("a.npy", 3, 5);
@@ -24,7 +24,7 @@ Test(embeddings, npy)
 }
 
 #ifdef HAVE_JANSSON
-Test(embeddings, safetensors)
+Test(embeddings, safetensors_files_are_read)
 {
     struct safetensor tensors[] = {
         {"b", "F32", 2, {2, 5}, values, 40},  {"a", "F32", 2, {1, 5}, values + 10, 20},
@@ -48,7 +48,7 @@ Test(embeddings, safetensors)
 }
 
 /* One header has an odd length, and its tensors are not in the order of their data. */
-Test(embeddings, safetensors_of_other_writers)
+Test(embeddings, safetensors_headers_of_other_writers_are_read)
 {
     put_header("odd.safetensors",
                "{\"b\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]}, \"__metadata__\":{},"
@@ -66,7 +66,7 @@ Test(embeddings, safetensors_of_other_writers)
 
 #endif
 
-Test(embeddings, torch)
+Test(embeddings, torch_files_are_read)
 {
     put_tensor("a.pt", 3, 5);
     expect_counting("a.pt", 3, 5);
@@ -92,7 +92,7 @@ Test(embeddings, torch)
 }
 
 /* These files were written by PyTorch 2.11, from values 0, 1/8, 2/8, ... */
-Test(embeddings, files_of_pytorch)
+Test(embeddings, files_of_pytorch_are_read)
 {
     static const struct {
         const char *name, *tensor;
@@ -126,7 +126,7 @@ Test(embeddings, files_of_pytorch)
 
 /* ---- Several files ---- */
 
-Test(embeddings, folders_patterns_and_lists)
+Test(embeddings, folders_patterns_and_lists_select_files)
 {
     cr_assert_eq(system("mkdir -p d/sub d/.hidden 'd/a,b'"), 0);
     put_npy("d/1.npy", "<f4", "1, 5", 20);
@@ -153,7 +153,7 @@ Test(embeddings, folders_patterns_and_lists)
     expect_refusal("d", "", STATUS_USAGE, "d/sub/up", "links back");
 }
 
-Test(embeddings, one_type_and_number_of_columns)
+Test(embeddings, files_of_different_types_or_columns_are_refused)
 {
     put_npy("a.npy", "<f4", "1, 5", 20);
     put_npy("b.npy", "<f4", "1, 4", 16);
@@ -174,7 +174,7 @@ static void read_last(void *context)
     reading->last = reading->set->parts[0].values[159999];
 }
 
-Test(embeddings, a_file_that_shrinks)
+Test(embeddings, a_file_that_shrinks_is_an_error)
 {
     struct guard guard = {false};
     uint8_t byte;
@@ -211,7 +211,7 @@ static void expect_truncated(const char *whole, const char *path)
     free(bytes);
 }
 
-Test(embeddings, truncated_files)
+Test(embeddings, truncated_files_are_refused)
 {
     put_npy("a.npy", "<f4", "3, 5", 60);
     put_tensor("a.pt", 3, 5);
@@ -225,7 +225,7 @@ Test(embeddings, truncated_files)
 #endif
 }
 
-Test(embeddings, bad_npy)
+Test(embeddings, bad_npy_files_are_refused)
 {
     static const struct {
         const char *type, *shape, *words;
@@ -264,7 +264,7 @@ Test(embeddings, bad_npy)
 #define ENTRY(name, shape, offsets) \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-Test(embeddings, bad_safetensors)
+Test(embeddings, bad_safetensors_files_are_refused)
 {
     static const struct {
         const char *header, *words;

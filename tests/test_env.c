@@ -149,7 +149,7 @@ static void make_groups(void)
     cr_assert(mkdir(path, 0700) == 0);
 }
 
-Test(cgroup, no_limit_is_no_limit)
+Test(cgroup, without_a_limit_the_headroom_is_unlimited)
 {
     make_groups();
     put("job/step/memory.max", "max\n");
@@ -271,27 +271,27 @@ static void expect_link(const char *flags, double bytes_per_s)
 }
 
 /* 16 lanes of 32 GT/s carry 63.0 GB/s, because 128 of every 130 bits are data. */
-Test(nvml, pcie_peak_of_generation_5)
+Test(nvml, pcie_generation_5_has_a_peak_of_63_gb_per_s)
 {
     expect_link("", 63015384615.4);
 }
 
-Test(nvml, pcie_peak_of_generation_3_with_an_older_driver)
+Test(nvml, the_pcie_peak_is_known_with_an_older_driver)
 {
     expect_link("-DOLD -DGENERATION=3", 15753846153.8);
 }
 
-Test(nvml, pcie_peak_of_generation_1)
+Test(nvml, pcie_generation_1_has_a_peak_of_4_gb_per_s)
 {
     expect_link("-DGENERATION=1", 4e9);
 }
 
-Test(nvml, pcie_peak_of_generation_6)
+Test(nvml, pcie_generation_6_has_a_peak_of_121_gb_per_s)
 {
     expect_link("-DGENERATION=6", 121e9);
 }
 
-Test(nvml, pcie_peak_of_generation_7_is_unknown)
+Test(nvml, pcie_generation_7_has_an_unknown_peak)
 {
     expect_link("-DGENERATION=7", 0);
 }

@@ -97,7 +97,7 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
         "%s", out);
 }
 
-Test(figures, long_names_and_single_points)
+Test(figures, long_device_names_and_single_points_are_drawn)
 {
     shell("sed \"s/Made-up Accelerator X1/A 'quoted' <\\&> $(printf 'very long %%.0s' $(seq "
           "20))name/\" " FIXTURES "/synth.csv > $D/results/a.csv; " FIGURES GENERATING);
@@ -128,7 +128,7 @@ static void fused_over_batch(void)
     shell("sed '/^$/q' $D/work/batch.dat | cut -f 1,2 | tr '\\t\\n' '  '");
 }
 
-Test(figures, newest_row_wins)
+Test(figures, the_newest_row_is_drawn)
 {
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,64,512,' synth.csv |"
           " sed 's/2026-01-02/2026-01-03/; s/,0\\.000152,/,0.000076,/g'; "
@@ -366,7 +366,7 @@ Test(figures, axis_of_vertices_fits_its_range)
     "$61 = ++n == 2 ? 0.75 : 0.5; print } $7 == \"omp\" { $56 = 5; print }' " FIXTURES             \
     "/synth.csv > $D/results/synth.csv; "
 
-Test(figures, a_bar_per_variant_nearest_to_its_roofline)
+Test(figures, each_variant_has_the_bar_nearest_to_its_roofline)
 {
     shell(WITH_BOUNDS "cp " FIXTURES "/live_training.csv $D/results; " SELECT
                       "--reference $D/reference roofline && cat $D/work/roofline.dat $D/work/roofline.vars");
@@ -406,7 +406,7 @@ Test(figures, rows_without_a_bound_are_not_drawn)
     cr_assert(says("skipped roofline: none of your 34 rows of synth has suitable parameters"), "%s", out);
 }
 
-Test(figures, a_byte_order_mark_and_files_without_rows)
+Test(figures, byte_order_marks_and_files_without_rows_are_accepted)
 {
     shell("{ printf '\\357\\273\\277'; cat " FIXTURES "/synth.csv; } > $D/results/a.csv; head -1 " FIXTURES
           "/synth.csv > $D/results/b.csv; " SELECT "--reference $D/reference ladder"
@@ -473,7 +473,7 @@ Test(figures, bad_files_are_refused)
     cr_expect(says("write it again with: ./fdsl-bench --env --format json"), "%s", out);
 }
 
-Test(figures, usage)
+Test(figures, wrong_names_and_options_are_refused)
 {
     shell(FIGURES "lader");
     cr_expect_eq(status, 2);
@@ -564,7 +564,7 @@ Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
     cr_expect(says("skipped balance: none of your "), "%s", out);
 }
 
-Test(figures, without_gnuplot)
+Test(figures, without_gnuplot_the_message_names_its_package)
 {
     shell("mkdir $D/bin && ln -s $(python3 -c 'import sys; print(sys.executable)') $D/bin/python3 && "
           "PATH=$D/bin " FIGURES);
@@ -574,7 +574,7 @@ Test(figures, without_gnuplot)
     cr_expect(says("install it with: scripts/setup/packages.sh plots"), "%s", out);
 }
 
-Test(figures, folders_that_cannot_be_written)
+Test(figures, unwritable_folders_are_reported)
 {
     shell(": > $D/out; " FIGURES "batch");
     cr_expect_eq(status, 1);
@@ -587,7 +587,7 @@ Test(figures, folders_that_cannot_be_written)
     cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results must name a folder of CSV files\n");
 }
 
-Test(figures, no_incomplete_figure_on_a_full_disk)
+Test(figures, a_full_disk_leaves_no_incomplete_figure)
 {
     shell("ulimit -f 60; " FIGURES "batch"); /* 60 blocks of 512 bytes, less than a PNG needs */
     cr_expect_eq(status, 1);

@@ -215,7 +215,7 @@ Test(figures_load, loaders_over_time_use_the_newest_timed_runs)
     cr_assert(says("(reference, host"), "the user's rows are drawn, although shards-gpu is missing: %s", out);
 }
 
-Test(figures_load, loading_on_several_ranks)
+Test(figures_load, loading_on_several_ranks_is_drawn)
 {
     SHELL(0, "cp " FIXTURES "/load_ranks.csv $D/results && " SELECT
              "loading_ranks --reference $D/reference >/dev/null && cat $D/work/loading_ranks.vars "

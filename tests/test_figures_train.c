@@ -82,7 +82,7 @@ Test(figures_train, captions_and_notes_name_the_options)
 }
 
 /* A module in place of the package tensorboardX prints its calls. */
-Test(figures_train, rows_of_steps_are_passed_on_to_boards)
+Test(figures_train, rows_of_steps_are_written_for_tensorboard)
 {
     shell("mkdir $D/with $D/none && cd $D/with && printf 'class SummaryWriter:\n"
           "    def __init__(self, folder): print(\"folder\", folder)\n"
@@ -209,7 +209,7 @@ Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
 }
 
 /* If a figure cannot use the user's rows, it draws only reference rows, and a note says why. */
-Test(figures_train, figures_of_training_without_your_rows)
+Test(figures_train, figures_of_training_say_why_your_rows_are_not_drawn)
 {
     SHELL(0, "cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
              "import csv, sys\n"

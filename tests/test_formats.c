@@ -35,7 +35,7 @@ static enum status parse_npy(const char *dictionary, int version, struct npy_hea
     return npy_header_parse(bytes, begin + length, header);
 }
 
-Test(npy, our_own_header)
+Test(npy, a_written_header_is_read_back)
 {
     char bytes[NPY_HEADER_MAX];
     struct npy_header header;
@@ -49,7 +49,7 @@ Test(npy, our_own_header)
     cr_assert_eq(npy_header_check(&header, length + 196607), STATUS_FAILED);
 }
 
-Test(npy, headers_of_other_writers)
+Test(npy, headers_of_other_writers_are_read)
 {
     struct npy_header header;
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': True, 'shape': (), }   \n", 1, &header),
@@ -62,7 +62,7 @@ Test(npy, headers_of_other_writers)
     cr_assert(header.values == 0 && header.value_bytes == 16);
 }
 
-Test(npy, refused_headers)
+Test(npy, invalid_headers_are_refused)
 {
     static const char *const dictionaries[] = {
         "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", /* stored as pickles */
@@ -88,7 +88,7 @@ Test(npy, refused_headers)
     expect_text("bytes follow");
 }
 
-/* Headers of more than 65,535 bytes are refused, even if the file has them. */
+/* A header of more than 65,535 bytes is refused, even if the file contains all of it. */
 Test(npy, long_headers_are_refused)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
@@ -110,7 +110,7 @@ Test(npy, long_headers_are_refused)
 
 /* A header may end exactly at the end of the file. If the file is up to six bytes shorter, the header must be
  * refused, although the missing bytes are in memory. */
-Test(npy, header_may_end_with_file)
+Test(npy, a_header_may_end_with_the_file)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
     size_t length = sizeof dictionary - 1;
@@ -133,7 +133,7 @@ Test(npy, header_may_end_with_file)
 
 /* ---- IDX and CIFAR-10 ---- */
 
-Test(idx, images_and_labels)
+Test(idx, images_and_labels_are_read)
 {
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7", 11, &idx), STATUS_OK);
@@ -142,7 +142,7 @@ Test(idx, images_and_labels)
     cr_assert(idx.axes == 3 && idx.shape[2] == 2 && idx.values[3] == 'd');
 }
 
-Test(idx, faults)
+Test(idx, invalid_files_are_refused)
 {
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
@@ -160,7 +160,7 @@ Test(idx, faults)
 }
 
 #ifdef HAVE_ZLIB
-Test(idx, gzipped_and_cut)
+Test(idx, gzipped_files_are_read_and_truncated_ones_refused)
 {
     char path[] = "/tmp/fdsl-idx-XXXXXX";
     struct idx idx;
@@ -204,7 +204,7 @@ static enum status take(const uint8_t *packed, size_t size, struct idx *idx)
 static const char labels_idx[] = "\0\0\x08\1\0\0\0\3\5\6\7";
 
 /* Concatenated gzip files unpack to concatenated contents. */
-Test(idx, gzip_of_several_members)
+Test(idx, concatenated_gzip_files_are_read)
 {
     uint8_t packed[512];
     struct idx idx;
@@ -225,7 +225,7 @@ Test(idx, gzip_of_several_members)
     }
 }
 
-Test(idx, gzip_with_excess_data)
+Test(idx, excess_data_in_gzip_files_is_refused)
 {
     static uint8_t packed[1 << 17], more[100000];
     struct idx idx;
@@ -271,7 +271,7 @@ Test(idx, gzip_bombs_are_not_unpacked)
 }
 #endif
 
-Test(cifar, records)
+Test(cifar, records_are_read_and_invalid_ones_refused)
 {
     static uint8_t bytes[2 * CIFAR_RECORD_BYTES] = {3};
     struct cifar cifar;
@@ -330,7 +330,7 @@ static char *index_text(size_t *size)
     return text.text;
 }
 
-Test(index, round_trip)
+Test(index, a_written_index_is_read_back)
 {
     size_t size;
     struct index index;
@@ -447,7 +447,7 @@ Test(index, extensions_are_counted_once)
 }
 
 #ifdef HAVE_JANSSON
-Test(wids, round_trip)
+Test(wids, a_written_index_is_read_back)
 {
     size_t size;
     struct index index;
@@ -466,7 +466,7 @@ Test(wids, round_trip)
     index_free(&index);
 }
 
-Test(wids, faults)
+Test(wids, invalid_indexes_are_refused)
 {
     static const char *const texts[] = {
         "",
@@ -492,7 +492,7 @@ Test(wids, faults)
 /* ---- PNG ---- */
 
 #ifdef HAVE_PNG
-Test(png, round_trip)
+Test(png, written_pixels_are_read_back)
 {
     uint8_t pixels[2 * 3 * 3], decoded[sizeof pixels];
     for (size_t i = 0; i < sizeof pixels; i++)
@@ -524,9 +524,9 @@ static void seal_chunk(uint8_t *chunk, size_t size)
         chunk[size + (size_t)b] = (uint8_t)(sum >> (24 - 8 * b));
 }
 
-/* Two pixels of 8 bits become one of 16 bits. Its value must not be taken for linear light, which would give
- * 137. */
-Test(png, sixteen_bits_lose_only_the_lower_ones)
+/* Changes a PNG file of two 8-bit pixels into a file of one 16-bit pixel. Decoding must drop the lower 8
+ * bits. A decoder that took the value for linear light would give 137. */
+Test(png, only_the_lower_8_of_16_bits_are_lost)
 {
     static const uint8_t pixels[2] = {64, 64};
     uint8_t decoded;

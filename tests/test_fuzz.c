@@ -42,7 +42,7 @@ static int feed_folder(const char *folder, void (*feed)(const uint8_t *, size_t)
     return files;
 }
 
-Test(fuzz, seeds, .timeout = 60)
+Test(fuzz, no_target_fails_on_its_corpus, .timeout = 60)
 {
     for (size_t i = 0; i < COUNT_OF(fuzz_targets); i++) {
         char folder[PATH_MAX];

@@ -43,7 +43,7 @@ static struct gpu_watched watch_for(double seconds, enum phase phase)
     return watched;
 }
 
-Test(gpu_watch, clocks_power_and_reasons)
+Test(gpu_watch, has_clocks_power_and_throttle_reasons)
 {
     load_fake_nvml(folder, "-DUNSTEADY");
     struct gpu_watched watched = watch_for(1.2, PHASE_TIMED);
@@ -80,7 +80,7 @@ Test(gpu_watch, an_older_driver_has_no_energy)
               watched.power_w);
 }
 
-Test(gpu_watch, a_gpu_that_refuses_readings)
+Test(gpu_watch, a_gpu_that_refuses_readings_leaves_them_unknown)
 {
     load_fake_nvml(folder, "-DMUTE");
     struct gpu_watched watched = watch_for(1, PHASE_TIMED);

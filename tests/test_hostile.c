@@ -48,7 +48,7 @@ static void end_shard(FILE *stream)
 }
 
 /* An extension with a blank, tab or newline would add a field or line to an index. */
-Test(hostile, extensions_that_would_inject_records)
+Test(hostile, extensions_that_would_inject_records_are_refused)
 {
     static const char *const extensions[] = {"a\tb", "a\nsample\t9", "a b", "\033[2J"};
     for (size_t i = 0; i < sizeof extensions / sizeof *extensions; i++) {
@@ -70,7 +70,7 @@ Test(hostile, extensions_that_would_inject_records)
 }
 
 /* Tests names that differ only after byte 100, and very long keys. No name is truncated, so none collide. */
-Test(hostile, long_names_stay_apart)
+Test(hostile, long_names_do_not_collide)
 {
     char extension[1200], name[2000];
     EXPECT(0, "mkdir s");
@@ -219,7 +219,7 @@ Test(hostile, a_target_in_its_own_source_is_refused)
 }
 
 /* After "=", the value of an option may begin with dashes. */
-Test(hostile, a_folder_of_dashes)
+Test(hostile, a_value_after_an_equals_sign_may_begin_with_dashes)
 {
     expect_refusal(2, "--data --: no such folder", "$P --variant train-naive --data=--");
     expect_refusal(2, "--data needs a value", "$P --variant train-naive --data --");

@@ -75,7 +75,7 @@ Test(image, resampling_is_within_one_and_a_half_of_the_definition)
     }
 }
 
-Test(image, resampling_with_simd_gives_the_bits_of_the_reference)
+Test(image, resampling_with_simd_is_bit_identical_to_the_reference)
 {
     struct resampler fast = {0}, slow = {.plain = true};
     state = 2;
@@ -136,9 +136,9 @@ Test(image, orientations_are_those_of_exif)
                          stored[p], "orientation %u, point %d", o, p);
 }
 
-/* ---- The part of the image ---- */
+/* ---- Crops ---- */
 
-Test(image, random_parts_follow_the_rule_and_repeat)
+Test(image, random_crops_follow_the_rule_and_repeat)
 {
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 224, .channels = 3, .seed = 5};
     double area = 0, log_ratio = 0;
@@ -155,14 +155,14 @@ Test(image, random_parts_follow_the_rule_and_repeat)
         least = box.width * box.height < least ? box.width * box.height : least;
         most = box.width * box.height > most ? box.width * box.height : most;
     }
-    /* The means of a million draws by the rule, computed in Python with another generator. Parts that are
+    /* The means of a million draws by the rule, computed in Python with another generator. Crops that are
      * larger than the image are drawn again, so the mean area is not 0.54. */
     cr_expect(fabs(area - 0.433) < 0.01, "mean area %g", area);
     cr_expect(fabs(log_ratio - 0.031) < 0.006, "mean log ratio %g", log_ratio);
     cr_expect(least < 0.085 * 500 * 375 && least > 0.079 * 500 * 375 && most > 0.95 * 500 * 375);
 }
 
-Test(image, a_part_of_a_very_long_image_is_central)
+Test(image, the_crop_of_a_very_long_image_is_central)
 {
     const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 8, .channels = 3};
     struct image_box wide = image_fit_box(&fit, 10000, 3, 0, 0), high = image_fit_box(&fit, 3, 10000, 0, 0);
@@ -470,7 +470,7 @@ Test(image, the_content_of_a_file_decides_its_format)
 
 /* ---- Fitting ---- */
 
-/* Decodes the whole image, cuts out the part and resizes it. */
+/* Decodes the whole image, crops it and resizes the crop. */
 static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
                        uint8_t *out)
 {
@@ -513,7 +513,7 @@ static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_
     image_scratch_close(&scratch);
 }
 
-Test(image, a_fitted_image_is_the_resized_part_of_the_whole)
+Test(image, a_fitted_image_is_the_resized_crop_of_the_whole)
 {
     state = 6;
     for (uint32_t exif = 0; exif <= 8; exif++)
@@ -529,7 +529,7 @@ Test(image, a_fitted_image_is_the_resized_part_of_the_whole)
             }
 }
 
-Test(image, a_scaled_jpeg_is_close_to_the_whole)
+Test(image, a_jpeg_decoded_at_a_smaller_scale_is_close_to_the_whole)
 {
     const struct image_fit fit = {.how = FIT_RESIZE, .res = 16, .channels = 3};
     size_t size;

@@ -1,5 +1,5 @@
 /* Tests that libfdsl.so generates the same images as the program, for every output format and for calls of
- * several sizes. Its error for a wrong argument must name the argument. */
+ * several sizes. An error about a wrong argument must name this argument. */
 #include <math.h>
 #include <pthread.h>
 
@@ -303,7 +303,7 @@ Test(lib, a_missing_device_is_one_error)
     expect_error(FDSL_UNAVAILABLE, fdsl_copy(MISSING, there, there, 8, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_wait(MISSING, NULL), first);
     expect_error(FDSL_UNAVAILABLE, fdsl_order(MISSING, NULL, there), first);
-    good(fdsl_order(MISSING, NULL, NULL)); /* equal streams need no order */
+    good(fdsl_order(MISSING, NULL, NULL)); /* a stream need not wait for itself */
 }
 
 static void *fail_elsewhere(void *text)
@@ -314,7 +314,7 @@ static void *fail_elsewhere(void *text)
     return NULL;
 }
 
-Test(lib, errors_belong_to_a_thread)
+Test(lib, each_thread_has_its_own_error)
 {
     char there[256];
     pthread_t thread;

@@ -182,7 +182,7 @@ Test(lib_process, memory_that_does_not_suffice_is_reported)
 }
 
 /* The first 100 generators may fill the allocator's caches. After that, memory must not grow. */
-Test(lib_process, memory_stays_flat)
+Test(lib_process, generators_and_calls_leak_no_memory)
 {
     struct fdsl_config config = small();
     config.res = 16;
@@ -207,7 +207,7 @@ Test(lib_process, memory_stays_flat)
 /* ---- The files ---- */
 
 /* The picture written by docs/examples/generate.c has the program's images side by side. */
-Test(lib_process, the_example_works)
+Test(lib_process, the_example_writes_the_images_of_the_program)
 {
     enum { IMAGES = 8, SIDE = 224 };
     if (access("build/examples/generate", X_OK) != 0)

@@ -28,7 +28,7 @@ static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_
 /* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and x = 3. At these points, it
  * already takes the step in y. Its mirror images in all octants do the same. Only the formula `visualatom`
  * draws the end point. */
-Test(line, octants_by_hand)
+Test(line, lines_in_all_octants_have_the_pixels_computed_by_hand)
 {
     static const struct pixel shape[] = {{0, 0}, {1, 1}, {2, 1}, {3, 2}, {4, 2}};
     for (int octant = 0; octant < 8; octant++) {
@@ -49,7 +49,7 @@ Test(line, octants_by_hand)
     }
 }
 
-Test(line, straight_lines)
+Test(line, straight_and_diagonal_lines_have_the_expected_pixels)
 {
     static const struct pixel steps[] = {{1, 0}, {-1, 0}, {0, 1},  {0, -1},
                                          {1, 1}, {-1, 1}, {1, -1}, {-1, -1}};
@@ -72,7 +72,7 @@ Test(line, diagonals_are_y_major)
               line.minor_y == -1);
 }
 
-Test(line, points)
+Test(line, a_line_between_equal_ends_is_at_most_one_pixel)
 {
     struct pixel pixels[PIXELS_MAX];
     cr_assert_eq(walk(FORMULA_UJI, 5, -6, 5, -6, pixels), 0);
@@ -134,7 +134,7 @@ static bool has_tie(int32_t major, int32_t minor)
 
 /* A reversed line has the same pixels in reverse order, unless it passes half-way between two pixels. At such
  * a point, each direction already takes the step along the minor axis, so the directions differ. */
-Test(line, reversed_lines)
+Test(line, reversed_lines_differ_only_if_they_have_a_tie)
 {
     int ties = 0, plain = 0;
     for (uint32_t number = 0; number < 5000; number++) {
@@ -156,7 +156,7 @@ Test(line, reversed_lines)
 }
 
 /* The most distant end points allowed do not cause overflow. */
-Test(line, farthest_ends)
+Test(line, the_farthest_ends_do_not_overflow)
 {
     const int32_t far = 1 << 24;
     struct line line = line_begin(FORMULA_UJI, -far, -far, far, far - 1);
@@ -168,7 +168,7 @@ Test(line, farthest_ends)
     cr_assert(line.x == far && line.y == far - 1);
 }
 
-Test(line, inside_the_image)
+Test(line, only_pixels_of_the_image_are_inside)
 {
     cr_assert(line_inside(0, 0, 32) && line_inside(31, 31, 32) && line_inside(0, 31, 32));
     cr_assert(!line_inside(-1, 0, 32) && !line_inside(0, -1, 32) && !line_inside(32, 0, 32) &&

@@ -163,7 +163,7 @@ Test(live, live_sets_keep_few_samples_in_memory)
     data_close(&constant);
 }
 
-/* Engines may compute one channel for all, if data.gray is true. */
+/* If data.gray is true, engines may compute one channel and use it for all channels. */
 Test(live, the_channels_of_gray_samples_are_equal)
 {
     struct data data;
@@ -310,8 +310,8 @@ Test(live, omp_trains_identically_live_and_stored)
 
 /* ---- Options ---- */
 
-/* Opens the workload `train` on a small set of synth with the options in `argv`, and passes its input to
- * `check` and `argument`. */
+/* Opens the workload `train` on a small set of synth with the options in `argv`. Calls `check` with the input
+ * of the workload and `argument`. */
 static void open_train(int argc, char *argv[], void (*check)(const void *input, const void *argument),
                        const void *argument)
 {
@@ -367,8 +367,8 @@ static void expect_generator(const void *input, const void *argument)
     cr_expect_str_eq(job->train.generator ? job->train.generator : "auto", name);
 }
 
-/* Engines on a CPU accept only the generator `omp`. Training can resume with another generator if both
- * generate the same bits. */
+/* Engines on a CPU accept only the generators `auto` and `omp`. Training can resume with another generator if
+ * both generate the same bits. */
 Test(live, generators_suit_the_device_and_identify_the_training)
 {
     static const char *const names[] = {"auto", "omp", "fused", "bat", "gbase"};

@@ -77,7 +77,7 @@ Test(load, shuffle_buffer_bounds_displacement)
     order_close(&order);
 }
 
-Test(load, quality_of_known_orders)
+Test(load, known_orders_have_the_expected_quality)
 {
     struct order_plan plan = plan_of(5, 1, 1);
     uint32_t samples[64];

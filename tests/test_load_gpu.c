@@ -66,7 +66,7 @@ Test(load_gpu, device_checksums_match_host)
 
 /* ---- Conversion ---- */
 
-Test(load_gpu, half_float_round_trip)
+Test(load_gpu, half_precision_numbers_convert_to_themselves)
 {
     for (uint32_t bits = 0; bits < 1 << 16; bits++) {
         float value = half_to_float((uint16_t)bits);

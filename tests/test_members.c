@@ -1,4 +1,4 @@
-/* Tests how members are chosen: the options, the labels, and samples with odd members. */
+/* Tests how members are chosen: the options, the labels, and samples with unusual members. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +51,7 @@ static const char *chosen(const char *label, const char *const extensions[], uin
     return found < count ? extensions[found] : rule ? "folder" : "none";
 }
 
-Test(members, first_entry_that_is_there_is_chosen)
+Test(members, the_first_existing_entry_is_chosen)
 {
     static const char *const all[] = {"txt", "JSON", "Cls"};
     cr_expect_str_eq(chosen(NULL, all, 3, true), "Cls");

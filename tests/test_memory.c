@@ -102,7 +102,7 @@ static void expect_refusals(const char *arguments)
 
 #define ONE " --warmups 0 --warmup-time 0 --min-samples 1 --min-time 0 --max-time 0"
 
-Test(memory, images)
+Test(memory, generating_handles_failed_allocations)
 {
     expect_refusals("--variant naive,omp --res 32 --vertices 20 --batch 3 --verify --samples-out s.csv "
                     "--out r.csv" ONE);
@@ -110,7 +110,7 @@ Test(memory, images)
                     "--write-classes c.csv" ONE);
 }
 
-Test(memory, data_sets)
+Test(memory, loading_handles_failed_allocations)
 {
     expect_refusals("--prepare made --samples 7 --shards 2 --sample-shape 5 --dtype u8");
     expect_refusals("--prepare made --from synth --classes 2 --samples 4 --res 32 --encode png");
@@ -120,7 +120,7 @@ Test(memory, data_sets)
     expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
 }
 
-Test(memory, training)
+Test(memory, training_handles_failed_allocations)
 {
 #define TRAIN "--workload train --data digits --train-size 20 --test-size 10 --batch 7 --epochs 1 --model "
     expect_refusals(TRAIN "lenet --variant train-naive");

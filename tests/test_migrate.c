@@ -124,7 +124,7 @@ static void expect_implied(const char *name, const char *columns, const char *va
     cr_expect(says(line), "%s: %s: not %s in: %s", name, columns, values, out);
 }
 
-Test(migrate, implied_values)
+Test(migrate, values_that_old_rows_imply_are_written)
 {
     expect_implied(OLD "synth_1", "dtype channels layout out_res fit scaling compute", "u8,1,nchw,224,,,");
     EXPECT(0,
@@ -305,7 +305,7 @@ Test(migrate, links_are_followed)
 #define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
 
 /* If the test runs as root, it runs the script as another user, because root may write anywhere. */
-Test(migrate, a_folder_without_permission_to_write)
+Test(migrate, files_without_permission_to_write_do_not_change)
 {
     const char *as = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
     if (*as && shell("%s true", as) != 0)

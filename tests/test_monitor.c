@@ -130,7 +130,7 @@ Test(monitor, a_row_has_the_host_job_and_device)
 }
 
 /* On a busy machine, a sample may be late. It is never early, and no period has two samples. */
-Test(monitor, samples_at_multiples_of_the_period)
+Test(monitor, samples_are_taken_at_multiples_of_the_period)
 {
     open_monitor(20, "");
     sleep_for(0.4);

@@ -105,7 +105,7 @@ Test(mpi, images_are_verified_before_the_timing)
 
 /* ---- Rows ---- */
 
-Test(mpi, one_row_per_rank_and_one_of_all_ranks)
+Test(mpi, each_rank_has_a_row_and_all_ranks_have_one)
 {
     static const double batches[] = {3, 3, 2, 8};
     static const char *const names[] = {"0", "1", "2", "all"};

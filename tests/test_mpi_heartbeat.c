@@ -66,7 +66,7 @@ Test(mpi_heartbeat, a_stopped_rank_ends_all_ranks)
     cr_expect_lt(timer_now_s() - begin_s, 30);
 }
 
-Test(mpi_heartbeat, ranks_that_pause_or_leave_are_not_missed)
+Test(mpi_heartbeat, ranks_that_pause_or_leave_are_not_reported)
 {
     static const char *const roles[] = {"pauses", "leaves", "works"};
     for (size_t i = 0; i < COUNT_OF(roles); i++) {

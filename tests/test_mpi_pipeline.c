@@ -10,7 +10,7 @@
 #include "train/pipeline.h"
 #include "train_support.h"
 
-#include "mpi_train.h" /* last, because its `out` and `status` would shadow names in other headers */
+#include "mpi_train.h" /* included last, because its `out` and `status` would shadow names in other headers */
 
 TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
 

@@ -12,7 +12,7 @@
 #include "train/trainer.h"
 #include "train_support.h"
 
-#include "mpirun.h" /* last, because its `out` and `status` would shadow names in other headers */
+#include "mpirun.h" /* included last, because its `out` and `status` would shadow names in other headers */
 
 TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
 

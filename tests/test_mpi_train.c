@@ -6,7 +6,7 @@
 
 #include "same_state.h"
 
-#include "mpi_train.h" /* last, because its `out` and `status` would shadow names in other headers */
+#include "mpi_train.h" /* included last, because its `out` and `status` would shadow names in other headers */
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
 
@@ -51,8 +51,8 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
     }
 }
 
-/* The partner of a sample may belong to another rank, and to another part of the step. With live samples,
- * each rank generates the partners of its samples, and augments them. */
+/* The partner of a sample may belong to another rank, and to another part of the step (--accumulate). With
+ * live samples, each rank generates and augments the partners of its samples. */
 Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 {
 #define MIX                                                                               \
@@ -91,7 +91,7 @@ Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
 }
 
 /* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */
-Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
+Test(mpi_train, each_rank_has_a_row_and_all_ranks_have_one)
 {
     static const char *const items[] = {"21", "21", "20", "62"}, *const names[] = {"0", "1", "2", "all"};
     run_well(3, DIVIDE "--lr-scale linear");
@@ -129,8 +129,8 @@ Test(mpi_train, ranks_agree_on_the_largest_batch)
     cr_expect_eq(number(out, 4, "batch_probes"), 2);
 }
 
-/* The row of all ranks has the sum of the ranks' rates. Rates are not integers. */
-Test(mpi_train, ranks_generate_their_own_samples)
+/* The row of all ranks has the sum of the ranks' rates, which must not be rounded to an integer. */
+Test(mpi_train, the_row_of_all_ranks_has_the_sum_of_the_rates)
 {
     run_well(2, LEARN "--model logreg --data synth --feed live --res 48 --classes 5 --epochs 1");
     double one = number(out, 1, "generated_per_s"), other = number(out, 2, "generated_per_s"),
@@ -319,7 +319,7 @@ Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 
 /* ---- Failures and differences of one rank ---- */
 
-#ifndef __SANITIZE_ADDRESS__ /* it has its own allocator */
+#ifndef __SANITIZE_ADDRESS__ /* a sanitizer has its own allocator */
 /* A library in which rank 1 gets no memory for the totals of all ranks. */
 static const char no_totals[] =
     "#include <stdlib.h>\n"

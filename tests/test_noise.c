@@ -34,7 +34,7 @@ Test(noise, visualatom_matches_the_published_table)
 /* In the middle of cell i, the weight (fade) is 1/2. So the noise is (G(i) - G(i+1)) / 10, where G(i) is the
  * gradient of cell i. The hashes of cells 0 to 4 are 151, 160, 137, 91, 90. Gradients are 8, 1, -2, -4, -3
  * with `uji`, and 8, 1, -1, -1, -1 with `visualatom`. */
-Test(noise, examples_of_both_rules_by_hand)
+Test(noise, both_rules_give_the_values_computed_by_hand)
 {
     float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
     noise_gradients(FORMULA_UJI, uji);
@@ -64,7 +64,7 @@ Test(noise, the_table_is_a_permutation)
 
 /* Near the right end of a cell, the weight (fade) differs from 1 by a few units in the last place. The noise
  * is about this difference times a factor of up to 3.2. */
-Test(noise, zero_at_every_border_and_continuous)
+Test(noise, is_zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
         float gradients[NOISE_TABLE_COUNT];
@@ -77,7 +77,7 @@ Test(noise, zero_at_every_border_and_continuous)
     }
 }
 
-Test(noise, edge_draws)
+Test(noise, draws_at_borders_of_cells_have_the_expected_noise)
 {
     float gradients[NOISE_TABLE_COUNT];
     noise_gradients(FORMULA_UJI, gradients);
@@ -94,7 +94,7 @@ Test(noise, edge_draws)
     cr_assert_neq(noise_at(gradients, 106, 0.25f), 0);
 }
 
-Test(noise, limit_holds)
+Test(noise, never_exceeds_its_limit)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
         float gradients[NOISE_TABLE_COUNT], largest = 0;
@@ -123,7 +123,7 @@ static double deviation(enum formula formula, double *mean)
     return sqrt(squares / count - *mean * *mean);
 }
 
-Test(noise, mean_and_standard_deviation)
+Test(noise, has_the_expected_mean_and_standard_deviation)
 {
     double uji_mean, visualatom_mean;
     double uji = deviation(FORMULA_UJI, &uji_mean),
@@ -151,7 +151,7 @@ static float float_of_bits(uint32_t bits)
 
 /* Checks every half-precision number below 65504, the midpoint to the next one, and the floats next to both,
  * with both signs. */
-Test(noise, half_rounding_at_every_half_and_tie)
+Test(noise, half_rounding_is_right_at_every_number_and_midpoint)
 {
     for (uint32_t half = 0; half < 0x7BFF; half++) {
         uint16_t low_bits = (uint16_t)half, high_bits = (uint16_t)(half + 1);
@@ -169,7 +169,7 @@ Test(noise, half_rounding_at_every_half_and_tie)
     }
 }
 
-Test(noise, half_rounding_over_all_magnitudes)
+Test(noise, half_rounding_is_right_over_all_magnitudes)
 {
     for (uint32_t bits = 0; float_of_bits(bits) < 65504; bits += 1009) {
         expect_half(float_of_bits(bits));
@@ -179,7 +179,7 @@ Test(noise, half_rounding_over_all_magnitudes)
 
 #endif
 
-Test(noise, half_rounding_by_hand)
+Test(noise, half_rounding_gives_the_values_computed_by_hand)
 {
     cr_assert_eq(noise_round_half(1 + 0x1p-11f), 1);           /* a tie goes to the even neighbour: down */
     cr_assert_eq(noise_round_half(1 + 0x3p-11f), 1 + 0x1p-9f); /* a tie goes to the even neighbour: up */

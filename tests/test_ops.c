@@ -73,7 +73,7 @@ Test(ops, duplicates_are_copies_of_earlier_rows)
         copies += source < row;
     }
     cr_expect(copies > 300 && copies <= 400, "%u", copies);
-    /* If all rows are chosen as duplicates, no row can be a source. */
+    /* If all rows are chosen as duplicates, there is no row to copy, so every row is its own source. */
     input = input_begin(3, 8, DTYPE_F32, 0, 1);
     cr_expect_eq(input_source(&input, 0), 0);
     cr_expect_eq(input_source(&input, 999), 999);
@@ -107,7 +107,7 @@ Test(ops, duplicates_are_dropped_on_any_number_of_threads)
 /* ---- Results ---- */
 
 /* Computes norms in double precision. Compares which rows are kept, their order, values and hashes. */
-Test(ops, results_of_each_step)
+Test(ops, each_step_has_the_expected_results)
 {
     struct job job;
     void *state;
@@ -207,7 +207,7 @@ static void verify_omp(const char *options)
     close_job(&job);
 }
 
-Test(ops, omp_computes_the_same_bits)
+Test(ops, omp_is_bit_identical_to_the_oracle)
 {
     static const unsigned columns[] = {1, 3, 16, 31, 127, 128, 129, 768, 4096}, rows[] = {0, 1, 7, 1031};
     static const char *const types[] = {"f32", "f16", "bf16"}, *const to[] = {"f32", "f16",   "bf16",

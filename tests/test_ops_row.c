@@ -120,7 +120,7 @@ Test(ops_row, conversions_round_to_nearest_even)
     free(fp4.values);
 }
 
-Test(ops_row, special_values)
+Test(ops_row, special_values_have_the_expected_codes)
 {
     cr_expect_eq(fp8_from_float(NAN, true), 0x7F);
     cr_expect_eq(fp8_from_float(-NAN, false), 0x7F);
@@ -139,7 +139,7 @@ Test(ops_row, special_values)
 
 /* ---- Blocks ---- */
 
-Test(ops_row, sizes_of_output_rows)
+Test(ops_row, output_rows_have_the_expected_sizes)
 {
     cr_expect_eq(ops_value_bytes(OPS_F32, 3), 12);
     cr_expect_eq(ops_value_bytes(OPS_BF16, 3), 6);
@@ -151,7 +151,7 @@ Test(ops_row, sizes_of_output_rows)
     cr_expect_eq(ops_scale_bytes(OPS_F16, 32), 0);
 }
 
-Test(ops_row, mxfp4_blocks)
+Test(ops_row, mxfp4_blocks_have_the_expected_codes_and_scales)
 {
     float row[33] = {6, -4, 0.26f, 0.75f, [32] = 0.01f};
     uint8_t values[32], scales[2];
@@ -177,7 +177,7 @@ Test(ops_row, mxfp4_blocks)
     cr_expect(scales[0] == 0xFF && values[0] == 0 && values[2] == 0);
 }
 
-Test(ops_row, nvfp4_blocks)
+Test(ops_row, nvfp4_blocks_have_the_expected_codes_and_scales)
 {
     float row[16] = {6 * 448, -3 * 448, 448};
     uint8_t values[8], scale;

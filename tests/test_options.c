@@ -112,7 +112,7 @@ static void stop(void)
     options_free(&options);
 }
 
-Test(options, defaults, .fini = stop)
+Test(options, an_empty_command_line_gives_the_defaults, .fini = stop)
 {
     expect_ok("");
     cr_expect(!common.help && !common.verbose && !common.verify);
@@ -129,7 +129,7 @@ Test(options, defaults, .fini = stop)
     cr_expect(!options_given(&options, "batch") && !options_given(&options, "help"));
 }
 
-Test(options, every_kind_in_both_spellings, .fini = stop)
+Test(options, every_kind_is_parsed_in_both_spellings, .fini = stop)
 {
     expect_ok("--verify --batch 64 --noise=-1.5 --format json --mode=exact --out results.csv --label=a=b");
     cr_expect(common.verify && !common.verbose);
@@ -146,7 +146,7 @@ Test(options, every_kind_in_both_spellings, .fini = stop)
     cr_expect_str_eq(common.out, "--odd");
 }
 
-Test(options, given_flags, .fini = stop)
+Test(options, options_count_as_given_even_with_default_values, .fini = stop)
 {
     expect_ok("--batch 32 --verify");
     cr_expect(options_given(&options, "batch"),
@@ -158,9 +158,9 @@ Test(options, given_flags, .fini = stop)
     cr_expect(!options_given(&options, "batch"), "no option may count as given before a parse");
 }
 
-/* "none" switches off a number without a default, as if the option were not given, and a number whose default
- * is 0. */
-Test(options, none_is_no_value, .fini = stop)
+/* "none" leaves a number without a default unset, as if the option were not given. It sets a number whose
+ * default is 0 to 0. */
+Test(options, the_value_none_switches_an_option_off, .fini = stop)
 {
     cr_assert_eq(parse("--limit none --rate none"), STATUS_OK, "%s", status_text());
     cr_expect_eq(values.limit, 0);
@@ -174,13 +174,13 @@ Test(options, none_is_no_value, .fini = stop)
     expect_usage("--noise none", "--noise: 'none' is not a number");
 }
 
-Test(options, none_is_given_twice, .fini = stop)
+Test(options, an_option_given_twice_is_refused, .fini = stop)
 {
     expect_usage("--batch 1 --format csv --batch=2", "--batch is given twice; drop one of them");
     expect_ok("--format csv -v --verbose");
 }
 
-Test(options, short_letters, .fini = stop)
+Test(options, short_letters_can_be_combined, .fini = stop)
 {
     expect_ok("-h");
     cr_expect(common.help && !common.verbose && options_given(&options, "help"));
@@ -198,7 +198,7 @@ Test(options, short_letters_need_their_flags)
     options_free(&few);
 }
 
-Test(options, abbreviations, .fini = stop)
+Test(options, unique_abbreviations_are_accepted, .fini = stop)
 {
     expect_ok("--bat 5 --verb --no=2");
     cr_expect_eq(values.batch, 5);
@@ -208,7 +208,7 @@ Test(options, abbreviations, .fini = stop)
     expect_usage("--l=3", "option '--l' is ambiguous: it could be --limit or --label");
 }
 
-Test(options, unknown_option)
+Test(options, an_unknown_option_is_refused_with_the_nearest_one)
 {
     expect_usage("--btach 3", "unknown option '--btach'; did you mean '--batch'?");
     expect_usage("--nosie=3", "unknown option '--nosie'; did you mean '--noise'?");
@@ -221,7 +221,7 @@ Test(options, unknown_option)
     expect_usage("--=5", "unknown option '--'; see --help");
 }
 
-Test(options, very_long_unknown_option)
+Test(options, the_message_about_a_very_long_option_is_short)
 {
     char line[600] = "--";
     memset(line + 2, 'b', 500);
@@ -231,7 +231,7 @@ Test(options, very_long_unknown_option)
     options_free(&options);
 }
 
-Test(options, arguments_in_the_wrong_place)
+Test(options, arguments_in_the_wrong_place_are_refused)
 {
     expect_usage("x", "unexpected argument 'x'; options begin with --");
     expect_usage("--verify x", "unexpected argument 'x'; options begin with --");
@@ -241,7 +241,7 @@ Test(options, arguments_in_the_wrong_place)
     expect_usage("--help= --batch", "--help: '' is not one of true, yes, on, false, no, off");
 }
 
-Test(options, missing_value)
+Test(options, a_missing_value_is_refused)
 {
     expect_usage("--batch", "--batch needs a value, e.g. --batch 32");
     expect_usage("--verify --out", "--out needs a value, e.g. --out FILE");
@@ -252,7 +252,7 @@ Test(options, missing_value)
     expect_usage("--out ", "--out: the value is empty; give one or omit --out");
 }
 
-Test(options, wrong_counts)
+Test(options, invalid_counts_are_refused)
 {
     static const char *const wrong[] = {"12x", "1e3", "0x10", "1.5", "nan",  "inf",
                                         "",    "-",   "+5",   "--",  "1,000"};
@@ -273,7 +273,7 @@ Test(options, wrong_counts)
     }
 }
 
-Test(options, wrong_counts_keep_the_value)
+Test(options, an_invalid_count_keeps_the_value)
 {
     uint64_t value = 7;
     cr_expect_eq(parse_count("rows", "x", 0, 9, &value), STATUS_USAGE);
@@ -286,7 +286,7 @@ Test(options, wrong_counts_keep_the_value)
     cr_expect_eq(value, 7);
 }
 
-Test(options, sizes_in_bytes)
+Test(options, sizes_in_bytes_accept_suffixes)
 {
     static const struct {
         const char *text;
@@ -341,7 +341,7 @@ Test(options, counts_are_exact_at_the_ends, .fini = stop)
     cr_expect_eq(parse_count("n", "0", -5, 3, &value), STATUS_OK);
 }
 
-Test(options, wrong_reals)
+Test(options, invalid_reals_are_refused)
 {
     static const char *const wrong[] = {"1.2.3", "x",  "nan", "inf", "-inf",    "0x1p3",
                                         "",      "1e", ".",   "1,5", "infinity"};
@@ -360,7 +360,7 @@ Test(options, wrong_reals)
     cr_expect_eq(value, 7);
 }
 
-Test(options, right_reals)
+Test(options, valid_reals_are_parsed_exactly)
 {
     static const struct {
         const char *text;
@@ -376,14 +376,14 @@ Test(options, right_reals)
     cr_expect(!signbit(zero));
 }
 
-Test(options, wrong_choice)
+Test(options, invalid_choices_are_refused)
 {
     expect_usage("--format cvs", "--format: 'cvs' is not one of table, csv, json; did you mean 'csv'?");
     expect_usage("--format=xml-rpc", "--format: 'xml-rpc' is not one of table, csv, json");
     expect_usage("--mode=", "--mode: '' is not one of fast, exact");
 }
 
-Test(options, text_of_values, .fini = stop)
+Test(options, values_have_the_expected_text, .fini = stop)
 {
     expect_ok("");
     expect_text("batch", "32");
@@ -468,7 +468,7 @@ Test(options, the_hash_depends_on_all_values_except_file_names, .fini = stop)
               "another file name must not change the hash");
 }
 
-Test(options, wrong_default_is_a_failure)
+Test(options, an_invalid_default_is_a_failure)
 {
     static const struct option_spec broken[] = {
         {"batch", "N", OPTION_COUNT, 0, "0", 1, 9, NULL, true, "images per run"}};
@@ -481,7 +481,7 @@ Test(options, wrong_default_is_a_failure)
     options_free(&one);
 }
 
-Test(options, no_tables_and_no_arguments)
+Test(options, a_parser_without_options_refuses_all_arguments)
 {
     struct options none = {.table_count = 0};
     char *argv[] = {"fdsl-bench", "--batch", NULL};
@@ -501,7 +501,7 @@ static char *help_text(const struct option_spec *specs, size_t count)
     return text;
 }
 
-Test(options, help)
+Test(options, help_fits_in_80_columns)
 {
     const char *text = help_text(common_specs, COUNT_OF(common_specs));
     cr_expect_not_null(strstr(text, "  -h, --help              this text\n"));
@@ -520,7 +520,7 @@ Test(options, help_gives_long_names_a_line_of_their_own)
                      "  --a-very-long-option-name NUMBER\n                          short\n");
 }
 
-Test(options, nearest_word)
+Test(options, the_nearest_word_is_suggested)
 {
     static const char *const names[] = {"naive", "omp", "bat", "bat-reuse", "fused", "gbase"};
     size_t count = COUNT_OF(names);
@@ -528,7 +528,8 @@ Test(options, nearest_word)
     cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op",
                      "two swapped letters must not count as two errors");
     cr_expect_str_eq(nearest_word("nave", names, count), "naive");
-    cr_expect_null(nearest_word("val", (const char *const[]){"raw"}, 1), "one letter of three is right");
+    cr_expect_null(nearest_word("val", (const char *const[]){"raw"}, 1),
+                   "must be null, because only one letter of three is right");
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("bat-", names, count), "bat",

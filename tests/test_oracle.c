@@ -121,7 +121,7 @@ static const struct synth_traits exact = {.noise = SYNTH_NOISE_COUNTER, .timed =
 static const struct synth_traits half = {.noise = SYNTH_NOISE_COUNTER, .half = true, .timed = "draw"};
 static const struct synth_traits racy = {.noise = SYNTH_NOISE_COUNTER, .racy = true, .timed = "draw"};
 
-Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
+Test(oracle, noise_is_that_of_the_shared_streams, .init = start, .fini = stop)
 {
     float reference[COUNT_OF(noise)];
     for (uint64_t j = 0; j < 4; j++) {
@@ -142,7 +142,7 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
 
 /* cuRAND's documented layout: a call of curand_uniform4() gives 4 floats, which are x and y of two vertices.
  * Each orbit has its own subsequence. */
-Test(oracle, noise_of_four_uniform_floats_per_call, .init = start, .fini = stop)
+Test(oracle, each_call_gives_the_noise_of_two_vertices, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
     struct synth_image image = image_at(0, 0);

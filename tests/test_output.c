@@ -78,13 +78,13 @@ static void expect_nearest(const struct conversion *c)
     }
 }
 
-Test(output, conversions_take_the_nearest)
+Test(output, conversions_give_the_nearest_number)
 {
     for (size_t i = 0; i < COUNT_OF(conversions); i++)
         expect_nearest(&conversions[i]);
 }
 
-Test(output, conversions_of_very_large_and_small_floats)
+Test(output, very_large_and_small_floats_are_converted)
 {
     cr_expect_eq(half_from_float(65519.996f), 0x7BFF);
     cr_expect_eq(half_from_float(65520), 0x7C00);
@@ -99,7 +99,7 @@ Test(output, conversions_of_very_large_and_small_floats)
 }
 
 /* Converts floats of all magnitudes. No neighbour of the result may be nearer to the float. */
-Test(output, conversions_of_many_floats)
+Test(output, floats_of_all_magnitudes_are_rounded_to_nearest)
 {
     for (size_t i = 0; i < COUNT_OF(conversions); i++) {
         const struct conversion *c = &conversions[i];
@@ -186,7 +186,7 @@ Test(output, spans_are_overlaps)
         }
 }
 
-Test(output, an_example_by_hand)
+Test(output, resizing_gives_the_values_computed_by_hand)
 {
     static const uint8_t canvas[] = {10, 20, 30, 40, 50, 60, 70, 80, 90};
     static const uint8_t small[] = {23, 37, 63, 77}; /* 210, 330, 570 and 690, divided by 9 */
@@ -333,21 +333,21 @@ static void expect_conversions(enum output_fit fit, uint32_t res, uint32_t out_r
 
 static const uint32_t sides[] = {1, 2, 3, 5, 13, 16, 31, 37};
 
-Test(output, whole_images)
+Test(output, whole_images_follow_the_definition)
 {
     for (size_t i = 0; i < COUNT_OF(sides); i++)
         expect_conversions(OUTPUT_WHOLE, sides[i], sides[i]);
     expect_conversions(OUTPUT_WHOLE, 257, 257);
 }
 
-Test(output, resized_images)
+Test(output, resized_images_follow_the_definition)
 {
     for (size_t a = 0; a < COUNT_OF(sides); a++)
         for (size_t b = 0; b < COUNT_OF(sides); b++)
             expect_conversions(OUTPUT_RESIZE, sides[a], sides[b]);
 }
 
-Test(output, cropped_images)
+Test(output, cropped_images_follow_the_definition)
 {
     for (size_t a = 0; a < COUNT_OF(sides); a++)
         for (size_t b = 0; b <= a; b++)
@@ -355,7 +355,7 @@ Test(output, cropped_images)
 }
 
 /* The largest possible sums, 255 * 2^28, need more than 32 bits. */
-Test(output, the_largest_canvas)
+Test(output, sums_of_the_largest_canvas_do_not_overflow)
 {
     enum { SIDE = 16384 };
     static const double mean[] = {0, 0, 0}, deviation[] = {1, 1, 1};
@@ -376,7 +376,7 @@ Test(output, the_largest_canvas)
 }
 
 /* The products of the weights with the sums of a column need more than 32 bits. */
-Test(output, large_weights)
+Test(output, products_with_large_weights_do_not_overflow)
 {
     enum { SIDE = 5000 };
     const struct synth_output output = {.fit = OUTPUT_RESIZE, .res = SIDE - 1, .channels = 1};
@@ -391,7 +391,7 @@ Test(output, large_weights)
 }
 
 /* Enlarges an image of 2 x 2 pixels to 16384 x 16384. */
-Test(output, a_large_enlargement)
+Test(output, two_pixels_per_side_are_enlarged_to_16384)
 {
     enum { SIDE = 16384 };
     static const uint8_t canvas[] = {0, 64, 128, 255};
@@ -407,7 +407,7 @@ Test(output, a_large_enlargement)
 
 /* ---- Values of the options ---- */
 
-Test(output, lists_of_values)
+Test(output, one_value_or_one_per_channel_is_accepted)
 {
     double values[3];
     cr_assert_eq(parse_channels("--mean", "0.5", 3, -1, 1, values), STATUS_OK);
@@ -428,7 +428,7 @@ Test(output, lists_of_values)
     cr_expect_eq(parse_channels("--std", digits, 1, 0, 1, values), STATUS_USAGE);
 }
 
-Test(output, names_of_labels)
+Test(output, labels_files_are_named_after_their_images)
 {
     char path[PATH_MAX];
     static const char *const names[][2] = {{"a.npy", "a.labels.npy"},

@@ -10,7 +10,7 @@
 #include "core/portable.h"
 
 /* Limit for chi-square statistics in units of their standard deviation. A normal variable exceeds it with a
- * probability of 3 in 100,000; no test draws more than a few dozen statistics. */
+ * probability of 3 in 100,000; no test computes more than a few dozen statistics. */
 #define DEVIATIONS_MAX 4.0
 
 /* Returns the deviation of chi-square from its mean `freedom`, in units of its standard deviation. Chi-square
@@ -51,7 +51,7 @@ Test(permutation, is_a_bijection)
 }
 
 /* These values must be the same on every machine and device. */
-Test(permutation, known_answers)
+Test(permutation, known_values_never_change)
 {
     static const struct {
         uint64_t seed, count, i, at;
@@ -97,7 +97,7 @@ Test(permutation, small_permutations_are_equally_likely)
 
 /* Each element must be equally likely at each position. All differences of consecutive elements (modulo n)
  * must be equally frequent. A permutation must have one fixed point on average. */
-Test(permutation, positions_pairs_and_fixed_points)
+Test(permutation, positions_differences_and_fixed_points_are_uniform)
 {
     static const unsigned sizes[] = {16, 17, 63, 256, 257};
     enum { EXPECTED = 100 };
@@ -130,7 +130,7 @@ Test(permutation, positions_pairs_and_fixed_points)
 }
 
 /* A large permutation must spread the elements of each of 64 equal ranges evenly over the 64 ranges. */
-Test(permutation, large_permutations_spread)
+Test(permutation, large_permutations_spread_elements_evenly)
 {
     enum { PARTS = 64 };
     static const uint64_t sizes[] = {1 << 20, 1000001};

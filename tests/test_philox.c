@@ -17,7 +17,7 @@ static void expect_block(struct philox_block block, uint32_t w0, uint32_t w1, ui
 }
 
 /* Known answers published with Random123. */
-Test(philox, known_answers)
+Test(philox, equals_the_published_known_answers)
 {
     expect_block(philox(philox_key(0), 0, 0, 0, 0), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
     expect_block(philox(philox_key(UINT64_MAX), UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX), 0x408f276d,
@@ -59,7 +59,7 @@ static struct philox_key some_key(void)
 }
 
 /* Values that an independent implementation computed. They must never change. */
-Test(philox, frozen_streams)
+Test(philox, streams_never_change)
 {
     struct philox_key key = some_key();
     cr_assert(key.word[0] == 0x7a6c713c && key.word[1] == 0x9af5becd, "%08x %08x", key.word[0], key.word[1]);

@@ -103,7 +103,7 @@ static void expect_text_file(const char *path, const char *expected)
     cr_assert_str_eq(text, expected);
 }
 
-Test(picture, reads_back, .init = make_folder)
+Test(picture, written_pictures_are_read_back, .init = make_folder)
 {
     static const uint32_t sizes[][2] = {{1, 1}, {7, 3}, {512, 512}, {1, 300}, {1000, 2}};
     cr_assert_eq(picture_available(), STATUS_OK);
@@ -117,7 +117,7 @@ Test(picture, reads_back, .init = make_folder)
     expect_files(1);
 }
 
-Test(picture, impossible_sizes, .init = make_folder)
+Test(picture, impossible_sizes_are_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 0, 1), STATUS_USAGE);
@@ -131,7 +131,7 @@ Test(picture, impossible_sizes, .init = make_folder)
     expect_files(0);
 }
 
-Test(picture, folder_with_index, .init = make_folder)
+Test(picture, a_folder_has_its_pictures_and_an_index, .init = make_folder)
 {
     struct picture pictures[3] = {
         {NULL, 16, 0, 9, 5}, {NULL, 16, 12, 10, 5}, {NULL, 16, 3, 0, 18446744073709551615u}};
@@ -151,7 +151,7 @@ Test(picture, folder_with_index, .init = make_folder)
     expect_files(4);
 }
 
-Test(picture, the_current_folder, .init = make_folder)
+Test(picture, an_empty_name_is_the_current_folder, .init = make_folder)
 {
     uint8_t pixel = 77;
     struct picture picture = {&pixel, 1, 0, 0, 0};
@@ -218,7 +218,7 @@ Test(picture, folders_are_created, .init = make_folder)
     expect_files(1);
 }
 
-Test(picture, unwritable_folder, .init = make_folder)
+Test(picture, an_unwritable_folder_is_refused, .init = make_folder)
 {
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};
@@ -242,7 +242,7 @@ Test(picture, unwritable_folder, .init = make_folder)
 
 /* Five pictures give three columns and two rows, with a border of 2 pixels around each. The last cell is
  * empty. */
-Test(picture, sheet_geometry, .init = make_folder)
+Test(picture, a_sheet_has_rows_columns_and_borders, .init = make_folder)
 {
     enum { SIDE = 10, PITCH = 12, WIDTH = 3 * PITCH + 2, HEIGHT = 2 * PITCH + 2 };
     struct picture pictures[5];
@@ -304,7 +304,7 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
 }
 
 /* A picture of the maximum size is not shrunk. With one more pixel per side, it is halved. */
-Test(picture, sheet_side_limit, .init = make_folder)
+Test(picture, a_picture_above_the_maximum_side_is_halved, .init = make_folder)
 {
     uint8_t *pixels = calloc(8189, 8189);
     cr_assert_not_null(pixels);
@@ -318,7 +318,7 @@ Test(picture, sheet_side_limit, .init = make_folder)
     expect_files(2);
 }
 
-Test(picture, impossible_sheets)
+Test(picture, impossible_sheets_are_refused)
 {
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};

@@ -130,7 +130,7 @@ Test(pipe_schedule, formula_equals_the_simulated_bubble)
     for_each(expect_formula);
 }
 
-Test(pipe_schedule, bubbles_of_known_sizes)
+Test(pipe_schedule, bubbles_have_their_known_sizes)
 {
     cr_expect(fabs(pipe_bubble(PIPE_GPIPE, 4, 8) - 3.0 / 11) < 1e-12);
     cr_expect(fabs(pipe_bubble(PIPE_1F1B, 4, 8) - 3.0 / 11) < 1e-12);

@@ -117,7 +117,7 @@ Test(prepare, repeated_runs_write_same_bytes)
 }
 
 /* Python's tar reader must find the members that DALI's index and the wids index list. */
-Test(prepare, python_agrees)
+Test(prepare, python_finds_the_members_of_both_indexes)
 {
     if (run("python3 -c 'import tarfile, hashlib, json'") != 0)
         cr_skip_test("no python3 here");
@@ -161,7 +161,7 @@ Test(prepare, python_agrees)
 
 #ifdef HAVE_ARCHIVE
 /* Compares the index with libarchive: the name, data offset and size of every member. */
-Test(prepare, libarchive_agrees)
+Test(prepare, libarchive_finds_the_members_of_the_index)
 {
     struct index index;
     uint64_t next = 0;
@@ -190,7 +190,7 @@ Test(prepare, libarchive_agrees)
 
 /* With pyarrow, metadata_parquet.py writes a table of all samples. Without pyarrow, it prints one line
  * and exits with status 4. */
-Test(prepare, parquet)
+Test(prepare, the_table_of_samples_is_parquet)
 {
     if (run("python3 -c 1") != 0)
         cr_skip_test("no python3 here");
@@ -209,7 +209,7 @@ Test(prepare, parquet)
 #define SYNTH "--from synth --classes 3 --samples 20 --shards 2 --res 32"
 
 #if defined(HAVE_PNG) && defined(HAVE_INIH)
-Test(prepare, synth_images_and_labels)
+Test(prepare, synth_samples_are_the_images_and_labels_of_run_0)
 {
     EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7");
     EXPECT(0, "sed -n '1p;6p' a/samples.csv");
@@ -243,7 +243,7 @@ Test(prepare, synth_bytes_do_not_depend_on_variant)
               " && diff -r a b");
 }
 
-Test(prepare, synth_refusals)
+Test(prepare, invalid_options_of_synth_are_refused)
 {
     expect_refusal(2, "a " SYNTH " --dtype f16", "--encode png stores u8 images");
     expect_refusal(2, "a " SYNTH " --png x", "--png applies to timed runs only");
@@ -287,7 +287,7 @@ static void expect_picture(const char *name, const void *pixels, size_t size)
     free(bytes);
 }
 
-Test(prepare, idx)
+Test(prepare, idx_files_are_converted)
 {
     write_file("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\3\0\0\0\2\0\0\0\2abcdefghijkl", 28);
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\7", 11);
@@ -313,7 +313,7 @@ Test(prepare, idx)
     expect_refusal(2, "b --from dataset --source nowhere", "--source nowhere: No such file");
 }
 
-Test(prepare, cifar)
+Test(prepare, cifar_files_are_converted)
 {
     static uint8_t records[2 * CIFAR_RECORD_BYTES], pixels[CIFAR_IMAGE_BYTES];
     for (size_t i = 0; i < sizeof records; i++)
@@ -476,7 +476,7 @@ Test(prepare, archives_read_as_files_are_warned_about)
     cr_assert_null(strstr(out, "looks like"), "%s", out);
 }
 
-Test(prepare, refusals)
+Test(prepare, invalid_options_and_folders_are_refused)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");
     expect_refusal(2, "a --samples 2 --shards 3", "there are only 2 samples");
@@ -511,7 +511,7 @@ Test(prepare, concurrent_runs_are_refused)
     EXPECT(0, "$P --prepare a " SMALL);
 }
 
-Test(prepare, a_folder_without_permission)
+Test(prepare, a_folder_without_permission_is_refused)
 {
     const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
     EXPECT(0, "mkdir a && chmod 555 a && chmod 755 . && cp $P program"); /* root may write everywhere */

@@ -13,7 +13,7 @@ TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
 /* Runs Python code with the modules of scripts/compare. */
 #define PYTHON "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c "
 
-/* The errors in `refused` are one line each. All options are refused before PyTorch is imported. */
+/* Each error in `refused` must be one line, and must be reported before PyTorch is imported. */
 Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
 {
     shell(

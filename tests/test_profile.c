@@ -51,7 +51,7 @@ static void expect_ranges(const char *options, const char *const *names)
 #define SMALL "--batch 2 --res 32 --vertices 20 --orbits 4 --loops 1 --warmups 0 --warmup-time 0 "
 #define TRAIN "--model lenet --data digits --train-size 40 --test-size 4 --batch 20 --epochs 1 "
 
-Test(profile, ranges_of_generating)
+Test(profile, generating_opens_its_ranges)
 {
     build_recorder();
     expect_ranges("--variant naive " SMALL, (const char *const[]){"draw", NULL});
@@ -62,7 +62,7 @@ Test(profile, ranges_of_generating)
 #endif
 }
 
-Test(profile, ranges_of_training)
+Test(profile, training_opens_its_ranges)
 {
     build_recorder();
     expect_ranges("--variant train-naive " TRAIN,
@@ -79,7 +79,7 @@ Test(profile, ranges_of_training)
 }
 
 #ifdef HAVE_XXHASH
-Test(profile, ranges_of_loading)
+Test(profile, loading_opens_its_ranges)
 {
     build_recorder();
     EXPECT(0, "$P --prepare shards --store shards --shards 2 --samples 20 --sample-shape 5000 --dtype u8");
@@ -208,7 +208,8 @@ Test(profile, a_failing_program_is_reported)
     EXPECT_OUT("unknown option", "ncu ended with status 2");
 }
 
-/* Neither nsys nor ncu exists. Skipped if one of them is on the PATH or at another usual location. */
+/* Tests a machine without nsys and ncu. Skipped if one of them is on the PATH or at another usual
+ * location. */
 Test(profile, missing_tools_are_named)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "

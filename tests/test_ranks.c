@@ -112,7 +112,7 @@ Test(partition, items_are_divided_by_weight)
                     expect_fair(cases[c], count, total, least);
 }
 
-Test(partition, exact_parts_are_exact)
+Test(partition, shares_are_exact_if_they_are_whole_numbers)
 {
     static const struct {
         double weights[3];

@@ -9,7 +9,7 @@ TestSuite(record, .init = start, .fini = stop, .timeout = 60);
 
 /* ---- Rows ---- */
 
-Test(record, fields_as_text)
+Test(record, fields_are_written_as_text)
 {
     struct row row = {0};
     row_text(&row, "text", "x");
@@ -38,7 +38,7 @@ Test(record, fields_as_text)
     cr_expect(row.fields == NULL && row.count == 0, "a freed row must be empty");
 }
 
-Test(record, many_fields_in_order)
+Test(record, many_fields_keep_their_order)
 {
     struct row row = {0};
     for (unsigned i = 0; i < 1000; i++) {
@@ -65,7 +65,7 @@ Test(record, a_failed_row_is_not_written)
 
 /* ---- CSV ---- */
 
-Test(record, lines)
+Test(record, cells_are_quoted_as_needed)
 {
     struct row row = sample_row("plain", "with, comma", "");
     row_text(&row, "a \"quoted\" column", "say \"hi\"\r\n");
@@ -147,7 +147,7 @@ Test(record, single_empty_field_is_a_row)
 
 /* ---- Appending ---- */
 
-Test(record, header_once)
+Test(record, the_header_is_written_once)
 {
     cr_expect_eq(append_sample("a", "b", "0"), STATUS_OK);
     cr_expect_eq(append_sample("c", "d,e", "1"), STATUS_OK);

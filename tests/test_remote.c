@@ -314,7 +314,7 @@ Test(servers, certificates_are_checked)
     unsetenv("SSL_CERT_FILE");
 }
 
-Test(servers, all_variants_for_shards_and_several_connections)
+Test(servers, variants_for_shards_read_urls)
 {
     SHELL(0, "$P $M --variant shards,shards-mmap,shards-omp --iodepth 3 --epochs 2 --data "
              "$U/web/plain/counter-{000000..000004}.tar");
@@ -327,7 +327,7 @@ Test(servers, one_broken_request_in_ten_loses_nothing)
         expect_same(urls, 1);
 }
 
-Test(servers, faults_have_one_clear_line)
+Test(servers, each_fault_is_reported_in_one_line)
 {
     static const struct {
         int status;
@@ -519,8 +519,9 @@ Test(servers, train_stores_no_signatures)
 
 #define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
 
-/* Every shard is read once when the set is opened, and once more for the samples of each part. Requests for
- * several shards run at the same time, and the samples are those of the local set. */
+/* When the set is opened, the program requests the size of every shard, and then the shard, to hash the edges
+ * of its samples. Later, it requests each shard once for the training samples and once for the test samples.
+ * Requests for several shards must run at the same time, and the samples must be those of the local set. */
 Test(servers, train_requests_shards_at_the_same_time)
 {
     int before, count, most;
@@ -528,8 +529,8 @@ Test(servers, train_requests_shards_at_the_same_time)
              "&& " TRAIN "--data files/eight --export-data a");
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --export-data b && cmp a b");
     count_requests(&count, &most);
-    cr_expect_eq(count, 2 + 8 + 8 + 2 * 8); /* the index, sizes, edges, samples of each part */
-    cr_expect_geq(most, 4);                 /* of 8: a busy machine sends the last requests later */
+    cr_expect_eq(count, 2 + 8 + 8 + 2 * 8); /* the index, sizes, edges, training and test samples */
+    cr_expect_geq(most, 4);                 /* up to 8, but a busy machine sends the last ones later */
     /* Shards without samples of the set are not requested. */
     before = count;
     SHELL(0, TRAIN "--data $U/slow/eight/digits.index --train-size 150 --test-size 5");
@@ -545,7 +546,7 @@ Test(servers, prepare_copies_a_remote_set)
           "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify");
     count_requests(&count, &most);
     cr_expect_eq(count, 2 + 5 + 5 + 5); /* the index, sizes, edges, samples */
-    cr_expect_geq(most, 3);             /* of 5 */
+    cr_expect_geq(most, 3);             /* up to 5 */
 }
 
 /* Class folders need all labels before the first sample is written. Each shard is read once for its labels,
@@ -559,6 +560,6 @@ Test(servers, prepare_reads_each_shard_once_for_its_labels)
              "rm near/*.index far/*.index && diff -r near far");
     count_requests(&count, &most);
     cr_expect_eq(count, 2 + 8 + 8 + 8 + 8); /* the index, sizes, edges, labels, samples */
-    cr_expect_geq(most, 4);                 /* of 8 */
+    cr_expect_geq(most, 4);                 /* up to 8 */
 }
 #endif

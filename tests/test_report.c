@@ -66,14 +66,14 @@ Test(report, commands_have_the_threads_of_their_rows)
               "threads that differ between ranks must be left to the default: %s", out);
 }
 
-Test(report, without_rows)
+Test(report, without_rows_the_page_says_how_to_measure)
 {
     SHELL(0, REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
     cr_assert_eq(atoi(out), 29, "%s", out);
 }
 
-Test(report, commands_of_loading)
+Test(report, commands_of_loading_have_the_options_of_their_rows)
 {
     SHELL(0, "cp " FIXTURES "/load.csv $D/results && " REPORT
              "--reference $D/reference && tests/check_page.py $D/report.html && grep -o '<h3>[0-9]* "

@@ -37,7 +37,7 @@ static struct machine_peaks h200(void)
 
 /* ---- Peaks ---- */
 
-Test(roofline, peaks_of_an_h200)
+Test(roofline, an_h200_has_the_expected_peaks)
 {
     const struct machine_peaks peaks = h200();
     expect_near(peaks.flops_per_s[UNIT_FP32], 66.90816e12, "fp32");
@@ -77,7 +77,7 @@ Test(roofline, peaks_equal_the_published_ones)
     }
 }
 
-Test(roofline, flops_of_a_multiprocessor_by_architecture)
+Test(roofline, each_architecture_has_its_flops_per_multiprocessor)
 {
     static const struct {
         int major, minor;
@@ -100,7 +100,7 @@ Test(roofline, flops_of_a_multiprocessor_by_architecture)
     }
 }
 
-Test(roofline, flops_of_a_core_by_instruction_set)
+Test(roofline, each_instruction_set_has_its_flops_per_core)
 {
 #if defined(__x86_64__)
     cr_expect_eq(roofline_cpu_flops_per_cycle("avx512"), 64);
@@ -156,7 +156,7 @@ Test(roofline, the_larger_bound_is_the_roofline)
     }
 }
 
-Test(roofline, no_bound_without_a_peak)
+Test(roofline, without_a_peak_there_is_no_bound)
 {
     const struct least_work work = {.flops = 5, .once_bytes = 1e9};
     const struct machine_peaks unknown = {.cache_bytes = 7};
@@ -259,7 +259,7 @@ static struct model cnn(void)
     return model;
 }
 
-Test(roofline, flops_of_a_network)
+Test(roofline, a_network_has_the_flops_computed_by_hand)
 {
     static const struct {
         struct model_savings savings;
@@ -323,7 +323,7 @@ Test(roofline, variants_that_skip_zeros_declare_it)
     }
 }
 
-Test(roofline, work_of_an_epoch)
+Test(roofline, the_work_of_an_epoch_includes_optimizer_state)
 {
     static const struct {
         const char *options;

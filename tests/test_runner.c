@@ -26,7 +26,7 @@ static enum status spoiled_fetch(void *state, void *result)
     return status;
 }
 
-/* The run() of a variant whose third run fails: the warm-up after the verification. */
+/* The run() of a variant whose third run fails. The third run is the warm-up after the verification. */
 static uint64_t runs;
 
 static enum status failing_run(void *state, uint64_t number, struct run_time *time)

@@ -22,7 +22,7 @@ TestSuite(setup, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 Test(setup, prints_packages_and_command_before_it_installs)
 {
     if (geteuid() != 0)
-        cr_skip_test("only root installs");
+        cr_skip_test("the script installs packages only as root");
     EXPECT_PRINTS(0, "setup: missing to build: ", SETUP);
     EXPECT_OUT("git (revision in results)");
     EXPECT_OUT(

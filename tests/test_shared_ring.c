@@ -104,7 +104,8 @@ static void expect_refused(struct shared_ring_offer offer, size_t bytes, const c
     cr_expect(strstr(status_text(), words), "%s: %s", words, status_text());
 }
 
-/* The process and file numbers of an offer from another container may belong to any process and file. */
+/* The process and file numbers in an offer from another container may belong to unrelated processes and files
+ * of this container. */
 Test(shared_ring, refuses_other_memory)
 {
     struct shared_ring *ring;

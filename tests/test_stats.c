@@ -24,7 +24,7 @@ static void expect_near(const char *what, double value, double expected)
               value, expected);
 }
 
-Test(stats, one_sample)
+Test(stats, one_sample_has_no_interval)
 {
     struct stats stats = compute((double[]){7}, 1);
     expect_near("min", stats.min, 7);
@@ -46,7 +46,7 @@ Test(stats, an_interval_needs_six_samples)
     expect_near("error", compute((double[]){1, 6, 2, 5, 3, 4}, 6).median_error, 2.5 / 3.5);
 }
 
-Test(stats, two_samples)
+Test(stats, two_samples_have_the_expected_statistics)
 {
     struct stats stats = compute((double[]){3, 1}, 2);
     expect_near("min", stats.min, 1);
@@ -62,7 +62,7 @@ Test(stats, two_samples)
     cr_expect_eq(stats.outliers, 0);
 }
 
-Test(stats, three_samples)
+Test(stats, three_samples_have_the_expected_statistics)
 {
     struct stats stats = compute((double[]){6, 1, 2}, 3);
     expect_near("median", stats.median, 2);
@@ -74,7 +74,7 @@ Test(stats, three_samples)
     cr_expect_eq(stats.outliers, 0, "a distance of 4 is below the cutoff, 3.5 * 1.4826 * 1");
 }
 
-Test(stats, four_samples)
+Test(stats, four_samples_have_the_expected_statistics)
 {
     struct stats stats = compute((double[]){4, 1, 3, 2}, 4);
     expect_near("median", stats.median, 2.5);
@@ -85,7 +85,7 @@ Test(stats, four_samples)
     expect_near("high", stats.median_high, 4);
 }
 
-Test(stats, five_samples_with_an_outlier)
+Test(stats, one_of_five_samples_is_an_outlier)
 {
     struct stats stats = compute((double[]){10, 30, 11, 9, 10.5}, 5);
     expect_near("median", stats.median, 10.5);
@@ -111,7 +111,7 @@ Test(stats, outliers_begin_at_the_cutoff)
     cr_expect_eq(compute((double[]){-20, 8, 9, 10, 11, 12, 13, 14, 40}, 9).outliers, 2);
 }
 
-Test(stats, all_equal)
+Test(stats, equal_samples_have_no_spread)
 {
     struct stats stats = compute((double[]){4, 4, 4, 4, 4, 4, 4, 4}, 8);
     expect_near("sd", stats.sd, 0);
@@ -283,7 +283,7 @@ Test(stats, independent_samples_keep_their_interval)
 
 /* Tests the number of effective samples of different series: slow changes between two states, a slow drift,
  * and autoregressive series. */
-Test(stats, effective_samples)
+Test(stats, correlated_samples_count_as_fewer_effective_samples)
 {
     enum { MOST = 100000 };
     static double samples[MOST];
@@ -350,7 +350,7 @@ Test(stats, ks_ends_on_nan)
     cr_expect(distance >= 0);
 }
 
-Test(stats, ks_critical_value)
+Test(stats, ks_critical_values_equal_published_ones)
 {
     /* The published critical values are 1.3581 at 5 % and 1.6276 at 1 %, times sqrt((n + m) / nm). */
     cr_expect_float_eq(stats_ks_critical(100, 100, 0.05), 1.3581 * sqrt(0.02), 1e-5);

@@ -126,7 +126,7 @@ Test(sweep, a_table_with_an_error_runs_nothing)
     }
 }
 
-/* A table may use an option with the name of a file or folder only if the option names an input. */
+/* In a table, an option whose value is a file or folder is allowed only if it names an input. */
 Test(sweep, options_that_write_files_are_refused)
 {
     shell(
@@ -136,8 +136,9 @@ Test(sweep, options_that_write_files_are_refused)
     cr_expect_str_eq(out, "checkpoint class data init preset-file\n");
 }
 
-/* The program prepares all rows and samples before it ends with --dry-run. This script runs it with fewer
- * rows or test samples, except for the first task with a size. */
+/* With --dry-run, the program generates all rows and samples before it ends, which takes long. This script
+ * runs it in full only for the first task with each --rows or --train-size. In later tasks with the same
+ * value, the program gets fewer rows or test samples. */
 static const char fewer[] = "#!/bin/sh\n"
                             "for option; do\n"
                             "    shift\n"

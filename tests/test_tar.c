@@ -101,7 +101,7 @@ static void expect_refusal(const char *words)
     cr_assert_not_null(strstr(status_text(), "offset "), "%s", status_text());
 }
 
-Test(tar, own_shards_round_trip)
+Test(tar, written_shards_are_read_back)
 {
     small_shard();
     expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
@@ -360,7 +360,7 @@ static void expect_long(const char *name, uint8_t content, uint64_t size)
     long_found++;
 }
 
-Test(tar, long_names_round_trip)
+Test(tar, long_names_are_read_back)
 {
     static struct tar_parser parser;
     long_shard();
@@ -438,7 +438,7 @@ static void expect_names(const char *expected)
 }
 
 /* webdataset sets a time that is a float, so every member gets a pax header. */
-Test(tar, python_pax)
+Test(tar, pax_headers_of_python_are_read)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as t:\n"
                            "    add(t, 'a.cls', b'12', mtime=1.25)\n"
@@ -451,7 +451,7 @@ Test(tar, python_pax)
     expect_names(expected);
 }
 
-Test(tar, python_gnu)
+Test(tar, gnu_headers_of_python_are_read)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.GNU_FORMAT) as t:\n"
                            "    add(t, 'd/' * 100 + 'b.png', b'x' * 600)\n"
@@ -464,7 +464,7 @@ Test(tar, python_gnu)
     expect_names(expected);
 }
 
-Test(tar, python_ustar_prefix)
+Test(tar, ustar_prefixes_of_python_are_read)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.USTAR_FORMAT) as t:\n"
                            "    add(t, 'd' * 90 + '/' + 'b' * 60 + '.png', b'x')\n"
@@ -500,7 +500,7 @@ Test(tar, python_reads_our_long_names)
     cr_assert_eq(failed, 0);
 }
 
-Test(tar, python_global_and_sizes)
+Test(tar, global_headers_and_pax_sizes_of_python_are_read)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT,\n"
                            "                  pax_headers={'comment': 'all of it'}) as t:\n"
@@ -508,7 +508,7 @@ Test(tar, python_global_and_sizes)
     expect_names("a.cls 2\n");
 }
 
-Test(tar, base256_size)
+Test(tar, base_256_sizes_are_read)
 {
     small_shard();
     memcpy(shard + 1024 + 124, "\x80\0\0\0\0\0\0\0\0\0\x03\xe8", 12);

@@ -34,7 +34,7 @@ static const struct {
     {"x\xe2\x82y", "x\\xe2\\x82y"},
 };
 
-Test(text, printable_text)
+Test(text, unprintable_characters_are_escaped)
 {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char shown[64], again[64], *printed = NULL;
@@ -50,8 +50,8 @@ Test(text, printable_text)
     }
 }
 
-/* Tests all pairs of bytes. The buffer has exactly the size of a pair, so that a sanitizer detects reads past
- * its end. */
+/* Tests all texts of two bytes. The buffer has no room for more, so that a sanitizer detects reads past the
+ * end of the text. */
 Test(text, control_bytes_are_always_escaped)
 {
     for (unsigned i = 0x0101; i < 0x10000; i++) {
@@ -78,7 +78,7 @@ Test(text, long_text_is_truncated_between_characters)
     }
 }
 
-Test(text, fields_of_csv)
+Test(text, csv_fields_are_quoted_as_needed)
 {
     static const struct {
         const char *text, *field;
@@ -99,7 +99,7 @@ Test(text, fields_of_csv)
     }
 }
 
-Test(text, records_of_csv)
+Test(text, csv_records_are_counted)
 {
     bool whole;
     cr_expect(text_csv_records("", 0, &whole) == 0 && whole);

@@ -131,7 +131,7 @@ static void expect_caught(const char *name, const char *arguments, faulty_run *f
 
 static const char one_wrong[] = "1 of 1 variants gave wrong results";
 
-Test(timed, images)
+Test(timed, wrong_timed_images_are_detected)
 {
     static faulty_run *const faults[] = {first_two, unless_timed, late_by_one, every_fifth};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
@@ -152,7 +152,7 @@ Test(timed, images)
 #define FILES  "--data files --batch 4 --shuffle 9 --threads 2" RUNS
 #define SHARDS "--data shards --batch 4 --shuffle 9 --threads 2" RUNS
 
-Test(timed, samples)
+Test(timed, wrong_timed_samples_are_detected)
 {
     static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
     static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
@@ -176,7 +176,7 @@ Test(timed, samples)
 
 #define TRAINING "--data digits --train-size 60 --test-size 20 --model logreg --batch 20 "
 
-Test(timed, epochs)
+Test(timed, wrong_timed_epochs_are_detected)
 {
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "train-omp" : "train-naive";
@@ -192,7 +192,7 @@ Test(timed, epochs)
 
 /* With --batch 4, runs evaluate five different batches. With --batch 20, all runs evaluate the same batch and
  * have the same logits. */
-Test(timed, inference)
+Test(timed, wrong_timed_inference_is_detected)
 {
     if (!available("files")) /* checkpoints need xxHash, like the variant `files` */
         cr_skip_test("this build has no checkpoints");

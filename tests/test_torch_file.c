@@ -25,7 +25,7 @@ static void begin_tensor(void)
     archive_add(&archive, "x/data/0", values, 60);
 }
 
-Test(torch_file, archives_with_bad_members)
+Test(torch_file, archives_with_bad_members_are_refused)
 {
     static const char *const names[] = {"../x", "/x",   "x/../../y", "x/./y", "x//y", "x/",
                                         "a\\b", "a\nb", "..",        "",      ".",    "x/.."};
@@ -58,7 +58,7 @@ Test(torch_file, archives_with_bad_members)
 }
 
 /* The data of member x/out contain the member x/in with its local header. */
-Test(torch_file, archives_with_overlapping_members)
+Test(torch_file, archives_with_overlapping_members_are_refused)
 {
     static struct archive inner;
     begin_tensor();
@@ -82,7 +82,7 @@ static void expect_bad_patch(long offset, uint64_t number, size_t count, const c
     expect_bad("bad.pt", words);
 }
 
-Test(torch_file, archives_with_bad_records)
+Test(torch_file, archives_with_bad_records_are_refused)
 {
     begin_tensor();
     long first = (long)archive.file.count; /* offset of the central directory */
@@ -106,8 +106,8 @@ Test(torch_file, archives_with_bad_records)
 
 /* ---- Bad pickles ---- */
 
-/* The file has the opcode of the protocol before each pickle. `words` must be in the error message. */
-Test(torch_file, bad_pickles)
+/* The test writes the protocol opcode in front of each pickle. The error message must contain `words`. */
+Test(torch_file, bad_pickles_are_refused)
 {
     static const struct {
         const char *pickle;
@@ -192,7 +192,7 @@ Test(torch_file, nested_lists_that_expand_are_refused)
     expect_bad("bad.pt", "more than 4000000 values");
 }
 
-Test(torch_file, tensors_outside_their_storage)
+Test(torch_file, tensors_outside_their_storage_are_refused)
 {
     static const struct {
         struct written tensor;

@@ -135,7 +135,7 @@ Test(train, optimizers_match_hand_computed_values)
         (const double[]){0.89, 0.89 * 0.99 + adam - 0.9});
 }
 
-Test(train, schedules)
+Test(train, schedules_have_the_expected_rates)
 {
     const struct schedule cosine = {.kind = SCHEDULE_COSINE, .rate = 2, .warmup_steps = 4, .total_steps = 24},
                           steps = {.kind = SCHEDULE_STEP, .rate = 2, .decay_steps = 10, .gamma = 0.5},
@@ -191,7 +191,7 @@ Test(train, initial_parameters_cover_their_range)
     free(parameters);
 }
 
-Test(train, halves)
+Test(train, half_precision_values_are_decoded)
 {
     static const struct {
         uint16_t bits;
@@ -332,7 +332,7 @@ static void path_of(uint32_t epochs, char path[PATH_MAX])
     snprintf(path, PATH_MAX, "%s/epoch-%06u.ckpt", folder, epochs);
 }
 
-Test(checkpoint, round_trip)
+Test(checkpoint, a_written_checkpoint_is_read_back)
 {
     struct checkpoint back;
     bool found;
@@ -361,7 +361,7 @@ Test(checkpoint, round_trip)
 }
 
 /* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
-Test(checkpoint, round_trip_within_an_epoch)
+Test(checkpoint, a_checkpoint_within_an_epoch_is_read_back)
 {
     float arenas[4][VALUES];
     for (int i = 0; i < 4 * VALUES; i++)
@@ -443,7 +443,8 @@ static void expect_fault(const char *path, const char *words)
     checkpoint_free(&back);
 }
 
-/* Every flipped byte and every truncation must be detected. */
+/* A flipped bit in any byte, and any truncation, must be detected. Tests every 7th byte and every 13th
+ * length. */
 Test(checkpoint, detects_damage)
 {
     char path[PATH_MAX], *bytes;
@@ -520,7 +521,7 @@ Test(checkpoint, skips_only_damaged_ones)
 
 /* Only one training run may lock a folder. Locking removes incomplete files of a killed training run, but no
  * other file. */
-Test(checkpoint, lock_is_exclusive)
+Test(checkpoint, only_one_training_run_can_lock_a_folder)
 {
     char path[PATH_MAX], other[PATH_MAX];
     int first, second;

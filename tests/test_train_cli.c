@@ -24,7 +24,7 @@ TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 3
 
 /* ---- Rows ---- */
 
-Test(train_cli, one_row_per_epoch)
+Test(train_cli, each_epoch_has_one_row)
 {
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
@@ -100,13 +100,13 @@ static void kill_and_resume(const char *variant, unsigned samples)
     cr_expect_str_eq(out, last);
 }
 
-Test(train_cli, killed_and_resumed)
+Test(train_cli, killed_runs_resume_bit_exactly)
 {
     kill_and_resume("train-naive", 50 / SLOWER);
 }
 
 #ifdef _OPENMP
-Test(train_cli, train_omp_killed_and_resumed)
+Test(train_cli, killed_runs_of_train_omp_resume_bit_exactly)
 {
     kill_and_resume("train-omp", 750 / SLOWER);
 }
@@ -140,7 +140,7 @@ Test(train_cli, row_is_written_before_the_export)
 }
 
 /* A truncated checkpoint is skipped with a warning, and training repeats its epochs. */
-Test(train_cli, resumes_from_before_a_truncated_checkpoint)
+Test(train_cli, resumes_from_the_checkpoint_before_a_truncated_one)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
     EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k && truncate -s 5000 k/epoch-000003.ckpt");
@@ -151,8 +151,8 @@ Test(train_cli, resumes_from_before_a_truncated_checkpoint)
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
-/* A file with the name of a checkpoint is damaged if it does not begin like one. The message must not advise
- * on files of tensors. */
+/* A file that has the name of a checkpoint but does not begin like one is damaged. The message must not
+ * mention files of tensors. */
 Test(train_cli, a_checkpoint_that_lost_its_beginning_is_damaged)
 {
     EXPECT(0,
@@ -232,7 +232,8 @@ Test(train_cli, columns_of_the_recipe_are_empty_without_it)
         cr_expect_str_eq(value(out, 1, names[i]), "", "%s", names[i]);
 }
 
-/* Live samples are generated for a whole step, and taken part by part. */
+/* If a step has several parts (--accumulate), live samples are generated for the whole step, and each part
+ * takes its own. */
 static void take_parts_of_live_steps(const char *mixing)
 {
 #define PARTS                                                                                             \
@@ -251,7 +252,7 @@ static void take_parts_of_live_steps(const char *mixing)
 #endif
 }
 
-Test(train_cli, parts_of_live_steps)
+Test(train_cli, live_steps_can_be_trained_in_parts)
 {
     take_parts_of_live_steps("");
     take_parts_of_live_steps("--mixup 0.8 --cutmix 1");
@@ -355,7 +356,7 @@ Test(train_cli, the_largest_batch_fits_into_memory)
 
 /* ---- Inference ---- */
 
-Test(train_cli, inference_from_a_checkpoint)
+Test(train_cli, inference_has_the_results_of_training)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --format csv");
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
@@ -499,7 +500,7 @@ Test(train_cli, non_finite_loss_ends_the_run)
 }
 
 /* If the reference's own loss is not finite, nothing can be compared. The message must name the step. */
-Test(train_cli, verification_of_a_diverging_training)
+Test(train_cli, a_diverging_training_fails_verification)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
                    "the reference's own loss at step 3 is not finite");
@@ -511,7 +512,7 @@ Test(train_cli, verification_of_a_diverging_training)
 
 #ifdef _OPENMP
 /* Adam amplifies rounding errors over 50 steps. --verify must not report this as an error of the engine. */
-Test(train_cli, fifty_steps_of_adam_verify)
+Test(train_cli, fifty_steps_of_adam_pass_verification)
 {
     EXPECT(0,
            "$P --variant train-omp --train-size 200 --test-size 50 --batch 4 --epochs 1 --verify "

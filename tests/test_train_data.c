@@ -51,7 +51,8 @@ Test(train_data, rows_have_the_preset)
     cr_expect_str_eq(value(out, 1, "preset"), "");
 }
 
-/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
+/* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
+ * checkpoint. */
 static void expect_same_test(const char *options, const char *trained)
 {
     char column[4][64];
@@ -90,7 +91,7 @@ Test(train_data, infer_tests_the_samples_of_the_training)
 }
 
 /* Fresh samples differ between epochs. A resumed run must get the same samples as an uninterrupted one. */
-Test(train_data, resume_with_fresh_samples)
+Test(train_data, a_resumed_run_has_the_same_fresh_samples)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
     EXPECT(0, "$P " LIVE "--epochs 2 --export b --fresh");
@@ -154,7 +155,7 @@ static void put_idx(const char *images_name, const char *labels_name, uint8_t im
 
 #define ON "--model logreg --batch 4 --epochs 1 --data m "
 
-Test(train_data, idx_files_and_their_faults)
+Test(train_data, idx_files_are_read_and_their_faults_reported)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -180,7 +181,7 @@ Test(train_data, idx_files_and_their_faults)
 }
 
 #ifdef HAVE_ZLIB
-Test(train_data, truncated_gzip_file)
+Test(train_data, truncated_gzip_files_are_refused)
 {
     EXPECT(0, "mkdir m");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 9);
@@ -197,7 +198,7 @@ Test(train_data, truncated_gzip_file)
 }
 #endif
 
-Test(train_data, cifar_files_and_their_faults)
+Test(train_data, cifar_files_are_read_and_their_faults_reported)
 {
     static uint8_t records[12 * 3073];
     EXPECT(0, "mkdir m");
@@ -225,7 +226,7 @@ Test(train_data, cifar_files_and_their_faults)
 #ifdef HAVE_XXHASH
 /* Trains on data sets of --prepare: on one folder, of which about a tenth becomes the test set, and on two
  * folders, for training and testing. */
-Test(train_data, datasets_and_their_faults)
+Test(train_data, data_sets_are_read_and_their_faults_reported)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
@@ -322,7 +323,8 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     expect_refusal(2, SKIP, "the folder has files of MNIST; drop --on-error");
 }
 
-/* A truncated shard is skipped from the cut on. Without an index, the number of lost samples is unknown. */
+/* If a shard is truncated, the truncated sample and the samples after it are skipped. Without an index, the
+ * number of lost samples is unknown. */
 Test(train_data, truncated_shards_are_skipped)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --shards 2 && truncate -s 50000 "
@@ -397,8 +399,9 @@ Test(train_data, non_finite_halves_are_reported_with_their_sample)
 
 #ifdef _OPENMP
 
-/* Trains on generated samples. The network must learn nearly all of them. The sanitizers check memory, and
- * make training many times slower, so under them only a few samples are trained. */
+/* Trains on generated samples. The network must classify at least 90 % of the test samples correctly.
+ * Sanitizers make training many times slower. With a sanitizer, the training set is therefore small, and the
+ * accuracy is not checked. */
 static void expect_learns(const char *options, unsigned samples, unsigned tests, unsigned epochs)
 {
 #ifdef FDSL_SANITIZED
@@ -412,7 +415,7 @@ static void expect_learns(const char *options, unsigned samples, unsigned tests,
 }
 
 /* cnn-fdsl has no normalisation layers. It must learn nevertheless, within two epochs. */
-Test(train_data, residual_net_learns)
+Test(train_data, the_residual_network_learns)
 {
     expect_learns("--model cnn-fdsl --lr 0.002 --batch 16", 1500, 500, 2);
 }

@@ -147,9 +147,9 @@ static enum status slow_evaluate(void *state, enum data_part part, uint32_t firs
     return engine_naive.evaluate(state, part, first, count, logits);
 }
 
-/* The trainer reads and clears the engine's totals before it runs a test within an epoch. During the test,
- * the display must still count the steps before it. */
-Test(train_display, progress_does_not_fall_during_a_stop)
+/* The trainer reads and clears the engine's totals, and then runs a test within an epoch. During this test,
+ * the display must still count the steps before the test. */
+Test(train_display, progress_does_not_fall_during_a_test)
 {
     char shown[1 << 14];
     struct engine engine = recording();

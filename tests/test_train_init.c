@@ -62,8 +62,8 @@ Test(train_init, fine_tuning_can_be_resumed)
 #endif
 
 #if defined HAVE_JANSSON && defined _OPENMP
-/* A file of --export has the same names as a file of timm. The learning rate is 0, so parameters keep their
- * initial values. */
+/* The tensors of an --export file have the names that timm uses. The learning rate is 0, so parameters keep
+ * their initial values. */
 Test(train_init, starts_from_a_file_of_tensors)
 {
 #define VIT  "$P --variant train-omp --model vit-micro --train-size 20 --test-size 4 --batch 10 --epochs 1 "
@@ -84,8 +84,9 @@ Test(train_init, starts_from_a_file_of_tensors)
     EXPECT_EXACTLY(0, "0\n", "tail -c 396 c | tr -d '\\0' | wc -c");
 }
 
-/* Training scripts save the tensors of the model under a key or a prefix, along with other tensors. An
- * average has precedence. The learning rate is 0, so the parameters keep their initial values. */
+/* Training scripts save the tensors of the model under a key or a prefix, along with other tensors. If a file
+ * also has their moving average, the average is taken. The learning rate is 0, so the parameters keep their
+ * initial values. */
 Test(train_init, starts_from_the_inner_tensors_of_a_file)
 {
     static const struct {

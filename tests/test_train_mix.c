@@ -1,4 +1,4 @@
-/* Tests MixUp, CutMix, soft targets, binary cross-entropy, and mixed steps in parts. */
+/* Tests MixUp, CutMix, soft targets, binary cross-entropy, and mixed steps in parts (--accumulate). */
 #include "cpu_engines.h"
 #include "train_support.h"
 
@@ -46,7 +46,7 @@ Test(train_mix, shares_of_extreme_alphas_are_finite)
 }
 
 /* Changes of the draws would change the results of all training with these options. */
-Test(train_mix, known_shares)
+Test(train_mix, known_shares_never_change)
 {
     static const struct {
         double alpha;
@@ -307,7 +307,7 @@ static struct step_sums sums_of_step(struct net *net, const struct engine *engin
     return sums;
 }
 
-/* Compares steps in parts with those of `train-naive` on one rank in one part. */
+/* Compares steps in parts with the same steps of `train-naive` on one rank and without parts. */
 static void compare_in_parts(struct net *net, const struct engine *engine, uint32_t ranks,
                              const uint32_t *shares)
 {
@@ -365,8 +365,8 @@ Test(train_mix, parts_find_their_partners_in_the_share)
                 }
 }
 
-/* Augmented copies, and a short last step. The partner of a sample may be in another part, on another rank,
- * or both. A rank may have fewer samples than parts, or none. */
+/* Tests augmented copies and a short last step. The partner of a sample may be in another part, on another
+ * rank, or both. A rank may have fewer samples than parts, or none. */
 Test(train_mix, parts_mix_the_samples_of_the_whole_step, .timeout = 120)
 {
     static const struct mixing mixings[] = {{0.8, 0}, {0, 1}};

@@ -50,7 +50,8 @@ static void check_gradients(const struct model_table *table, struct shape input,
     net_reopen(&net, &engine_oracle);
     const struct model *model = &net.model;
     float *parameters = net.initial, *gradients = calloc(model->arena_values, sizeof *gradients);
-    for (uint32_t t = 0; t < model->tensor_count; t++) /* initial normal values give too small gradients */
+    /* With normally distributed initial values, the gradients would be too small to compare. */
+    for (uint32_t t = 0; t < model->tensor_count; t++)
         for (size_t i = 0; model->tensors[t].initial == INITIAL_NORMAL && i < model->tensors[t].values; i++)
             parameters[model->tensors[t].first + i] *= 8;
     for (size_t i = 0; i < model->arena_values; i++)
@@ -116,7 +117,7 @@ LAYERS(add_rows, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_LI
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3};
 
-Test(train_net, gradients_of_layers)
+Test(train_net, gradients_of_layers_equal_central_differences)
 {
     static const struct model_table *const tables[] = {&linear,  &relu, &conv, &pool,
                                                        &dropout, &mean, &add,  &add_rows};
@@ -132,7 +133,7 @@ Test(train_net, gradients_of_layers)
     check_gradients(&add_pool, small, 4, 7, 0);
 }
 
-Test(train_net, gradients_of_residual_nets, .timeout = 300)
+Test(train_net, gradients_of_residual_networks_equal_central_differences, .timeout = 300)
 {
     checked = CHECKED_IN_NETS;
     for (size_t i = 0; model_tables[i].name; i++)
@@ -140,7 +141,7 @@ Test(train_net, gradients_of_residual_nets, .timeout = 300)
             check_gradients(&model_tables[i], (struct shape){1, 1, 8, 9}, 3, 1, 0.1f);
 }
 
-Test(train_net, gradients_of_nets)
+Test(train_net, gradients_of_networks_equal_central_differences)
 {
     checked = CHECKED_IN_NETS;
     for (size_t i = 0; model_tables[i].name; i++) {
@@ -191,7 +192,7 @@ Test(train_net, rejects_impossible_tables)
 }
 
 /* With one class, the loss and all gradients are 0 for any network. */
-Test(train_net, one_class)
+Test(train_net, with_one_class_loss_and_gradients_are_0)
 {
     struct net net;
     net_open(&net, &engine_oracle, &model_tables[1], (struct shape){1, 1, 16, 16}, 1, 5, 2, 0);
@@ -200,7 +201,7 @@ Test(train_net, one_class)
     check_gradients(&linear, small, 1, 3, 0);
 }
 
-Test(train_net, parameters_of_the_models)
+Test(train_net, models_have_the_expected_number_of_parameters)
 {
     static const struct {
         const char *name;
@@ -251,7 +252,7 @@ Test(train_net, forward_matches_hand_computed_values)
 }
 
 /* With a batch of 1, a sample is mixed with itself. */
-Test(train_net, gradients_of_mixed_samples_and_of_both_losses)
+Test(train_net, gradients_of_both_losses_equal_central_differences)
 {
     static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}};
     for (size_t i = 0; i < COUNT_OF(mixings); i++)

@@ -73,7 +73,8 @@ static void run(const struct engine *engine, const struct model_table *table, co
     must(engine->evaluate(net->state, DATA_TEST, 0, 5, result->logits));
     must(engine->steps(net->state, 0, 0, 1));
     must(engine->gradients(net->state, result->gradients));
-    uint32_t last = train_steps(&net->train) - 1; /* a short batch, unless the batch size divides the set */
+    uint32_t last =
+        train_steps(&net->train) - 1; /* a short batch, unless the batch size divides the number of samples */
     for (uint32_t i = 1; i < STEPS; i++)
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
@@ -209,7 +210,7 @@ LAYERS(add_pool, false, CONV(2, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(2, 
 LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
 LAYERS(deep, true, CONV(2, 3, 3, 3, 1, 1, 1), CONV(3, 2, 1, 2, 1, 0, 0), RELU, POOL(2, 2, 1), LINEAR(0));
 
-Test(train_omp, layers, .timeout = 120)
+Test(train_omp, each_layer_matches_the_oracle, .timeout = 120)
 {
     static const struct model_table *const tables[] = {&linear,   &relu,  &conv, &conv_pool,
                                                        &in_place, &pools, &mean, &add};
@@ -226,7 +227,7 @@ Test(train_omp, layers, .timeout = 120)
 }
 
 /* One batch size is prime, one is 1, and one is one less than the number of samples. */
-Test(train_omp, layers_of_transformers)
+Test(train_omp, each_layer_of_transformers_matches_the_oracle)
 {
     static const struct sizes sizes[] = {
         {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 7, 5}, 1, 3, 1}, {{1, 1, 14, 15}, 18, 20, 19}};
@@ -250,7 +251,7 @@ Test(train_omp, rejects_unsupported_networks)
     net_close(&net);
 }
 
-Test(train_omp, nets, .timeout = 120)
+Test(train_omp, each_network_matches_the_oracle, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
         if (is_large_transformer(&model_tables[i]))
@@ -266,12 +267,12 @@ Test(train_omp, nets, .timeout = 120)
 
 /* Tests the network cnn with a prime batch size, which no number of threads, SIMD lanes or chunks divides. A
  * short batch follows. */
-Test(train_omp, cnn_with_a_batch_of_257, .timeout = 120)
+Test(train_omp, cnn_with_a_batch_of_257_matches_the_oracle, .timeout = 120)
 {
     check(&model_tables[2], &(struct sizes){{1, 1, 10, 11}, 10, 260, 257});
 }
 
-Test(train_omp, half_precision_shifts_and_adamw, .timeout = 120)
+Test(train_omp, half_precision_shifts_and_adamw_match_the_oracle, .timeout = 120)
 {
     varied = true;
     check(&model_tables[1], &(struct sizes){{3, 1, 17, 15}, 10, 20, 7});
@@ -289,7 +290,7 @@ static enum status get_nan(void *state, struct train_state *into)
 }
 
 /* Tests mixed samples in batches of odd size, in batches of one sample, and in short batches. */
-Test(train_omp, mixed_samples_and_both_losses, .timeout = 120)
+Test(train_omp, mixed_samples_and_both_losses_match_the_oracle, .timeout = 120)
 {
     static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}, {0.8, 1}};
     varied = true;
@@ -384,7 +385,7 @@ static void follow_all(const struct engine *engine)
     follow(engine, &model_tables[1], (struct shape){3, 1, 16, 16}, 257, 300, FOLLOWED / 5);
 }
 
-Test(train_omp, losses_of_fifty_steps, .timeout = 120)
+Test(train_omp, losses_of_fifty_steps_match_train_naive, .timeout = 120)
 {
     follow_all(&engine_omp);
 }
@@ -430,7 +431,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
     }
 }
 
-/* Tests inference with a batch that does not divide the set. */
+/* Tests inference with a batch size that does not divide the number of samples. */
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
@@ -469,7 +470,7 @@ static const struct engine *openblas(void)
     return entry->variant->traits;
 }
 
-Test(train_omp, multiplies_by_openblas, .timeout = 60)
+Test(train_omp, each_network_with_openblas_matches_the_oracle, .timeout = 60)
 {
     const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
@@ -481,7 +482,7 @@ Test(train_omp, multiplies_by_openblas, .timeout = 60)
     }
 }
 
-Test(train_omp, losses_of_fifty_steps_by_openblas, .timeout = 120)
+Test(train_omp, losses_of_fifty_steps_with_openblas_match_train_naive, .timeout = 120)
 {
     follow_all(openblas());
 }

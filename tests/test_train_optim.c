@@ -1,5 +1,5 @@
-/* Tests features of training recipes: clipping, layer decay, stochastic depth by option, the moving
- * average of the parameters, and steps in parts. Every engine of this machine is tested. */
+/* Tests features of training recipes: clipping, layer decay, the option for stochastic depth, the moving
+ * average of the parameters, and steps in parts (--accumulate). Tests every engine of this machine. */
 #ifdef _OPENMP
 #include "../cpu/train/omp_engine.h"
 #endif
@@ -30,7 +30,7 @@ static void for_engines(const char *name, void (*check)(struct net *net, const s
 static void for_networks(void (*check)(struct net *net, const struct engine *engine))
 {
     for_engines("lenet", check);
-#ifndef FDSL_SANITIZED /* the sanitizers make its many layers take minutes */
+#ifndef FDSL_SANITIZED /* with sanitizers, its many layers take minutes */
     for_engines("cnn-fdsl", check);
 #endif
     for_engines("vit-micro", check);
@@ -68,7 +68,7 @@ static double distance(const float *one, const float *other, size_t count)
 
 /* ---- Clipping ---- */
 
-Test(train_optim, clip_factor_by_hand)
+Test(train_optim, clip_factors_equal_those_computed_by_hand)
 {
     cr_expect_float_eq(optimizer_clip(1, 4), 1 / 4.000001, 1e-15);
     cr_expect_eq(optimizer_clip(1, 0.5), 1);
@@ -105,7 +105,8 @@ Test(train_optim, gradients_are_clipped_to_the_norm)
     for_networks(check_clip);
 }
 
-/* A norm that no gradient reaches must not change a bit. Without clipping, no norm is computed. */
+/* Clipping to a norm that no gradient reaches must not change a bit. Without clipping, no norm is
+ * computed. */
 static void check_no_clip(struct net *net, const struct engine *engine)
 {
     struct train_state ends[2];
@@ -240,13 +241,13 @@ static void check_average(struct net *net, const struct engine *engine)
     train_state_free(&whole);
 }
 
-Test(train_optim, averages_after_steps)
+Test(train_optim, averages_follow_their_definition)
 {
     for_networks(check_average);
 }
 
 /* A caller without room for the average must get the rest of the state. */
-Test(train_optim, states_without_an_average)
+Test(train_optim, a_state_without_an_average_has_the_parameters)
 {
     struct net net;
     struct train_state state;
@@ -325,7 +326,7 @@ static void check_evaluation(struct net *net, const struct engine *engine)
     net->train.accumulate = 0;
 }
 
-Test(train_optim, evaluates_with_the_memory_of_a_part)
+Test(train_optim, the_test_set_is_evaluated_in_batches_of_a_part)
 {
     for_networks(check_evaluation);
 }

@@ -7,9 +7,9 @@ TestSuite(train_recipe, .init = shell_set_up, .fini = shell_tear_down, .timeout 
 #define PAPER  "$P --variant train-naive --recipe paper --dry-run "
 #define LOGREG PAPER "--model logreg --data digits --train-size 300 --test-size 9 "
 
-/* A recipe replaces defaults. Options on the command line override the recipe, and options without effect are
- * not refused. */
-Test(train_recipe, replaces_defaults)
+/* A recipe replaces defaults. Options on the command line override the recipe. Options of the recipe that
+ * have no effect are not refused. */
+Test(train_recipe, a_recipe_replaces_defaults)
 {
     EXPECT_PRINTS(0, "--out-res 224 --channels 3 --mean 0.5 --std 0.5 --batch 256 --drop-last",
                   LOGREG "--flip=no --lr 0.5");
@@ -41,7 +41,7 @@ Test(train_recipe, dry_run_prints_options_that_are_accepted)
 }
 
 /* Each part of the recipe can be switched off. */
-Test(train_recipe, parts_are_switched_off)
+Test(train_recipe, each_part_can_be_switched_off)
 {
     EXPECT(0, LOGREG "--mixup none --cutmix none --erasing none --weight-decay none --label-smoothing none");
     cr_expect_null(strstr(out, "--mixup"), "%s", out);
@@ -66,7 +66,7 @@ Test(train_recipe, parts_are_switched_off)
 }
 
 /* The help of a recipe has one default for each option. */
-Test(train_recipe, help_has_one_default)
+Test(train_recipe, help_has_one_default_per_option)
 {
     EXPECT_PRINTS(0, "--drop-path RATE rate of stochastic depth",
                   "$P --workload train --recipe paper --help | tr -s '\\n ' ' '");
@@ -132,7 +132,7 @@ Test(train_recipe, reports_schedules_without_effect)
     EXPECT_EXACTLY(0, "", FEW "--lr-warmup 1 --epochs 2 --lr-schedule step --lr-step 1");
 }
 
-Test(train_recipe, refuses_outputs_that_mislead)
+Test(train_recipe, misleading_output_names_are_refused)
 {
     expect_refusal(2, "--export a.pt",
                    "--export a.pt: the file has the format safetensors; name it a.safetensors");
@@ -149,7 +149,7 @@ Test(train_recipe, refuses_outputs_that_mislead)
     expect_refusal(2, "--log used", "--log: used is a folder; name a regular file\n");
 }
 
-Test(train_recipe, names_of_other_programs)
+Test(train_recipe, option_names_of_other_programs_get_a_suggestion)
 {
     static const char *const names[][2] = {{"smoothing", "label-smoothing"},
                                            {"reprob", "erasing"},
@@ -183,7 +183,7 @@ Test(train_recipe, names_of_other_programs)
 }
 
 #ifdef HAVE_XXHASH
-Test(train_recipe, resume_says_what_to_give)
+Test(train_recipe, refused_resumption_says_which_option_to_give)
 {
     static const char *const cases[][2] = {
         {"--ema 0.9 --drop-last",

@@ -90,7 +90,7 @@ Test(train_scripts, rejects_impossible_comparisons)
 
 /* Tests two outputs of the comparison: the table, and the line about a failed rank. The reason of a failure
  * is in the files of the ranks or in the output of torchrun. */
-Test(train_scripts, comparison_on_ranks_reports)
+Test(train_scripts, the_comparison_reports_ranks_and_failures)
 {
     if (run("command -v python3") != 0)
         return;

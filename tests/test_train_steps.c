@@ -37,7 +37,7 @@ static void expect_row(size_t row, double step, double epoch, double samples, bo
 
 /* The log must have a row after every 5th step, after every 7th step, and after each epoch. The rows after
  * every 7th step and after epochs have test results. */
-Test(train_steps, rows_within_epochs)
+Test(train_steps, the_log_has_rows_within_epochs)
 {
     EXPECT(0, LOGGED "--epochs 2 --lr-schedule cosine --out rows.csv");
     char log[1 << 16];
@@ -71,7 +71,7 @@ Test(train_steps, rows_within_epochs)
 
 /* Rows, tests and checkpoints within epochs do not change the parameters. --verify, which repeats each epoch,
  * finds no error. */
-Test(train_steps, stops_do_not_change_the_parameters)
+Test(train_steps, rows_tests_and_checkpoints_do_not_change_the_parameters)
 {
     EXPECT(0, THREE "--shift 2 --export whole");
 #ifdef HAVE_XXHASH
@@ -94,8 +94,8 @@ static double sum_over_steps(const char *log, size_t rows, const char *column)
     return sum;
 }
 
-/* A step in several parts counts as one update of the parameters. The row of an epoch has the mean of the
- * gradient norms of its steps. */
+/* A step in several parts (--accumulate) counts as one update of the parameters. The row of an epoch has the
+ * mean of the gradient norms of its steps. */
 Test(train_steps, rows_count_updates_and_have_norms)
 {
     static char whole[sizeof out], parts[sizeof out];
@@ -218,18 +218,18 @@ static void kill_within_epochs(const char *variant, const char *options, bool av
     EXPECT_EXACTLY(0, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "ls -A k | tr '\\n' ' '");
 }
 
-Test(train_steps, killed_within_an_epoch_and_resumed)
+Test(train_steps, runs_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-naive", "--model lenet", false);
 }
 
 #ifdef _OPENMP
-Test(train_steps, train_omp_killed_within_an_epoch_and_resumed)
+Test(train_steps, runs_of_train_omp_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-omp", "--model lenet", false);
 }
 
-Test(train_steps, a_recipe_killed_within_an_epoch_and_resumed)
+Test(train_steps, recipes_killed_within_an_epoch_resume_bit_exactly)
 {
     kill_within_epochs("train-omp",
                        "--model vit-micro --clip-norm 0.5 --accumulate 3 --ema 0.9 --layer-decay 0.8 "
@@ -281,7 +281,7 @@ Test(train_steps, recipes_resume_within_an_epoch)
          true},
     };
 #ifdef FDSL_SANITIZED
-    const size_t first = 5; /* the later cases have the options of the first ones, too */
+    const size_t first = 5; /* the cases from here on combine the options of the cases before */
 #else
     const size_t first = 0;
 #endif
@@ -303,7 +303,7 @@ Test(train_steps, recipes_resume_within_an_epoch)
 
 /* A resumed run does not have the state at the beginning of its first epoch. So --verify repeats only the
  * steps after the checkpoint. */
-Test(train_steps, a_resumed_epoch_verifies)
+Test(train_steps, a_resumed_epoch_passes_verification)
 {
     EXPECT(0,
            THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.safetensors");

@@ -45,7 +45,7 @@ static enum status get_off(void *state, struct train_state *into)
 }
 
 /* Verification must detect a loss with a relative error of 0.0003, and a small error of one parameter. */
-Test(train_verify, verification_can_fail)
+Test(train_verify, verification_detects_small_errors)
 {
     struct net net;
     struct engine lossy = engine_naive, drifting = engine_naive;
@@ -93,9 +93,10 @@ static enum status get_moved(void *state, struct train_state *into)
     return status;
 }
 
-/* Under Adam, rounding errors alone determine how the biases of keys change. Verification must skip these
- * biases, but no other parameters. With SGD, it must not skip them. */
-Test(train_verify, only_adam_may_move_idle_values)
+/* The gradient of a key's bias is 0 except for rounding errors, and Adam scales it up to a full update. So
+ * with Adam, verification must skip these biases, but no other parameters. With SGD, it must check all
+ * parameters. */
+Test(train_verify, biases_of_keys_are_verified_except_with_adam)
 {
     struct engine moving = engine_naive;
     struct net net;

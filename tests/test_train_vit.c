@@ -59,7 +59,7 @@ Test(train_vit, tensors_have_names_and_shapes_of_timm)
         cr_expect(model.tensors[t].decays, "%s", model.tensors[t].name);
 }
 
-/* Writes mean and standard deviation of a tensor's initial values. */
+/* Sets `mean` and `deviation` to those of a tensor's initial values. */
 static void measure(const struct model *model, const float *parameters, const char *name, double *mean,
                     double *deviation)
 {

@@ -140,17 +140,17 @@ static void expect_same_sizes(const char *formula)
             }
 }
 
-Test(variants, omp_over_odd_sizes_uji)
+Test(variants, omp_matches_naive_at_odd_sizes_with_uji)
 {
     expect_same_sizes("uji");
 }
 
-Test(variants, omp_over_odd_sizes_visualatom)
+Test(variants, omp_matches_naive_at_odd_sizes_with_visualatom)
 {
     expect_same_sizes("visualatom");
 }
 
-Test(variants, omp_over_threads_and_batches)
+Test(variants, omp_matches_naive_with_any_threads_and_batches)
 {
     static const int batches[] = {1, 2, 3, 7, 8};
     for (size_t i = 0; i < COUNT_OF(batches); i++) {
@@ -161,14 +161,14 @@ Test(variants, omp_over_threads_and_batches)
 }
 
 /* With more threads than vertices, some threads have no work. */
-Test(variants, omp_with_fewer_vertices_than_threads)
+Test(variants, omp_matches_naive_with_fewer_vertices_than_threads)
 {
     expect_same("--vertices 1 --orbits 60 --res 100 --batch 1", 0);
     expect_same("--vertices 2 --orbits 60 --res 100 --batch 1 --formula visualatom", 0);
     expect_same("--vertices 5 --orbits 60 --res 100 --batch 1", 0);
 }
 
-Test(variants, omp_mixed_classes)
+Test(variants, omp_matches_naive_on_mixed_classes)
 {
     static const char *const lines[] = {
         "--classes 5 --batch 7 --res 224", "--classes 16 --batch 3 --res 129",
@@ -192,7 +192,7 @@ Test(variants, omp_mixed_classes)
 
 /* Tests lines that fill many SIMD vectors, lines that are too long for vectors, and lines with ends far
  * outside the image. */
-Test(variants, omp_long_lines)
+Test(variants, omp_matches_naive_on_long_lines)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
     static const char *const sizes[] = {
@@ -213,7 +213,7 @@ Test(variants, omp_long_lines)
 
 /* Some vertices leave the image and return in a later orbit, because of their steps, noise or both. Others
  * never return. omp may skip only vertices that never return, so it must distinguish the two kinds. */
-Test(variants, omp_vertices_that_return)
+Test(variants, omp_skips_only_vertices_that_never_return)
 {
     static const char classes[] =
         "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
@@ -244,7 +244,7 @@ Test(variants, omp_vertices_that_return)
 }
 
 /* Tests lines that are about as long as omp's tables allow and that cross the image's border on all sides. */
-Test(variants, omp_lines_across_the_border)
+Test(variants, omp_matches_naive_on_lines_across_the_border)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
     static const int noises[] = {1, 3, 6, 12, 25}, sides[] = {1, 3, 17, 33, 101};
@@ -259,14 +259,14 @@ Test(variants, omp_lines_across_the_border)
             }
 }
 
-Test(variants, omp_many_vertices)
+Test(variants, omp_matches_naive_with_many_vertices)
 {
     expect_same("--batch 1 --vertices 4096 --orbits 21 --res 300", 3);
     expect_same("--batch 1 --vertices 1000000 --orbits 2 --res 64", 2);
     expect_same("--batch 1 --vertices 1000000 --orbits 1 --res 64 --formula visualatom", 1);
 }
 
-Test(variants, omp_large_images)
+Test(variants, omp_matches_naive_on_large_images)
 {
     expect_same("--batch 1 --vertices 500 --orbits 30 --res 16384 --instance 3", 1);
     expect_same("--batch 1 --vertices 500 --orbits 30 --res 8191 --formula visualatom", 2);
@@ -289,7 +289,7 @@ Test(variants, runs_of_omp_are_independent)
     }
 }
 
-Test(variants, omp_stages)
+Test(variants, omp_measures_its_stages)
 {
     struct opened opened;
     open_synth(&opened, "--batch 2 --res 224");
@@ -307,7 +307,7 @@ Test(variants, omp_stages)
     close_synth(&opened);
 }
 
-Test(variants, isa_force)
+Test(variants, an_instruction_set_can_be_forced)
 {
     cr_assert(isa_force("scalar"));
     cr_expect_str_eq(variant_find("omp")->variant->instruction_set(), "scalar");

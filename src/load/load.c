@@ -70,7 +70,7 @@ static const struct option_spec options[] = {
      "a random position; random-resized-crop cuts out a random part and resizes it, like torchvision's "
      "RandomResizedCrop. HOW is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
-     "number of channels of the images that --out-res resizes"},
+     "number of channels of the images, if --out-res is given"},
     {"layout", "NAME", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
      "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, nhwc the "
      "channels of a pixel together. NAME is one of"},

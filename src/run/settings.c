@@ -84,8 +84,8 @@ static const struct option_spec specs[] = {
      "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none leaves "
      "the binding unchanged. HOW is one of"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another rank. 0 means no limit. In "
-     "any case, all ranks must start within 300 s"},
+     "under mpirun, end the run when a rank has waited S seconds for another rank, also at the start. 0 "
+     "means no limit, except that all ranks must start within 300 s"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "minimum number of runs before the first timed sample (not for train)"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,

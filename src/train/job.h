@@ -34,9 +34,9 @@ struct job_parameters {
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), CIFAR-10 (binary), class folders or a data set of --prepare; a folder " \
-     "with two of these sets, in subfolders train and test (or val); a URL of tar shards; or the name of " \
-     "generated data: digits, clips (for cnn3d) or synth"},                                                        \
+     use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a " \
+     "folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; " \
+     "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
     {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, false, \
      "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the " \
@@ -54,13 +54,13 @@ struct job_parameters {
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
-     "resize images to this width and height; none: keep their size (default: " out_res_ ")"},                \
+     "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
      "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
      "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
      "epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
-     "number of channels of the images that --out-res resizes"}
+     "number of channels of the images, if --out-res is given"}
 /* clang-format on */
 
 /* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data

@@ -19,10 +19,11 @@ static const char *const parallels[] = {"data", "pipeline", NULL};       /* in t
 
 #define AT(field) offsetof(struct train_parameters, field)
 static const struct option_spec options[] = {
-    JOB_OPTIONS(struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
-                "all; 2000 of generated data",
-                "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", "", "uji",
-                "as stored; synth: --res", "resize", "3", "fail"),
+    JOB_OPTIONS(
+        struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
+        "all; 2000 of generated data",
+        "10; 8 for clips; for class folders, data sets of --prepare and URLs, the largest label plus 1", "64",
+        "", "uji", "as stored; synth: --res", "resize", "3", "fail"),
     {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,
      "replace the defaults of other options: paper trains as in the published pre-training on VisualAtom. "
      "Add --help or --dry-run to see the values. NAME is one of"},
@@ -163,8 +164,8 @@ static const struct option_spec options[] = {
     {"checkpoint-steps", "N", OPTION_COUNT, AT(checkpoint_steps), NULL, 1, 1 << 30, NULL, false,
      "also write a checkpoint every N steps, counted over all epochs"},
     {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
-     "continue bit-exactly from the latest checkpoint in the folder of --checkpoint, or start from the "
-     "beginning if there is none"},
+     "continue from the latest checkpoint in the folder of --checkpoint, or start from the beginning if "
+     "there is none"},
     {"log", "FILE", OPTION_OUTPUT, AT(log_path), NULL, 0, 0, NULL, false,
      "append rows about the steps within the epochs to this CSV file"},
     {"log-steps", "N", OPTION_COUNT, AT(log_steps), "100", 1, 1 << 30, NULL, false,

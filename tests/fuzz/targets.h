@@ -420,7 +420,7 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
     free(text);
 }
 
-/* Checks the markers of an image. Then decodes the whole image, and a random part of it. Large images are not
+/* Checks the markers of an image. Then decodes the whole image, and a random crop of it. Large images are not
  * decoded, because that takes too long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
 {
