@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times other loaders on the same samples: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
 
-    scripts/compare/loading.py --files DIR --shards DIR [--gpu | --decode RES] [--out FILE] [--workers N] [--batch N]
+    scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--decode RES] [--out FILE] [--workers N] [--batch N]
                                [--time S] [--bench PROGRAM]
 
 A run is one epoch. Samples are delivered in batches of bytes, as in fdsl-bench. Only the data of a sample (npy, bin, png,
@@ -11,7 +11,8 @@ labels, such as those of --prepare --from counter. Loaders:
     torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
     webdataset          DataLoader over webdataset.WebDataset of the same tars, if the module is installed
-    dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
+    dali                NVIDIA DALI's webdataset reader on the CPU, in order, if installed; with the .idx files of --prepare,
+                        or without them if they do not exist
 
 Workers are processes (threads for DALI) that persist over all epochs; the column `threads` has their number. With --workers 0,
 the main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the script sums the
@@ -32,6 +33,10 @@ With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, and c
 torchvision's RandomResizedCrop. Every loader delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil
 (Pillow) or -io (torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts
 differ between the loaders, so only the number of samples and their shape are checked.
+
+With --gpu --decode RES, PyTorch's workers decode on the CPU, and the pixels are copied to the GPU as above. dali-gpu decodes the
+JPEG files by nvJPEG (device="mixed") and resizes them on the GPU; its --workers threads read and parse. The fdsl-bench variant is
+shards-gpu with --dtype raw, and with 2 threads, which are enough for its decoders.
 """
 import argparse
 import contextlib
@@ -122,18 +127,20 @@ class GpuLoader(TorchLoader):
 
 
 class DaliLoader:
-    """DALI's reader of tars, on the CPU. It pads the last batch of an epoch with copies of the last sample. The copies are not
+    """DALI's reader of tars. With --gpu, it decodes and resizes on the GPU. It pads the last batch of an epoch with copies of the last sample. The copies are not
     counted."""
 
     def __init__(self, dali, shards, extension, options):
         indexes = [shard[:-len("tar")] + "idx" for shard in shards]
-        self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1), device_id=None)
+        indexes = indexes if all(map(os.path.exists, indexes)) else []
+        self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1),
+                                      device_id=0 if options.gpu else None)
         with self.pipeline:
             samples = dali.fn.readers.webdataset(
                 paths=shards, index_paths=indexes, ext=[extension], name="reader", pad_last_batch=True)
             if options.decode:
                 samples = dali.fn.decoders.image_random_crop(
-                    samples, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+                    samples, device="mixed" if options.gpu else "cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
                 samples = dali.fn.resize(samples, resize_x=options.decode, resize_y=options.decode)
             self.pipeline.set_outputs(samples)
         self.pipeline.build()
@@ -229,7 +236,7 @@ def find_module(name):
 def make_converters(torch, options):
     """Returns pairs of a suffix and a function that converts a sample's bytes to a tensor."""
     if not options.decode:
-        return [("-gpu" if options.gpu else "", lambda data: as_tensor(torch, data))]
+        return [("", lambda data: as_tensor(torch, data))]
     decoders = [("-" + name, make_decoder(name, options.decode)) for name in ("pil", "io")]
     return [(suffix, decode) for suffix, decode in decoders if decode]
 
@@ -239,17 +246,18 @@ def make_loaders(torch, options):
     Files, Shards = make_datasets(torch)
     torch_loader = GpuLoader if options.gpu else TorchLoader
     shards = data_shards(options.shards) if options.shards else []
+    gpu = "-gpu" if options.gpu else ""
     converters = make_converters(torch, options)
     for suffix, convert in converters:
         if options.files:
-            yield "torch-files" + suffix, "files", options.files, "", lambda: torch_loader(
+            yield "torch-files" + suffix + gpu, "files", options.files, "", lambda: torch_loader(
                 torch, Files(data_files(options.files), convert), options, shuffle=True)
         if shards:
-            yield "torch-shards" + suffix, "shards", options.shards, len(shards), lambda: torch_loader(
+            yield "torch-shards" + suffix + gpu, "shards", options.shards, len(shards), lambda: torch_loader(
                 torch, Shards(shards, convert), options)
-    if options.gpu or not shards:
+    if not shards or options.gpu and not options.decode:
         return
-    webdataset = find_module("webdataset")
+    webdataset = find_module("webdataset") if not options.gpu else None
     for suffix, convert in converters if webdataset else []:
         def tensor_of(sample):
             return convert(next(value for key, value in sample.items() if is_data("." + key)))
@@ -259,7 +267,7 @@ def make_loaders(torch, options):
     if dali:
         with tarfile.open(shards[0]) as shard:
             extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
-        yield "dali", "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
+        yield "dali" + gpu, "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
 
 
 def count_epoch(loader):
@@ -372,7 +380,7 @@ def measure(name, loader, wanted, options):
 def name_of(loader, workers):
     """Returns the name of a variant. The column `threads` is 1 with one worker and also without workers. Therefore the suffix
     -inline marks a variant without workers. DALI always has a thread of its own."""
-    return loader if workers or loader == "dali" else loader + "-inline"
+    return loader if workers or loader.startswith("dali") else loader + "-inline"
 
 
 def row_of(name, layout, folder, shards, wanted, times, options):
@@ -396,7 +404,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
     })
     if options.decode:
         row.update({"out_res": options.decode, "fit": "random-resized-crop", "channels": 3,
-                    "timed_stages": "order+read+decode+collate"})
+                    "timed_stages": row["timed_stages"].replace("read", "read+decode")})
     if options.gpu:
         import torch
         row.update({"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "ranks_per_device": 1})
@@ -436,16 +444,18 @@ def append(path, rows):
 def run_ours(options):
     """Runs fdsl-bench on the same data with the same number of threads. Returns its rows."""
     several = options.workers > 1
+    threads = 2 if options.gpu and options.decode else max(options.workers, 1)
     decode = ["--out-res", str(options.decode), "--fit", "random-resized-crop"] if options.decode else []
     of_files, of_shards, more = (
+        ("", "shards-gpu", ["--dtype", "raw", *decode]) if options.gpu and decode else
         ("files-gpu", "shards-gpu", ["--dtype", "raw"]) if options.gpu else
         ("files-omp", "shards-omp", decode) if several or decode else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
-    runs = [(of_files, options.files, more)] if options.files else []
+    runs = [(of_files, options.files, more)] if options.files and of_files else []
     if options.shards:
         runs += [(of_shards, options.shards, more + ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
     rows = []
     for names, folder, added in runs:
-        command = [options.bench, "--variant", names, "--data", folder, "--threads", str(max(options.workers, 1)),
+        command = [options.bench, "--variant", names, "--data", folder, "--threads", str(threads),
                    "--batch", str(options.batch), "--min-time", str(options.time), "--verify",
                    "--format", "csv", *added]
         try:
@@ -474,7 +484,7 @@ def main():
     parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
     parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
     parser.add_argument("--gpu", action="store_true", help="deliver batches on the GPU")
-    parser.add_argument("--decode", type=int, metavar="RES", help="decode images on the CPU to RES x RES pixels")
+    parser.add_argument("--decode", type=int, metavar="RES", help="decode images to RES x RES pixels")
     parser.add_argument("--workers", type=int, metavar="N",
                         help="worker processes; 0: read in the main process (default 1; with --gpu 16)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per batch (default 32)")
@@ -486,8 +496,8 @@ def main():
         parser.error("name --files DIR, --shards DIR or both")
     if options.bench and not options.out:
         parser.error("--bench prints a table; name --out FILE for the rows")
-    if options.decode is not None and (options.gpu or options.decode < 1):
-        parser.error("--decode RES must be at least 1, and cannot be combined with --gpu")
+    if options.decode is not None and options.decode < 1:
+        parser.error("--decode RES must be at least 1")
     if options.workers is None:
         options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:

@@ -333,18 +333,18 @@ static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, boo
 template <int DEPTH>
 static enum status backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                             const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
-                            float *bias, float *partial, cudaStream_t stream)
+                            float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
     bool whole;
     TRY(can_be_whole(rows, heads, &whole));
     const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of_halves(rows, heads);
-    const struct vit_sums sums = {1, 3 * rows->width, {bias}};
+    const struct vit_sum sum = {NULL, launch.grid.x * rows->samples, 1, 3 * rows->width, {bias}};
     auto *kernel = whole ? attention_whole_kernel<DEPTH> : attention_back_kernel<DEPTH>;
     TRY(allow(kernel, &launch));
     kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(
-        inputs, outputs, logs, out_deltas, rows->tokens, rows->width, in_deltas, partial);
+        inputs, outputs, logs, out_deltas, rows->tokens, rows->width, in_deltas, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("the backward kernel of attention");
-    return vit_partial_sums(partial, launch.grid.x * rows->samples, &sums, stream);
+    return vit_sums_add(sums, &sum);
 }
 
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads)
@@ -354,24 +354,25 @@ uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads)
 
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
-                                   bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream)
+                                   bf16 *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
 #if HAVE_HOPPER
-    const struct vit_sums sums = {1, 3 * rows->width, {bias}};
+    const struct vit_sum sum = {NULL, rows->samples, 1, 3 * rows->width, {bias}};
     bool hopper;
     TRY(hopper_fits(rows, heads, &hopper));
     if (hopper) {
-        TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, partial, stream));
-        return vit_partial_sums(partial, rows->samples, &sums, stream);
+        TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, vit_sums_room(sums),
+                            stream));
+        return vit_sums_add(sums, &sum);
     }
 #endif
     switch (rows->width / heads) {
     case 16:
-        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
+        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
     case 32:
-        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
+        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
     case 64:
-        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, partial, stream);
+        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
     default:
         return refuse_depth(rows->width / heads);
     }

@@ -36,7 +36,7 @@ static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, c
                                            .weight = vit->added + layer->weight,
                                            .bias = vit->added + layer->bias,
                                            .branch_bias = before ? vit->added + before->bias : nullptr};
-    return vit_add_norm_backward(norm, &deltas, vit->partial, vit->stream);
+    return vit_add_norm_backward(norm, &deltas, &vit->sums, vit->stream);
 }
 
 /* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
@@ -47,7 +47,7 @@ static enum status hidden_backward(struct vit *vit, const struct block *block, u
     const bf16 *deltas = branch_deltas(vit, block->factors2);
     TRY(linear_backward(vit, block->fc2, rows, saved->active, deltas, nullptr));
     TRY(vit_hidden_backward(vit->multiplier, &fc2, deltas, vit->parameters + block->fc2->weight,
-                            saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, vit->partial,
+                            saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, &vit->sums,
                             vit->stream));
     return linear_backward(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
 }
@@ -60,7 +60,7 @@ static enum status attention_backward(struct vit *vit, const struct block *block
     TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
                         vit->in_deltas));
     TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
-                               vit->wide_deltas, vit->added + block->qkv->bias, vit->partial, vit->stream));
+                               vit->wide_deltas, vit->added + block->qkv->bias, &vit->sums, vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
@@ -78,7 +78,8 @@ static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
     TRY(hidden_backward(vit, block, count * norm1.rows.tokens));
     TRY(norm_backward(vit, &norm2, block->norm2, block->proj));
     TRY(attention_backward(vit, block, count));
-    return norm_backward(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr);
+    TRY(norm_backward(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr));
+    return vit_sums_finish(&vit->sums, vit->stream);
 }
 
 /* Backward pass of the last normalisation and the head. */
@@ -86,9 +87,10 @@ static enum status head_backward(struct vit *vit, uint32_t count)
 {
     const struct vit_norm norm = vit_last_norm_of(vit, count, true);
     TRY(vit_logits_backward(vit->logit_deltas, count, vit->train->model->classes, vit->logit_apart,
-                            vit->logit_rounded, vit->added + vit->head->bias, vit->partial, vit->stream));
+                            vit->logit_rounded, vit->added + vit->head->bias, &vit->sums, vit->stream));
     TRY(linear_backward(vit, vit->head, count, vit->class_norms, vit->logit_rounded, vit->class_deltas));
-    return norm_backward(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2);
+    TRY(norm_backward(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2));
+    return vit_sums_finish(&vit->sums, vit->stream);
 }
 
 /* Backward pass of the first two layers: the patches and the tokens. */
@@ -97,9 +99,10 @@ static enum status patches_backward(struct vit *vit, uint32_t count)
     const struct vit_rows shape = rows_of(vit, count);
     const uint32_t rows = count * (shape.tokens - 1);
     TRY(vit_tokens_backward(&shape, vit->deltas, vit->added + vit->token_layer->weight,
-                            vit->added + vit->token_layer->bias, vit->in_deltas, vit->partial, vit->stream));
-    TRY(vit_column_sums(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, vit->partial,
+                            vit->added + vit->token_layer->bias, vit->in_deltas, &vit->sums, vit->stream));
+    TRY(vit_column_sums(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, &vit->sums,
                         vit->stream));
+    TRY(vit_sums_finish(&vit->sums, vit->stream));
     return linear_backward(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
 }
 

@@ -99,43 +99,55 @@ static __global__ void __launch_bounds__(BLOCK)
 
 template <bool GELU>
 static enum status launch_columns(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values,
-                                  float *sums, float *partial, cudaStream_t stream)
+                                  float *result, struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t groups = (width + 32 * VALUES - 1) / (32 * VALUES), needed = (rows + WARPS - 1) / WARPS;
     const uint32_t most = VIT_PARTS / groups, parts = needed < most ? needed : most;
-    const struct vit_sums results = {1, width, {sums}};
-    columns_kernel<GELU><<<dim3(groups, parts), BLOCK, 0, stream>>>(inputs, rows, width, values, partial);
+    const struct vit_sum sum = {NULL, parts, 1, width, {result}};
+    columns_kernel<GELU>
+        <<<dim3(groups, parts), BLOCK, 0, stream>>>(inputs, rows, width, values, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("columns_kernel");
-    return vit_partial_sums(partial, parts, &results, stream);
+    return vit_sums_add(sums, &sum);
 }
 
-enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *sums,
-                              float *partial, cudaStream_t stream)
+enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
+                              struct vit_sums *sums, cudaStream_t stream)
 {
-    return launch_columns<true>(inputs, rows, width, deltas, sums, partial, stream);
+    return launch_columns<true>(inputs, rows, width, deltas, bias, sums, stream);
 }
 
-enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *sums, float *partial,
-                            cudaStream_t stream)
+enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
+                            struct vit_sums *sums, cudaStream_t stream)
 {
-    return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), sums, partial, stream);
+    return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), result, sums, stream);
+}
+
+/* ---- Sums over the partial sums of several kernels ---- */
+
+#define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
+
+static __host__ __device__ __forceinline__ uint32_t blocks_of(const struct vit_sum &sum)
+{
+    return (sum.results * sum.columns + SUM_COLUMNS - 1) / SUM_COLUMNS;
 }
 
 /* A block adds up the partial sums of SUM_COLUMNS columns. There are few columns, so a block takes few of
  * them: more blocks keep more multiprocessors busy. Thread t adds up parts t / SUM_COLUMNS, t / SUM_COLUMNS +
  * BLOCK / SUM_COLUMNS, ... of column t % SUM_COLUMNS. */
-#define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
-static __global__ void __launch_bounds__(BLOCK)
-    partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)
+static __global__ void __launch_bounds__(BLOCK) sums_kernel(const struct vit_sums all_sums)
 {
     __shared__ float all[WARPS][SUM_COLUMNS];
-    const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = sums.results * sums.columns;
-    const uint32_t column = blockIdx.x * SUM_COLUMNS + own;
+    uint32_t which = 0, block = blockIdx.x;
+    for (; block >= blocks_of(all_sums.sums[which]); which++)
+        block -= blocks_of(all_sums.sums[which]);
+    const struct vit_sum &of = all_sums.sums[which];
+    const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = of.results * of.columns;
+    const uint32_t column = block * SUM_COLUMNS + own;
     float sum = 0;
 #pragma unroll 4
-    for (uint32_t part = threadIdx.x / SUM_COLUMNS; column < columns && part < parts;
+    for (uint32_t part = threadIdx.x / SUM_COLUMNS; column < columns && part < of.parts;
          part += BLOCK / SUM_COLUMNS)
-        sum += partial[(size_t)part * columns + column];
+        sum += of.partial[(size_t)part * columns + column];
     for (int apart = SUM_COLUMNS; apart < 32; apart *= 2)
         sum += __shfl_xor_sync(~0u, sum, apart);
     if (threadIdx.x % 32 < SUM_COLUMNS)
@@ -145,16 +157,30 @@ static __global__ void __launch_bounds__(BLOCK)
         return;
     for (int other = 1; other < WARPS; other++)
         sum += all[other][own];
-    float *result = sums.result[column / sums.columns];
+    float *result = of.result[column / of.columns];
     if (result)
-        result[column % sums.columns] = sum;
+        result[column % of.columns] = sum;
 }
 
-enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
-                             cudaStream_t stream)
+enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum)
 {
-    const uint32_t columns = sums->results * sums->columns;
-    partial_kernel<<<(columns + SUM_COLUMNS - 1) / SUM_COLUMNS, BLOCK, 0, stream>>>(partial, parts, *sums);
-    CUDA_TRY_LAUNCH("partial_kernel");
+    if (sums->count == VIT_SUMS_MAX)
+        return status_set(STATUS_FAILED,
+                          "vit: more than %d kernels write partial sums before they are added up",
+                          VIT_SUMS_MAX);
+    sums->sums[sums->count] = *sum;
+    sums->sums[sums->count++].partial = vit_sums_room(sums);
+    sums->used += (size_t)sum->parts * sum->results * sum->columns;
+    return STATUS_OK;
+}
+
+enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
+{
+    uint32_t blocks = 0;
+    for (uint32_t i = 0; i < sums->count; i++)
+        blocks += blocks_of(sums->sums[i]);
+    sums_kernel<<<blocks, BLOCK, 0, stream>>>(*sums);
+    CUDA_TRY_LAUNCH("sums_kernel");
+    sums->used = sums->count = 0;
     return STATUS_OK;
 }

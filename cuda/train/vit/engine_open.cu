@@ -162,7 +162,7 @@ static size_t partial_values(const struct vit *vit)
 static enum status open_learning(struct vit *vit)
 {
     const size_t values = vit->train->model->arena_values;
-    TRY(allocate(&vit->allocations, &vit->partial, partial_values(vit)));
+    TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values(vit)));
     TRY(open_groups(vit));
     vit->shared.rounded = vit->parameters;
     vit->shared.groups = vit->groups;

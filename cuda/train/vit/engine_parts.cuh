@@ -42,8 +42,9 @@ struct vit : device_engine {
 
     bf16 *parameters; /* rounded to bf16 */
     /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
-     * parts. `partial`: room for partial sums of kernels. */
-    float *added, *partial;
+     * parts. */
+    float *added;
+    struct vit_sums sums;
     struct tensor_update *groups; /* per VIT_GROUP_VALUES parameters: how to update them */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */

@@ -19,14 +19,14 @@ enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linea
 
 enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                 const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
-                                float *sums, float *partial, cudaStream_t stream)
+                                float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
 #if HAVE_HOPPER
     bool hopper;
     TRY(hidden_hopper_fits(linear->out, linear->in, &hopper));
     if (hopper)
-        return hidden_hopper_backward(linear, out_deltas, weights, hidden, deltas, sums, partial, stream);
+        return hidden_hopper_backward(linear, out_deltas, weights, hidden, deltas, bias, sums, stream);
 #endif
     TRY(vit_linear_inputs(multiplier, linear, out_deltas, weights, deltas, stream));
-    return vit_gelu_backward(hidden, linear->rows, linear->in, deltas, sums, partial, stream);
+    return vit_gelu_backward(hidden, linear->rows, linear->in, deltas, bias, sums, stream);
 }

@@ -11,7 +11,7 @@ enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits);
 enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *inputs, const bf16 *weights,
                                   const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream);
 enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
-                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *sums,
-                                   float *partial, cudaStream_t stream);
+                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
+                                   struct vit_sums *sums, cudaStream_t stream);
 
 #endif

@@ -258,12 +258,13 @@ enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *i
 }
 
 enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
-                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *sums,
-                                   float *partial, cudaStream_t stream)
+                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
+                                   struct vit_sums *sums, cudaStream_t stream)
 {
-    const struct plan plan = {linear->rows, linear->in, out_deltas, weights, NULL, const_cast<bf16 *>(hidden),
-                              deltas,       partial};
-    const struct vit_sums all = {1, linear->in, {sums}};
+    const struct plan plan = {
+        linear->rows, linear->in,         out_deltas, weights, NULL, const_cast<bf16 *>(hidden),
+        deltas,       vit_sums_room(sums)};
+    const struct vit_sum sum = {NULL, blocks_of(&plan), 1, linear->in, {bias}};
     TRY(launch_any<true>(&plan, linear->out, stream));
-    return vit_partial_sums(partial, blocks_of(&plan), &all, stream);
+    return vit_sums_add(sums, &sum);
 }

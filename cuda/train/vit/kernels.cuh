@@ -1,8 +1,7 @@
 /* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
  * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
  * in an order that depends only on the sizes and the GPU model, so repeated runs give the same bits. All
- * functions with a `stream` enqueue their work on it and return. `partial` is scratch memory for partial
- * sums, large enough for each of these functions (vit_open_all()).
+ * functions with a `stream` enqueue their work on it and return.
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
@@ -25,6 +24,33 @@ struct vit_rows {
     uint32_t samples, tokens; /* tokens per sample, including the class token */
     uint32_t width;
 };
+
+/* ---- Sums over rows and samples (columns.cu) ---- */
+
+/* A kernel that sums over many rows writes partial sums (part, result, column). One launch adds up those of
+ * several kernels, over the parts in order. */
+#define VIT_SUMS_MAX 4 /* kernels per launch */
+struct vit_sum {
+    const float *partial;
+    uint32_t parts, results, columns;
+    float *result[3]; /* NULL: not needed */
+};
+struct vit_sums {
+    float *room; /* for the partial sums of VIT_SUMS_MAX kernels */
+    size_t used; /* values in `room` */
+    uint32_t count;
+    struct vit_sum sums[VIT_SUMS_MAX];
+};
+
+/* Returns the room for the partial sums of the next kernel. */
+static inline float *vit_sums_room(const struct vit_sums *sums)
+{
+    return sums->room + sums->used;
+}
+/* Adds the partial sums that a kernel writes to vit_sums_room(); `sum` has all but their address. */
+enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum);
+/* Computes all sums that were added, and frees their room. */
+enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Matrix products (multiply.cu) ---- */
 
@@ -62,10 +88,10 @@ enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linea
                        const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active,
                        cudaStream_t stream);
 /* `linear` is the layer after GELU, and `out_deltas` has the gradients of its outputs. Computes the gradients
- * of `hidden`, and sums them over the rows. */
+ * of `hidden`. vit_sums_finish() writes their sums over the rows to `bias`. */
 enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                 const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
-                                float *sums, float *partial, cudaStream_t stream);
+                                float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Patches and tokens (tokens.cu) ---- */
 
@@ -90,12 +116,13 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 /* Backward pass of LAYER_TOKENS: sums the gradients of positions and class token over the samples, in fp32.
  * Copies the gradients of the other tokens to `patch_deltas` (sample, patch, width). */
 enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
-                                float *class_token, bf16 *patch_deltas, float *partial, cudaStream_t stream);
+                                float *class_token, bf16 *patch_deltas, struct vit_sums *sums,
+                                cudaStream_t stream);
 
 /* Converts the gradients of the logits (count, classes) to bf16 rows of `apart` values, padded with zeros.
  * Writes their sums over the samples to `bias`. */
 enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
-                                bf16 *rounded, float *bias, float *partial, cudaStream_t stream);
+                                bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Layer normalisation with its neighbours (norm.cu) ---- */
 
@@ -136,7 +163,7 @@ struct vit_norm_deltas {
                            layer; NULL: not needed */
 };
 enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
-                                  float *partial, cudaStream_t stream);
+                                  struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Element by element, with sums over columns (columns.cu) ---- */
 
@@ -144,18 +171,11 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
 enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream);
 /* Replaces the gradients of GELU's outputs (rows, width) by those of its inputs, and sums them over the rows.
  * `width` is a multiple of 8. */
-enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *sums,
-                              float *partial, cudaStream_t stream);
+enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
+                              struct vit_sums *sums, cudaStream_t stream);
 /* Sums each column of `values` (rows, width) over the rows. */
-enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *sums, float *partial,
-                            cudaStream_t stream);
-/* Adds up partial sums (part, result, column) over the parts, in order. A result may be NULL. */
-struct vit_sums {
-    uint32_t results, columns;
-    float *result[3];
-};
-enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
-                             cudaStream_t stream);
+enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
+                            struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Attention (attention.cu, attention_backward.cu) ---- */
 
@@ -167,7 +187,7 @@ enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf1
                           float *logs, cudaStream_t stream);
 enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
-                                   bf16 *in_deltas, float *bias, float *partial, cudaStream_t stream);
+                                   bf16 *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream);
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 

@@ -348,11 +348,11 @@ enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, co
 }
 
 enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
-                                  float *partial, cudaStream_t stream)
+                                  struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
     const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < BACK_PARTS ? needed : BACK_PARTS;
-    const struct backward_plan plan = {*norm, *deltas, rows, 1 / (float)width, partial};
+    const struct backward_plan plan = {*norm, *deltas, rows, 1 / (float)width, vit_sums_room(sums)};
     if (width <= 64)
         norm_back_kernel<1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 192)
@@ -362,6 +362,7 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
     else
         norm_back_kernel<3, 4><<<blocks, BLOCK, 0, stream>>>(plan);
     CUDA_TRY_LAUNCH("norm_back_kernel");
-    const struct vit_sums sums = {SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
-    return vit_partial_sums(partial, blocks, &sums, stream);
+    const struct vit_sum sum = {
+        NULL, blocks, SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
+    return vit_sums_add(sums, &sum);
 }

@@ -244,15 +244,17 @@ static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv
 }
 
 enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
-                                float *class_token, bf16 *patch_deltas, float *partial, cudaStream_t stream)
+                                float *class_token, bf16 *patch_deltas, struct vit_sums *sums,
+                                cudaStream_t stream)
 {
     const uint32_t values = rows->tokens * rows->width;
-    const struct vit_sums sums = {1, values, {positions}};
+    const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, values, {positions}};
     tokens_back_kernel<<<dim3(blocks_for(values / 2), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
-        *rows, reinterpret_cast<const __nv_bfloat162 *>(deltas), reinterpret_cast<float2 *>(partial),
-        reinterpret_cast<__nv_bfloat162 *>(patch_deltas));
+        *rows, reinterpret_cast<const __nv_bfloat162 *>(deltas),
+        reinterpret_cast<float2 *>(vit_sums_room(sums)), reinterpret_cast<__nv_bfloat162 *>(patch_deltas));
     CUDA_TRY_LAUNCH("tokens_back_kernel");
-    TRY(vit_partial_sums(partial, VIT_SAMPLE_PARTS, &sums, stream));
+    TRY(vit_sums_add(sums, &sum));
+    TRY(vit_sums_finish(sums, stream));
     CUDA_TRY(
         cudaMemcpyAsync(class_token, positions, rows->width * sizeof *positions, cudaMemcpyDeviceToDevice,
                         stream)); /* class token and first position are added, so their gradients are equal */
@@ -279,11 +281,11 @@ static __global__ void logits_back_kernel(const float *deltas, uint32_t count, u
 }
 
 enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
-                                bf16 *rounded, float *bias, float *partial, cudaStream_t stream)
+                                bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
-    const struct vit_sums sums = {1, classes, {bias}};
+    const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, classes, {bias}};
     logits_back_kernel<<<dim3(blocks_for(apart), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
-        deltas, count, classes, apart, rounded, partial);
+        deltas, count, classes, apart, rounded, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("logits_back_kernel");
-    return vit_partial_sums(partial, VIT_SAMPLE_PARTS, &sums, stream);
+    return vit_sums_add(sums, &sum);
 }
