@@ -19,7 +19,7 @@ struct resources {
     int device;  /* CUDA device number */
 };
 
-/* The device time of one run. The runner measures wall time itself. */
+/* The times of one run that the variant reports. The runner measures wall time itself. */
 struct run_time {
     double device_s; /* in seconds, from events on the variant's stream; negative if only wall time applies */
     double other_s;  /* in seconds, added to the wall time; may be negative. Time that an earlier process

@@ -128,7 +128,7 @@ enum status remote_await(struct remote *remote, const struct transfer *transfer)
 /* Starts a transfer into memory, unless the file already has a transfer. The caller holds `remote->lock`. */
 enum status remote_start_in_memory(struct remote *remote, struct file *file);
 
-/* Reads a whole file into memory, and sets `*fd`, or -1 on failure. */
+/* Reads a whole file into memory, and sets `*fd` to its descriptor; on failure, `*fd` is -1 or unchanged. */
 enum status remote_read_to_memory(struct remote *remote, struct file *file, int *fd);
 
 /* Frees a transfer. Closes its descriptor unless `keep_file` is set. */

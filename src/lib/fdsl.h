@@ -20,9 +20,10 @@
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.
  *
- * Errors: functions return FDSL_OK or an error code. After an error, fdsl_error() returns one line of text;
- * if an argument is wrong, the line names it. The library never prints, never exits, and installs no signal
- * handler. It leaves the current CUDA device, the locale and the floating-point environment as they were.
+ * Errors: most functions return FDSL_OK or an error code. After an error, fdsl_error() returns one line of
+ * text; if an argument is wrong, the line names it. The library never prints, never exits, and installs no
+ * signal handler. It leaves the current CUDA device, the locale and the floating-point environment as they
+ * were.
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it. After fork(), the child must open its
@@ -156,7 +157,7 @@ FDSL_API uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator);
 /* Generates images first .. first + count - 1 into `images`. Stores their class ids in `labels` unless it is
  * NULL. `count` must be at least 1, and at most the `batch` of the configuration.
  *
- * On the CPU, `images` must be aligned to its element type, `stream` must be NULL, and the images are
+ * On the CPU, `images` must be aligned to the size of one element, `stream` must be NULL, and the images are
  * complete when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images`
  * must be aligned to 16 bytes. The work is enqueued on `stream` without waiting and without allocating, so
  * the call can be captured into a CUDA graph. One generator has scratch memory for one call: calls on several

@@ -37,7 +37,7 @@ struct array_extent {
 /* An image to decode. */
 struct array_picture {
     struct jpeg_shape shape; /* only with `on_device` */
-    bool on_device;          /* the GPU can decode it; a CPU thread must decode all others */
+    bool on_device;          /* true: the GPU can decode the image; false: a CPU thread must */
 };
 
 /* Limits of pictures that the GPU decodes. nvJPEG and libjpeg interpolate chroma differently in images that
@@ -58,7 +58,7 @@ struct arrays {
 
 FDSL_C_BEGIN
 
-/* Reads the headers of the images and the labels of all samples. If `fit` is not NULL, images are decoded to
+/* Reads the label of every sample, and the header of its image. If `fit` is not NULL, images are decoded to
  * fit->channels * fit->res^2 bytes. arrays_open() then accepts a damaged header; the CPU thread that decodes
  * the image reports the error. With `packed`, the caller stores the members of a sample consecutively, each
  * aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative offsets in the shard.

@@ -68,7 +68,7 @@ void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
  * STATUS_WRONG if they differ; with control->whole, the caller examines control->seen instead. STATUS_FAILED
- * if the run lost all samples, or lost other samples than earlier runs. */
+ * if the run lost all samples, or if it lost a sample that an earlier run read, or the reverse. */
 enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
                             const struct losses *lost);
 
