@@ -57,7 +57,7 @@ struct variant {
     enum status (*ready)(void *state, uint64_t number);
 
     /* The only timed part. Blocks until the results are complete. The inputs of run `number` are a pure
-     * function of `number`, so results of an earlier run cannot pass verification. */
+     * function of `number`, so that verification can detect results of an earlier run. */
     enum status (*run)(void *state, uint64_t number, struct run_time *time);
 
     /* Copies the results of the latest run into `result`, whose type the workload defines. Not timed. */

@@ -110,8 +110,8 @@ struct workload {
 
     /* Checks in addition to verify(). */
     struct {
-        bool every_run; /* every run checks its results and fails with STATUS_WRONG, so the column `wrong`
-                         * has a value even without --verify */
+        bool every_run; /* every run checks its results, and fails with STATUS_WRONG if they are wrong, so
+                         * the column `wrong` has a value even without --verify */
 
         /* Switches per-item checks at delivery on or off, for results that do not outlive the run. Runs with
          * these checks are not timed. May be NULL. */

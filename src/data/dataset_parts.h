@@ -72,7 +72,7 @@ void dataset_decide(struct dataset *dataset);
  * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
 enum status dataset_choose(struct dataset *dataset, struct dataset_sample *sample);
 
-/* Removes the files that hold no chosen member from the list of files. Only for samples in single files. */
+/* Removes from the list of files those that hold no chosen member. Only for samples in single files. */
 void dataset_drop_files(struct dataset *dataset);
 
 #endif

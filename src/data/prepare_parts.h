@@ -48,8 +48,9 @@ enum status prepare_read_options(struct job *job, const struct config *config);
 /* Sets --name and --store if the source determines them, and checks them. */
 enum status prepare_check_options(struct job *job);
 
-/* Formats one line with all options that affect the bytes of the data set, job->provenance. Equal lines mean
- * equal data sets. Call after the source has been opened. STATUS_EXHAUSTED without memory. */
+/* Formats job->provenance: one line with all options that affect the bytes of the data set, and a hash of the
+ * inputs. Equal lines mean equal data sets. Call after the source has been opened. STATUS_EXHAUSTED without
+ * memory. */
 enum status prepare_describe(struct job *job);
 
 #endif

@@ -100,7 +100,7 @@ struct http_request remote_request(const struct remote *remote, const char *url,
 
 /* ---- remote_list.c ---- */
 
-/* Lists the files of the data set: those that `leaf` names, or all with the prefix if it is NULL.
+/* Lists the files of the data set: those that `leaf` names, or all with the prefix if `leaf` is NULL.
  * STATUS_USAGE if there are none, or if the server has no list. */
 enum status remote_list(struct remote *remote, const char *leaf);
 

@@ -11,11 +11,12 @@
  *
  * An image is drawn on a square canvas of `res` x `res` pixels, which is then resized or cropped to
  * `out_res`. With N classes, image g is instance g div N of the class at index g mod N. The generators
- * "naive", "omp" and "fused" are bit-identical to each other and to the program fdsl-bench. Their pixels
- * depend only on the formula, the class, the seed, the instance, the side of the canvas and the output
- * format. The pixels do not depend on the device, the batch or the number of threads. "gbase" and "bat" run
- * the CUDA kernels of the paper (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds
- * noise to half precision; "gbase" draws noise from another random number generator.
+ * "naive", "omp" and "fused" are bit-identical to each other and to the variants of the same names in the
+ * program fdsl-bench. Their pixels depend only on the formula, the class, the seed, the instance, the side of
+ * the canvas and the output format. The pixels do not depend on the device, the batch or the number of
+ * threads. "gbase" and "bat" run the CUDA kernels of the paper (hpca-uji, PDP 2026), which draw overlapping
+ * lines in any order. "bat" rounds noise to half precision; "gbase" draws noise from another random number
+ * generator.
  *
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.

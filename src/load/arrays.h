@@ -63,8 +63,8 @@ FDSL_C_BEGIN
  * the image reports the error. With `packed`, the caller stores the members of a sample consecutively, each
  * aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative offsets in the shard.
  * STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and the problem.
- * STATUS_FAILED if a sample cannot be read, STATUS_EXHAUSTED if memory runs out. The caller closes `arrays`,
- * even after a failure. */
+ * STATUS_FAILED if a sample cannot be read, STATUS_EXHAUSTED if memory runs out. With `fit`,
+ * STATUS_UNAVAILABLE in builds without libjpeg-turbo. The caller closes `arrays`, even after a failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
                         struct arrays *arrays);

@@ -1,4 +1,4 @@
-/* The instruction sets for which the variants `omp` of all workloads have their own code. */
+/* The instruction sets for which variants with OpenMP have their own code. */
 #ifndef FDSL_MACHINE_ISA_H
 #define FDSL_MACHINE_ISA_H
 

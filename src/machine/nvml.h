@@ -9,7 +9,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* The state at one moment. If NVML does not report a field, it is negative (throttle_reasons: 0). */
+/* The state at one moment. A field that NVML does not report is negative (throttle_reasons: 0). */
 struct gpu_state {
     int sm_clock_mhz, sm_clock_max_mhz, memory_clock_mhz, temperature_c;
     double power_w;
