@@ -63,7 +63,7 @@ struct variant {
     /* Copies the results of the latest run into `result`, whose type the workload defines. Not timed. */
     enum status (*fetch)(void *state, void *result);
 
-    /* Frees the state, also one that setup() failed to complete. */
+    /* Frees the state, even if setup() failed. */
     void (*teardown)(void *state);
 };
 

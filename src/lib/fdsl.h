@@ -175,10 +175,10 @@ FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, c
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
 /* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `next` is device
- * memory, and the generation and the addition are enqueued on `stream`. Each replay of a captured call
- * therefore generates the images that follow those of the previous replay. To share a sequence among ranks,
- * rank r starts at r * count and uses step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise
- * like fdsl_generate(). */
+ * memory, and the generation and the addition are enqueued on `stream`. If `step` is `count`, each replay of
+ * a captured call generates the images that follow those of the previous replay. To share a sequence among
+ * ranks, rank r starts at r * count and uses step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat".
+ * Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 

@@ -1,6 +1,7 @@
-/* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one image
- * and optionally one label. The image is a .npy; all arrays have the same shape and type: uint8, float16 or
- * float32. With --decode, the image is a file of any format that image_fit() decodes. */
+/* Layout of the samples' raw bytes, from which the GPU extracts the arrays, and the labels, which the host
+ * has read. Every sample has one image and optionally one label. The image is a .npy; all arrays have the
+ * same shape and type: uint8, float16 or float32. With --decode, the image is a file of any format that
+ * image_fit() decodes. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 

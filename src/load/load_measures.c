@@ -130,7 +130,7 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return measure_order(load, variant, result->threads, measures);
 }
 
-/* Warns if the latest warm run read from a storage device, or if pages are not resident after the run. */
+/* Warns if the latest warm run read from a storage device, or if too few pages are resident after the run. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {
