@@ -451,8 +451,8 @@ Test(prepare, lost_files_are_repaired)
                                          "truncate -s 0 a/samples.csv"};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
-        cr_assert_not_null(strstr(out, "is missing or incomplete; writing it again"), "%s: %s", broken[i],
-                           out);
+        cr_assert_not_null(strstr(out, "is missing or incomplete; writing the lists again"), "%s: %s",
+                           broken[i], out);
         cr_assert_not_null(strstr(out, "(3 of 3 shards were already finished)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }

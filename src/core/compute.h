@@ -43,8 +43,9 @@ static inline bool compute_learns(const struct compute *compute)
     return compute->text && compute->step_s == 0;
 }
 
-/* Chooses the model of a real training step and sets `text` to "train:MODEL", so that the row names it. The
- * workload must have filled all other fields of the task. STATUS_USAGE if no model fits the task. */
+/* Chooses the model of a real training step and sets `text` to "train:MODEL", so that the row names the
+ * model. The workload must have filled all other fields of the task. STATUS_USAGE if no model fits the task.
+ */
 enum status compute_teach(struct compute *compute);
 
 /* The columns that every workload with --compute includes in its measures, in this order. */

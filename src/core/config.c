@@ -28,7 +28,7 @@ static enum status add(struct config *config, char *argument)
 #ifdef HAVE_INIH
 #define LINE_MAX_BYTES 190 /* inih's line buffer has 200 bytes */
 
-/* The state of reading the file. inih calls take_line() for each line before it reads the next line. */
+/* The state of reading the file. inih calls take_line() for each option before it reads the next line. */
 struct reading {
     struct config *config;
     const char *rest, *end; /* the unread text of the file, and its end */

@@ -82,7 +82,7 @@ static inline enum status consumer_begin(struct consumer *consumer)
 
 /* Consumes a batch in host memory: copies it to the device through a small ring of pinned buffers and runs a
  * step after the copy. Blocks while the ring is full. When it returns, the batch may be overwritten. Thread
- * safe. STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if CUDA fails. */
+ * safe. STATUS_FAILED if memory runs out or CUDA fails. */
 static inline enum status consumer_take_host(struct consumer *consumer, const struct batch *batch)
 {
     return consumer->type->take_host(consumer, batch);

@@ -7,8 +7,8 @@
 
 #include "core/portable.h"
 
-/* Images and .npy files are read in the first three types only. Embeddings (data/embeddings.h) are also read
- * in DTYPE_BF16, and output is also written in it. */
+/* Images and arrays in .npy files have one of the first three types. Embeddings (data/embeddings.h) and
+ * output may also have the type DTYPE_BF16. */
 enum dtype {
     DTYPE_U8,
     DTYPE_F16,

@@ -47,7 +47,7 @@ struct file_writer {
 
 /* file_begin() opens the temporary file, file_add() appends, and file_complete() syncs and closes the file.
  * file_end() renames it to `path`, and completes it first if necessary. Links are followed; only regular
- * files are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
+ * files are replaced. After a failure or file_abandon() the temporary file is gone and an earlier file at
  * `path` is unchanged. To write several files that belong together, call file_complete() for all of them
  * before file_end() for the first. If the disk is full, file_add() or file_complete() then fails before any
  * file is replaced. Each thread may write its own files. */
@@ -57,7 +57,8 @@ enum status file_complete(struct file_writer *writer);
 enum status file_end(struct file_writer *writer);
 void file_abandon(struct file_writer *writer);
 
-/* Writes a whole file atomically with the functions above. STATUS_FAILED with the path and the reason. */
+/* Writes a whole file atomically: calls file_begin(), file_add() and file_end(). STATUS_FAILED with the path
+ * and the reason. */
 enum status file_write_atomic(const char *path, const void *bytes, size_t count);
 
 /* Installs handlers so that SIGHUP, SIGINT and SIGTERM remove all temporary files before they end the

@@ -2,10 +2,10 @@
  * e2m1 are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; two of them share a byte, the first one in the low
  * four bits.
  *
- * MXFP4: blocks of 32 values with a scale that is a power of two (e8m0), as "OCP Microscaling Formats (MX)
- * Specification" 1.0, sections 5.3.3, 5.4.1 and 6.3, defines it.
- * NVFP4: blocks of 16 values with a scale in fp8 e4m3fn, and one float scale per tensor, as in NVIDIA,
- * "Pretraining large language models with NVFP4", 2025, appendix B.
+ * MXFP4: blocks of 32 values with a scale that is a power of two (e8m0), as the "OCP Microscaling Formats
+ * (MX) Specification" 1.0 defines in sections 5.3.3, 5.4.1 and 6.3. NVFP4: blocks of 16 values with a scale
+ * in fp8 e4m3fn, and one float scale per tensor, as in NVIDIA, "Pretraining large language models with
+ * NVFP4", 2025, appendix B.
  *
  * If a block contains NaN or infinity, its scale is NaN and its values are zeros. */
 #ifndef FDSL_CORE_FP4_H

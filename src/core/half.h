@@ -22,8 +22,8 @@ FDSL_HD float float_from_bits(uint32_t bits)
     return value;
 }
 
-/* Returns the bits of the nearest fp16 value, ties to even; 65520 and above becomes infinity. Equals
- * __float2half_rn(). */
+/* Returns the bits of the nearest fp16 value, ties to even; magnitudes of at least 65520 become infinity.
+ * Equals __float2half_rn(). */
 FDSL_HD uint16_t half_from_float(float value)
 {
     uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;

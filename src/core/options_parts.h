@@ -31,7 +31,8 @@ char option_letter(const struct option_spec *spec);
 /* ---- options_values.c ---- */
 
 /* Returns whether the option accepts the value "none", which means "not given". Real numbers with the default
- * 0 accept it. Numbers without a default accept it if 0 or NaN stands for "not given". */
+ * 0 accept it. Without a default, real numbers and lists of numbers accept it, and so do counts and sizes
+ * whose minimum is at least 1. */
 bool option_takes_none(const struct option_spec *spec);
 
 /* Stores the default of the option. STATUS_FAILED if the table's default is invalid. */

@@ -16,8 +16,8 @@ enum phase {
     PHASE_TEARDOWN
 };
 
-/* Ends the current phase and begins `phase`. Only one thread may call it. Each phase is a range (below), so
- * all calls from one PHASE_IDLE to the next must be at the same nesting depth of ranges. */
+/* Ends the current phase and begins `phase`. Only one thread may call it. Each phase is a range for
+ * profilers, so all calls from one PHASE_IDLE to the next must be at the same nesting depth of ranges. */
 void phase_enter(enum phase phase);
 
 /* Returns the current phase. Thread safe. */

@@ -19,10 +19,11 @@
 #define FDSL_C_END
 #endif
 
-/* FDSL_FMA_CLONES, placed before a function, makes the compiler generate two versions of it, with and without
- * FMA instructions. The dynamic linker picks one version at program start. Both versions give the same bits,
- * but in the version without FMA instructions every fmaf() is a library call. Under sanitizers the macro is
- * empty, because the dynamic linker picks a version before the sanitizers are initialized. */
+/* On x86-64 Linux, FDSL_FMA_CLONES before a function makes the host compiler generate two versions of it,
+ * with and without FMA instructions. The dynamic linker picks one version at program start. Both versions
+ * give the same bits, but in the version without FMA instructions every fmaf() is a library call. Under
+ * sanitizers the macro is empty, because the dynamic linker picks a version before the sanitizers are
+ * initialized. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FDSL_SANITIZED 1
 #elif defined(__has_feature)

@@ -1,5 +1,5 @@
-/* Shows the progress of long work on stderr: on a terminal as one line that is overwritten, in a log as a new
- * line every ten seconds. */
+/* Shows the progress of long work on stderr: on a terminal as one line that is overwritten, in a log as new
+ * lines, by default every ten seconds. */
 #ifndef FDSL_CORE_PROGRESS_H
 #define FDSL_CORE_PROGRESS_H
 
@@ -14,7 +14,7 @@ struct progress {
 
 /* Begins to show progress. On a terminal (status_shows_progress()) updates are due every 0.1 s. In a log, if
  * `lines` is set, they are due every 10 s, or every FDSL_PROGRESS_S seconds if that environment variable is a
- * number. Otherwise nothing is shown. */
+ * number of at least 0. Otherwise nothing is shown. */
 void progress_begin(struct progress *progress, bool lines);
 
 /* Returns whether the next update is due. */

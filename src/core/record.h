@@ -27,7 +27,7 @@ struct field {
 struct row {
     struct field *fields;
     size_t count;
-    bool failed; /* memory ran out while adding fields; see row_check() */
+    bool failed; /* an earlier call on this row failed; see row_check() */
 };
 
 /* Append a field. Texts are copied; NULL means "". Reals keep 9 significant digits; NaN and infinities become
@@ -38,7 +38,7 @@ void row_number(struct row *row, const char *column, const char *text);
 void row_count(struct row *row, const char *column, unsigned long long value);
 void row_real(struct row *row, const char *column, double value);
 
-/* Returns STATUS_FAILED if an earlier call on this row failed. */
+/* Returns STATUS_EXHAUSTED if an earlier call on this row failed. */
 enum status row_check(const struct row *row);
 
 /* Frees the fields; the row is empty afterwards and can be reused. */
@@ -56,17 +56,18 @@ void csv_write_header(FILE *stream, const struct row *row);
 void csv_write_row(FILE *stream, const struct row *row);
 
 /* Checks that rows with the columns of `row` can be appended to `path`. The folder of a new file must be
- * writable. An existing file must be a regular file with this header and the right number of fields in every
- * row. Changes nothing. Call before measuring. If rows cannot be appended, returns STATUS_USAGE with the
- * reason, the line and a remedy. */
+ * writable. An existing file must be a regular file. Unless it is empty, it must have this header and the
+ * right number of fields in every row; csv_append() can cut off an incomplete last line. Changes nothing.
+ * Call before measuring. If rows cannot be appended, returns STATUS_USAGE with the reason, the line and a
+ * remedy. */
 enum status csv_check(const char *path, const struct row *row);
 
-/* Appends `count` >= 1 rows with the same columns to a file, all or none, under a lock, and syncs the file.
- * Writes a header first if the file is new or empty. If the write fails, for example on a full disk,
- * truncates the file to its former size and returns STATUS_FAILED. A killed process can leave an incomplete
- * last line. If the last line has no line end and too few fields, it is cut off with a warning. If it has no
- * line end but may be complete, csv_check() and csv_append() refuse the file. On a file system without locks,
- * rows are appended with a warning and nothing is ever cut off. */
+/* Appends `count` >= 1 rows with the same columns to a file, under a lock, and syncs the file. Writes a
+ * header first if the file is new or empty. If the write fails, for example on a full disk, removes what it
+ * has written and returns STATUS_FAILED. A killed process can leave an incomplete last line. If the last line
+ * has no line end and too few fields, it is cut off with a warning. If it has no line end but may be
+ * complete, csv_check() and csv_append() refuse the file. On a file system without locks, rows are appended
+ * with a warning and nothing is ever cut off. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
 /* Formats `count` >= 1 rows with the same columns as CSV lines, after a header. The caller frees `*text`. */

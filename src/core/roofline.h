@@ -50,9 +50,8 @@ enum bound { BOUND_UNKNOWN, BOUND_COMPUTE, BOUND_MEMORY, BOUND_BUS };
 
 /* The lower bound of a run: floor_s is the larger of flops / peak_flops and bytes / peak_bytes_per_s. */
 struct roofline {
-    double flops, peak_flops; /* peak_flops: per second; 0 if unknown */
-    double bytes,
-        peak_bytes_per_s; /* memory traffic that caches cannot avoid, or bus traffic; 0 if unknown */
+    double flops, peak_flops;       /* peak_flops: per second; 0 if unknown */
+    double bytes, peak_bytes_per_s; /* memory traffic in spite of caches, or bus traffic; 0 if unknown */
     enum bound bound;
     double floor_s; /* 0 if unknown */
 };

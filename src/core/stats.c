@@ -127,8 +127,8 @@ static double effective_count(const double *samples, const double *sorted, size_
 
 /* Computes the 95 % confidence interval of the median. Among n independent samples, the number below the true
  * median is binomial (n, 1/2), close to a normal distribution with mean n/2 and sd sqrt(n)/2. If n samples
- * have an effective sample size m, the sd is larger by sqrt(n/m). The interval is from rank l to rank
- * n + 1 - l with l = floor(n/2 + 1/2 - 0.98 n/sqrt(m)): 0.98 is 1.96 / 2, and 1/2 is the continuity
+ * have an effective sample size m, the sd is larger by the factor sqrt(n/m). The interval is from rank l to
+ * rank n + 1 - l with l = floor(n/2 + 1/2 - 0.98 n/sqrt(m)): 0.98 is 1.96 / 2, and 1/2 is the continuity
  * correction. */
 static void median_interval(const double *sorted, size_t count, double effective, double *low, double *high)
 {

@@ -40,8 +40,8 @@ enum status step_backend_open(int device, const struct task *task, struct step_b
 enum status step_backend_reset(struct step_backend *backend);
 
 /* Enqueues the next training step (forward, backward, optimizer) on a batch in device memory and returns
- * immediately. The batch must stay valid until the step has ended. Its values must be aligned to their
- * size. */
+ * immediately. The batch must stay valid until the step has ended. Its values must be aligned to the size of
+ * one value. */
 enum status step_backend_step(struct step_backend *backend, const struct batch *batch);
 
 /* Returns the stream of the steps: a cudaStream_t of the lowest priority, owned by the step backend. */

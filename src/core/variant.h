@@ -19,7 +19,7 @@ struct resources {
     int device;  /* CUDA device number */
 };
 
-/* The device time of one run. The runner measures wall time itself. */
+/* The times of one run that the variant reports. The runner measures wall time itself. */
 struct run_time {
     double device_s; /* in seconds, from events on the variant's stream; negative if only wall time applies */
     double other_s;  /* in seconds, added to the wall time; may be negative. Time that an earlier process
@@ -57,13 +57,13 @@ struct variant {
     enum status (*ready)(void *state, uint64_t number);
 
     /* The only timed part. Blocks until the results are complete. The inputs of run `number` are a pure
-     * function of `number`, so results of an earlier run cannot pass verification. */
+     * function of `number`, so that verification can detect results of an earlier run. */
     enum status (*run)(void *state, uint64_t number, struct run_time *time);
 
     /* Copies the results of the latest run into `result`, whose type the workload defines. Not timed. */
     enum status (*fetch)(void *state, void *result);
 
-    /* Frees the state, also one that setup() failed to complete. */
+    /* Frees the state, even if setup() failed. */
     void (*teardown)(void *state);
 };
 

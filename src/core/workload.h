@@ -110,8 +110,8 @@ struct workload {
 
     /* Checks in addition to verify(). */
     struct {
-        bool every_run; /* every run checks its results and fails with STATUS_WRONG, so the column `wrong`
-                         * has a value even without --verify */
+        bool every_run; /* every run checks its results, and fails with STATUS_WRONG if they are wrong, so
+                         * the column `wrong` has a value even without --verify */
 
         /* Switches per-item checks at delivery on or off, for results that do not outlive the run. Runs with
          * these checks are not timed. May be NULL. */
@@ -163,7 +163,8 @@ struct workload {
      * memory (run/runner_batch.c). open() uses the smallest batch. All functions are NULL in other workloads.
      */
     struct {
-        /* Returns the value of --batch in `parameters`; before open(), OPTION_MAX means `max`. */
+        /* Returns the value of --batch in `parameters`; before open(), the value OPTION_MAX stands for
+         * --batch max. */
         uint64_t (*given)(const void *parameters);
 
         /* Sets the smallest and the largest value of --batch. */
@@ -192,9 +193,9 @@ struct workload {
         /* Returns whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 
-        /* Saves `state` and the rows of its last epoch as CSV (header and lines). Called on rank 0 before the
-         * rows are appended to the CSV file. So if the process is killed at any moment, neither the state nor
-         * the rows are lost. */
+        /* Saves `state`, and `rows`: the rows of its last epoch in CSV format, after a header. Called on rank
+         * 0 before the rows are appended to the CSV file. So if the process is killed at any moment, neither
+         * the state nor the rows are lost. */
         enum status (*keep)(const void *input, void *state, const char *rows);
 
         /* Returns the folder in which keep() saves states for --resume, or NULL if the user named none. */

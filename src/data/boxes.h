@@ -1,6 +1,6 @@
 /* Random rectangles of images: random-resized-crop cuts them out, and random erasing fills them with noise.
- * All functions give the same bits on host and device: they use no function of a mathematical library except
- * square roots and rounding, which IEEE 754 defines exactly. */
+ * All functions give the same bits on host and device: the only functions of a mathematical library that they
+ * use are square roots, rounding and fmaf(), which IEEE 754 defines exactly. */
 #ifndef FDSL_DATA_BOXES_H
 #define FDSL_DATA_BOXES_H
 
@@ -40,9 +40,9 @@ FDSL_HD double box_between(uint32_t word, double low, double high)
     return low + (high - low) * (word * 0x1p-32);
 }
 
-/* Draws a rectangle in an image of width x height pixels. Its area is uniform between `least` and `most` of
- * the image, and the logarithm of its width / height is uniform between -bound and bound. Returns false if
- * the rectangle does not fit. */
+/* Draws a rectangle in an image of width x height pixels. Its area, divided by the area of the image, is
+ * uniform between `least` and `most`, and the logarithm of its width / height is uniform between -bound and
+ * bound. Returns false if the rectangle does not fit. */
 FDSL_HD bool box_draw(struct philox_block block, double least, double most, double bound, uint32_t width,
                       uint32_t height, struct image_box *box)
 {
@@ -125,8 +125,8 @@ FDSL_HD float box_log(float x)
     return fmaf((float)exponent, BOX_LOG2, 2 * s * series);
 }
 
-/* Converts a random word to a value of the normal distribution with mean 0 and deviation 1: the inverse of
- * its distribution function, by Giles, "Approximating the erfinv function", 2010. */
+/* Converts a random word to a value of the normal distribution with mean 0 and standard deviation 1: the
+ * inverse of its distribution function, by Giles, "Approximating the erfinv function", 2010. */
 FDSL_HD float box_normal(uint32_t word)
 {
     float x = (float)((int32_t)(2 * (word >> 8) + 1) - (1 << 24)) * BOX_NOISE_SCALE; /* -1 < x < 1 */

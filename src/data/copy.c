@@ -25,7 +25,7 @@ struct parameters {
 struct copy {
     struct dataset dataset;
     struct plain plain;
-    struct copy *self;        /* this struct: reading a label through a const state moves the reader */
+    struct copy *self;        /* this struct: label() gets a const state, but must move the reader */
     uint32_t next;            /* the first shard that has not been requested */
     uint64_t asked;           /* the latest sample that was requested */
     struct permutation order; /* of the samples, if `permuted` */

@@ -98,8 +98,9 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
 
-/* Announces that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or
- * starts to read it from its URL. Does not wait, and reports no error. */
+/* Announces that dataset->files[file] will be opened soon. Asks Linux to read a local file into the page
+ * cache. Starts to read a file at a URL, unless the data set has a cache folder. Does not wait, and reports
+ * no error. */
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
 /* Requests shard `file` of a remote data set before it is opened, so that several shards are transferred at

@@ -43,7 +43,7 @@ static uint32_t count_in_folders(const struct dataset *dataset, bool with_image)
     return count;
 }
 
-/* Returns whether a warning about a folder was printed before. A run with lists of options opens one folder
+/* Returns whether the latest warning was about this folder. A run with lists of options opens one folder
  * several times. */
 static bool is_known(const char *path)
 {

@@ -33,7 +33,7 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
 enum status dataset_check(const char *url, struct dataset *dataset);
 
 /* Compares the class folders of two data sets, after dataset_find(). STATUS_USAGE if the labels of both are
- * the numbers of their class folders, but the folders have other names, so equal numbers mean different
+ * the numbers of their class folders, but the names of the folders differ, so equal numbers mean different
  * classes. */
 enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 

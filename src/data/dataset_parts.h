@@ -60,7 +60,7 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
 
 /* Finds class folders as ImageFolder defines them: samples are single files in folders, and none has a .cls.
  * The sorted names of the top folders are the classes. If most samples are images in folders, removes the
- * other samples, with a warning. An index of --prepare is not changed. */
+ * other samples, with a warning. Samples that an index of --prepare lists are not removed. */
 enum status dataset_find_classes(struct dataset *dataset);
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
@@ -72,7 +72,7 @@ void dataset_decide(struct dataset *dataset);
  * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
 enum status dataset_choose(struct dataset *dataset, struct dataset_sample *sample);
 
-/* Removes the files that hold no chosen member from the list of files. Only for samples in single files. */
+/* Removes from the list of files those that hold no chosen member. Only for samples in single files. */
 void dataset_drop_files(struct dataset *dataset);
 
 #endif

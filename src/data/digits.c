@@ -1,7 +1,7 @@
 /* The source `digits`: an unlimited number of images of 28 x 28 bytes in ten classes. Each image shows a
  * digit drawn as a stroke, with affine jitter and noise. Sample n shows digit n mod 10 and is a pure function
- * of (seed, n). The code uses no libm function except the square root, so images are bit-identical on every
- * machine. */
+ * of (seed, n). The code uses no libm function except the square root, so the pixels are bit-identical on
+ * every machine. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -51,7 +51,7 @@ static struct philox_block pen_block(struct pen *pen)
                   DRAW_DIGIT);
 }
 
-/* Maps a random word uniformly to [low, high]. Only rounding gives `high` itself. */
+/* Maps a random word uniformly to [low, high). Rounding can also give `high`. */
 static float between(uint32_t word, float low, float high)
 {
     return low + philox_unit(word) * (high - low);

@@ -41,8 +41,8 @@ static bool has_axes(const struct tensor *tensor, uint32_t axes)
     return tensor->real && tensor->axes == axes;
 }
 
-/* Selects tensors of a file: those that match the pattern or, if the pattern is "", those with `axes`
- * axes. */
+/* Selects tensors of a file: those that match the pattern or, if the pattern is "", the floating-point
+ * tensors with `axes` axes. */
 struct selection {
     const char *pattern;
     uint32_t axes;

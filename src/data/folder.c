@@ -342,7 +342,7 @@ static enum status reopen(const struct folder *folder, const struct index *index
                     : folder->layout == INDEX_FILES ? "folders"
                                                     : "parts");
     else
-        status_warn("%s: samples.csv or the wids index is missing or incomplete; writing it again",
+        status_warn("%s: samples.csv or the wids index is missing or incomplete; writing the lists again",
                     folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));

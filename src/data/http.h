@@ -26,7 +26,7 @@ struct http_request {
     bool whole;        /* asks for the whole file, of at most `wanted` bytes, without a range */
     bool redirects;    /* follow up to five redirections; never from HTTPS to HTTP */
     uint8_t *to;       /* receives the bytes: room for `wanted`; or NULL */
-    int fd;            /* if `to` is NULL: the file that receives the bytes, at the same offsets */
+    int fd; /* if `to` is NULL: file that receives the bytes, at their offsets in the remote file */
 
     /* The version that the file must have; NULL if it is not known yet. */
     const struct http_version *version;
@@ -50,10 +50,10 @@ struct http;
 enum status http_open(struct http **http);
 void http_close(struct http *http);
 
-/* Reads a part of a file. If the server is busy (408, 429, 5xx) or the connection breaks, tries again and
- * continues at the first missing byte. The delay before a try is random, and grows with each try. Makes at
- * most `tries` attempts in all. If the server ignores the requested range, `ranged` is false and nothing is
- * read.
+/* Reads a part of a file. If the server is busy (408, 429, or 5xx except 501 and 505) or the connection
+ * breaks, tries again and continues at the first missing byte (with `whole`, at the first byte). The delay
+ * before a try is random, and grows with each try. Makes at most `tries` attempts in all. If the server
+ * ignores the requested range, `ranged` is false and nothing is read.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, if access is denied, if the
  * file does not have the version `request->version`, or if the body's length differs from its headers. */

@@ -25,10 +25,10 @@ FDSL_C_BEGIN
  * match. */
 enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx);
 
-/* Parses a file in memory that may be gzipped. Takes ownership of `bytes` (from malloc). Stops
- * unpacking when there is more data than the IDX header specifies. `idx->owned` holds the values. The caller
- * frees `idx`, even after a failure. STATUS_FAILED for invalid content, STATUS_EXHAUSTED for lack of memory,
- * STATUS_UNAVAILABLE for gzip in a build without zlib. */
+/* Parses a file in memory that may be gzipped. Takes ownership of `bytes` (from malloc). Stops unpacking when
+ * there is more data than the IDX header specifies. `idx->owned` holds the values. The caller frees `idx`,
+ * even after a failure. STATUS_FAILED for invalid content, STATUS_USAGE or STATUS_EXHAUSTED for lack of
+ * memory, STATUS_UNAVAILABLE for gzip in a build without zlib. */
 enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx);
 
 /* Reads a file, plain or gzipped (one or more gzip members), with the same errors as idx_take(). The caller

@@ -1,4 +1,4 @@
-/* Decoder of images and volumes, shared by all workloads. */
+/* Decoder of images and volumes, shared by the workloads that read them. */
 #ifndef FDSL_DATA_IMAGE_H
 #define FDSL_DATA_IMAGE_H
 

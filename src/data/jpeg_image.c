@@ -262,7 +262,7 @@ static void convert_cmyk(uint8_t *row, bool inverted, uint32_t width, uint32_t s
 
 /* Skips the columns left and right of the window. Fancy upsampling computes a pixel from a neighbouring
  * chroma sample, which covers two pixels, so two more pixels are decoded on each side. Returns the number of
- * pixels that remain to the left. */
+ * decoded pixels to the left of the window. */
 static uint32_t skip_columns(struct jpeg_decompress_struct *jpeg, struct jpeg_window window)
 {
     JDIMENSION left = window.left > 2 ? window.left - 2 : 0, right = window.left + window.width + 2;

@@ -65,8 +65,9 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
 /* Returns whether a baseline file has this size in pixels and complete markers in the right order: segments
- * up to the scan, restart markers in sequence, and the end of the image. Reads all bytes, but decodes none.
- * If the result is false, the file is damaged. If it is true, the file can still have wrong coefficients. */
+ * up to the scan, restart markers in sequence, and the end of the image. Reads the whole image, but decodes
+ * nothing. If the result is false, the file is damaged. If it is true, the file can still have wrong
+ * coefficients. */
 bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height);
 
 /* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Chroma is stored at half

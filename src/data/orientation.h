@@ -23,7 +23,7 @@ FDSL_HD struct orientation orientation_of(uint32_t number)
     return turn;
 }
 
-/* Index of the stored pixel that is the upright pixel (x, y). */
+/* Returns the index of the stored pixel that becomes the upright pixel (x, y). */
 FDSL_HD size_t orientation_from(struct orientation turn, uint32_t width, uint32_t height, uint32_t x,
                                 uint32_t y)
 {

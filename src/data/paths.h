@@ -15,8 +15,9 @@ struct paths {
 /* Adds the files that `text` names: paths separated by ','. A path may be a pattern of the shell. If a path
  * is a folder, adds the files in it and in its subfolders for which `wanted` returns true, sorted by path.
  * Names that begin with a dot are skipped. A path that exists may contain ',' and pattern characters. The
- * caller frees `paths`, even after a failure. STATUS_USAGE if a path or pattern names no file; STATUS_FAILED
- * if a folder cannot be read. A folder that --prepare has begun but not completed is refused. */
+ * caller frees `paths`, even after a failure. STATUS_USAGE if a path does not exist or a pattern matches
+ * nothing; STATUS_FAILED if a folder cannot be read. A folder that --prepare has begun but not completed is
+ * refused. */
 enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths);
 void paths_free(struct paths *paths);
 

@@ -7,7 +7,7 @@
 #include "core/array.h"
 #include "core/portable.h"
 
-#define VALUES_MAX    8000000 /* values per pickle: at most this many, in 450 MB without their items */
+#define VALUES_MAX    8000000 /* maximum number of values per pickle: 450 MB, without the lists of items */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
 #define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")
@@ -308,7 +308,7 @@ static enum status do_put(struct parser *parser, size_t bytes)
     TRY(take_number(parser, bytes, &index));
     if (stack->count == 0 || !stack->items[stack->count - 1])
         return status_set(STATUS_FAILED, "its pickle stores a value from an empty stack");
-    if (index >= (size_t)(parser->end - parser->bytes)) /* Python numbers the entries from 0 */
+    if (index >= (size_t)(parser->end - parser->bytes)) /* indexes start at 0; each entry takes an opcode */
         return status_set(STATUS_FAILED, "its pickle has a memo entry that is too large");
     while (memo->count <= index)
         TRY(push_item(&memo->items, &memo->count, NULL));

@@ -1,4 +1,5 @@
-/* The plain reader uses only open and pread. Its results are the reference for every variant. */
+/* The plain reader reads files with open(2) and pread(2) only. Its results are the reference for every
+ * variant of `load`. */
 #ifndef FDSL_DATA_PLAIN_H
 #define FDSL_DATA_PLAIN_H
 

@@ -21,7 +21,7 @@ static enum status failed(const png_image *image)
 }
 
 /* libpng's simplified interface handles errors without longjmp to the caller and frees its memory. The flag
- * COLORSPACE_NOT_sRGB omits the colour-space chunk, so equal pixels give equal output. */
+ * COLORSPACE_NOT_sRGB omits the sRGB chunk, so the file holds only the header and the pixels. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
 {
     *bytes = NULL;

@@ -10,8 +10,7 @@
 
 /* Executes a command line that has --prepare. With several ranks, each writes a part of the units; the bytes
  * do not depend on the number of ranks. Finished units (shards, or folders of files) are kept, so the same
- * command continues a run that failed or was killed. Returns STATUS_USAGE, STATUS_FAILED or
- * STATUS_UNAVAILABLE with a one-line message.
+ * command continues a run that failed or was killed. After a failure, status_text() is a one-line message.
  *
  * `is_option` returns whether the program has an option of that name outside --prepare. Error messages use
  * it. */

@@ -42,8 +42,6 @@ static const struct option_spec specs[] = {
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
 
-/* ---- Reading options ---- */
-
 /* ---- The command line ---- */
 
 void prepare_help(FILE *stream)
@@ -72,6 +70,8 @@ void prepare_help(FILE *stream)
                     source->workload);
     }
 }
+
+/* ---- Reading options ---- */
 
 #define SOURCES_MAX 16 /* at least the number of entries in source_table */
 
@@ -154,8 +154,8 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
-/* For sources whose samples are complete files (source->whole_files): refuses --samples and --store, and
- * selects --store files. */
+/* For sources whose samples are complete files (source->whole_files): refuses --samples and every --store
+ * except files, and selects --store files. */
 static enum status check_whole_files(struct job *job)
 {
     struct parameters *parameters = &job->parameters;

@@ -41,15 +41,16 @@ struct job {
 };
 
 /* Parses the command line and the configuration file into `job`: the source, the options of --prepare, and
- * those of the source and its workload. STATUS_USAGE with the option and a remedy, or STATUS_FAILED without
- * memory. The caller frees job->options and the parameters, even after a failure. */
+ * those of the source and its workload. STATUS_USAGE with the option and a remedy, STATUS_EXHAUSTED if memory
+ * runs out. The caller frees job->options and the parameters, even after a failure. */
 enum status prepare_read_options(struct job *job, const struct config *config);
 
 /* Sets --name and --store if the source determines them, and checks them. */
 enum status prepare_check_options(struct job *job);
 
-/* Formats one line with all options that affect the bytes of the data set, job->provenance. Equal lines mean
- * equal data sets. Call after the source has been opened. STATUS_EXHAUSTED without memory. */
+/* Formats job->provenance: one line with all options that affect the bytes of the data set, and a hash of the
+ * inputs. Equal lines mean equal data sets. Call after the source has been opened. STATUS_EXHAUSTED if memory
+ * runs out. */
 enum status prepare_describe(struct job *job);
 
 #endif

@@ -221,8 +221,8 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 
 /* ---- Reading ---- */
 
-/* Returns the file with this name. On success, its size and version are known. If a connection has tried to
- * find them and failed, tries once more, so that the calling thread gets the error message. */
+/* Returns the file with this name. On success, its size and version are known. If a connection has failed to
+ * find them, this function tries again, so that the calling thread gets the error message. */
 static enum status known_file(struct remote *remote, const char *name, struct file **found)
 {
     pthread_mutex_lock(&remote->lock);

@@ -254,7 +254,8 @@ enum status cache_open(const char *folder, uint64_t limit)
 
 /* ---- Writing ---- */
 
-/* Opens and locks the draft. Another process may have renamed or removed the file before it was locked. */
+/* Opens and locks the draft. Opens it again if another process renames or removes the file before this
+ * process has locked it. */
 static enum status lock_draft(struct cache_draft *draft)
 {
     struct stat opened, named;

@@ -1,6 +1,6 @@
 /* A folder of files that were read from a URL. Several processes may use it at the same time, and each of
- * them may be killed at any time. All functions return STATUS_EXHAUSTED if the folder has no room or fails.
- */
+ * them may be killed at any time. Unless stated otherwise, functions return STATUS_EXHAUSTED if the folder
+ * has no room or fails. */
 #ifndef FDSL_DATA_REMOTE_CACHE_H
 #define FDSL_DATA_REMOTE_CACHE_H
 

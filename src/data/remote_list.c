@@ -27,7 +27,7 @@ static enum status list_file(struct remote *remote, const char *name, struct fil
     return STATUS_OK;
 }
 
-/* Expands the first braces of `text`: {a,b} or {000..123}. Adds the names without braces. */
+/* Expands the braces in `text`, such as {a,b} or {000..123}, and adds the resulting names to the list. */
 static enum status expand(struct remote *remote, const char *text)
 {
     char name[REMOTE_URL_MAX];

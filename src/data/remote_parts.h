@@ -100,7 +100,7 @@ struct http_request remote_request(const struct remote *remote, const char *url,
 
 /* ---- remote_list.c ---- */
 
-/* Lists the files of the data set: those that `leaf` names, or all with the prefix if it is NULL.
+/* Lists the files of the data set: those that `leaf` names, or all with the prefix if `leaf` is NULL.
  * STATUS_USAGE if there are none, or if the server has no list. */
 enum status remote_list(struct remote *remote, const char *leaf);
 
@@ -128,7 +128,7 @@ enum status remote_await(struct remote *remote, const struct transfer *transfer)
 /* Starts a transfer into memory, unless the file already has a transfer. The caller holds `remote->lock`. */
 enum status remote_start_in_memory(struct remote *remote, struct file *file);
 
-/* Reads a whole file into memory, and sets `*fd`, or -1 on failure. */
+/* Reads a whole file into memory, and sets `*fd` to its descriptor; on failure, `*fd` is -1 or unchanged. */
 enum status remote_read_to_memory(struct remote *remote, struct file *file, int *fd);
 
 /* Frees a transfer. Closes its descriptor unless `keep_file` is set. */

@@ -244,7 +244,8 @@ static bool find_element(struct span from, const char *name, struct span *inside
     return false;
 }
 
-/* Writes a character of Unicode as UTF-8. Returns the number of bytes; 0 if it is not allowed in XML. */
+/* Writes a character of Unicode as UTF-8. Returns the number of bytes; 0 if the code is 0, a surrogate or
+ * above U+10FFFF. */
 static size_t put_character(unsigned long code, char *to)
 {
     if (code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))

@@ -40,7 +40,8 @@ struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
-    uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
+    uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
+                              only the keys and the edges of its samples */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
     uint64_t skipped;      /* broken samples that open() left out */
     bool uncounted;        /* an unknown number of samples was left out in addition */
@@ -64,7 +65,7 @@ struct source {
     const char *name, *summary;
 
     /* Options of the source. If option_spec.column is set, the value of the option affects the samples. It is
-     * not set for paths of inputs, because source_facts.identity covers the contents of the inputs. */
+     * not set for paths of inputs, because source_facts.identity covers the inputs. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;
@@ -74,8 +75,8 @@ struct source {
     const char *workload;
     const char *const *indifferent;
 
-    /* Each sample is a complete file. --prepare then writes all samples, and always as single files (--store
-     * files). */
+    /* Each sample is a complete file of rows, with a file of their hashes. --prepare then writes all samples,
+     * and always as single files (--store files). */
     bool whole_files;
 
     /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */

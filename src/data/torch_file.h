@@ -6,7 +6,7 @@
 #include "data/tensor_file.h"
 #include "data/zip.h"
 
-/* Lists the tensors of an open file, in their order in the file. The file is a zip archive with a pickle and
+/* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and
  * one member per storage. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The
  * name of a tensor consists of the keys and indexes that lead to it, separated by dots: "layers.0". The name
  * is "" if the pickle is a single tensor. Nothing is executed: data/pickle.h refuses everything else.

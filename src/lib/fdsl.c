@@ -78,7 +78,8 @@ const char *fdsl_version(void)
 
 /* ---- The caller's environment ---- */
 
-/* Before the declaration of a device: makes it the current device at the end of the scope. */
+/* Placed before the declaration of a device number. Makes this device current again at the end of the scope.
+ */
 #define RESTORED CLOSED_BY(restore) __attribute__((unused))
 static void restore(const int *device)
 {

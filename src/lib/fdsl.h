@@ -11,18 +11,20 @@
  *
  * An image is drawn on a square canvas of `res` x `res` pixels, which is then resized or cropped to
  * `out_res`. With N classes, image g is instance g div N of the class at index g mod N. The generators
- * "naive", "omp" and "fused" are bit-identical to each other and to the program fdsl-bench. Their pixels
- * depend only on the formula, the class, the seed, the instance, the side of the canvas and the output
- * format. The pixels do not depend on the device, the batch or the number of threads. "gbase" and "bat" run
- * the CUDA kernels of the paper (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds
- * noise to half precision; "gbase" draws noise from another random number generator.
+ * "naive", "omp" and "fused" are bit-identical to each other and to the variants of the same names in the
+ * program fdsl-bench. Their pixels depend only on the formula, the class, the seed, the instance, the side of
+ * the canvas and the output format. The pixels do not depend on the device, the batch or the number of
+ * threads. "gbase" and "bat" run the CUDA kernels of the paper (hpca-uji, PDP 2026), which draw overlapping
+ * lines in any order. "bat" rounds noise to half precision; "gbase" draws noise from another random number
+ * generator.
  *
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.
  *
- * Errors: functions return FDSL_OK or an error code. After an error, fdsl_error() returns one line of text;
- * if an argument is wrong, the line names it. The library never prints, never exits, and installs no signal
- * handler. It leaves the current CUDA device, the locale and the floating-point environment as they were.
+ * Errors: most functions return FDSL_OK or an error code. After an error, fdsl_error() returns one line of
+ * text; if an argument is wrong, the line names it. The library never prints, never exits, and installs no
+ * signal handler. It leaves the current CUDA device, the locale and the floating-point environment as they
+ * were.
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it. After fork(), the child must open its
@@ -156,7 +158,7 @@ FDSL_API uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator);
 /* Generates images first .. first + count - 1 into `images`. Stores their class ids in `labels` unless it is
  * NULL. `count` must be at least 1, and at most the `batch` of the configuration.
  *
- * On the CPU, `images` must be aligned to its element type, `stream` must be NULL, and the images are
+ * On the CPU, `images` must be aligned to the size of one element, `stream` must be NULL, and the images are
  * complete when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images`
  * must be aligned to 16 bytes. The work is enqueued on `stream` without waiting and without allocating, so
  * the call can be captured into a CUDA graph. One generator has scratch memory for one call: calls on several
@@ -173,10 +175,10 @@ FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, c
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
 /* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `next` is device
- * memory, and the generation and the addition are enqueued on `stream`. Each replay of a captured call
- * therefore generates the images that follow those of the previous replay. To share a sequence among ranks,
- * rank r starts at r * count and uses step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise
- * like fdsl_generate(). */
+ * memory, and the generation and the addition are enqueued on `stream`. If `step` is `count`, each replay of
+ * a captured call generates the images that follow those of the previous replay. To share a sequence among
+ * ranks, rank r starts at r * count and uses step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat".
+ * Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 

@@ -1,6 +1,7 @@
-/* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one image
- * and optionally one label. The image is a .npy; all arrays have the same shape and type: uint8, float16 or
- * float32. With --decode, the image is a file of any format that image_fit() decodes. */
+/* Layout of the samples' raw bytes, from which the GPU extracts the arrays, and the labels, which the host
+ * has read. Every sample has one image and optionally one label. The image is a .npy; all arrays have the
+ * same shape and type: uint8, float16 or float32. With --decode, the image is a file of any format that
+ * image_fit() decodes. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 
@@ -37,7 +38,7 @@ struct array_extent {
 /* An image to decode. */
 struct array_picture {
     struct jpeg_shape shape; /* only with `on_device` */
-    bool on_device;          /* the GPU can decode it; a CPU thread must decode all others */
+    bool on_device;          /* true: the GPU can decode the image; false: a CPU thread must */
 };
 
 /* Limits of pictures that the GPU decodes. nvJPEG and libjpeg interpolate chroma differently in images that
@@ -58,13 +59,13 @@ struct arrays {
 
 FDSL_C_BEGIN
 
-/* Reads the headers of the images and the labels of all samples. If `fit` is not NULL, images are decoded to
+/* Reads the label of every sample, and the header of its image. If `fit` is not NULL, images are decoded to
  * fit->channels * fit->res^2 bytes. arrays_open() then accepts a damaged header; the CPU thread that decodes
  * the image reports the error. With `packed`, the caller stores the members of a sample consecutively, each
  * aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative offsets in the shard.
  * STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and the problem.
- * STATUS_FAILED if a sample cannot be read, STATUS_EXHAUSTED if memory runs out. The caller closes `arrays`,
- * even after a failure. */
+ * STATUS_FAILED if a sample cannot be read, STATUS_EXHAUSTED if memory runs out. With `fit`,
+ * STATUS_UNAVAILABLE in builds without libjpeg-turbo. The caller closes `arrays`, even after a failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
                         struct arrays *arrays);

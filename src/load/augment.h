@@ -1,5 +1,6 @@
 /* Augmentation of a decoded image for training: shift, flip and normalisation. The result is a pure function
- * of the parameters, the image, the epoch and the sample number, so it is the same for all variants. */
+ * of the parameters, the image, the epoch and the sample number, so it is the same for all variants on the
+ * CPU. Variants on a GPU use load/convert.h instead. */
 #ifndef FDSL_LOAD_AUGMENT_H
 #define FDSL_LOAD_AUGMENT_H
 

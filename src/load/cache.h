@@ -17,9 +17,9 @@ struct cache_pages {
 FDSL_C_BEGIN
 
 /* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) if
- * cachestat(2) fails, as it does before Linux 6.5. Sets `hidden` if Linux does not report the pages to this
- * process, because it neither owns the file nor may write it. STATUS_FAILED, with the reason, if mincore(2)
- * fails; STATUS_EXHAUSTED if memory runs out. */
+ * cachestat(2) fails, as it does before Linux 6.5. Sets `hidden` if Linux does not report the pages, because
+ * this process neither owns the file nor may write it. STATUS_FAILED, with the reason, if mincore(2) fails;
+ * STATUS_EXHAUSTED if memory runs out. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
 /* Evicts an open file: writes its dirty pages, then asks Linux to drop all its pages. Pages that a process

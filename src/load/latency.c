@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stddef.h>
 
-/* Returns the bin of a duration. Bins 0 to 31 hold the durations of 0 to 31 ns. Each larger power of two has
- * 32 bins. */
+/* Returns the bin of a duration. Bins 0 to 31 hold the durations of 0 to 31 ns. From 32 ns on, each range
+ * from 2^n to 2^(n+1) ns has 32 bins. */
 static size_t bin_of(uint64_t duration_ns)
 {
     if (duration_ns < 32)

@@ -1,5 +1,5 @@
-/* Latency histogram of system calls. Each power of two has 32 bins, so percentiles are accurate to 3 %. The
- * size is fixed, and adding a value takes a few instructions. */
+/* Latency histogram of system calls. Each range from 2^n to 2^(n+1) ns has 32 bins, so percentiles are
+ * accurate to 3 %. The size is fixed, and adding a value takes a few instructions. */
 #ifndef FDSL_LOAD_LATENCY_H
 #define FDSL_LOAD_LATENCY_H
 

@@ -111,7 +111,7 @@ static enum status check_fit(const struct options *given, const struct parameter
             return status_set(STATUS_USAGE, "--%s requires --out-res PIXELS, the size of the decoded images",
                               of_fit[i]);
     if (parameters->channels == 2)
-        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 (grey) nor 3 (colour)");
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 (gray) nor 3 (colour)");
     return STATUS_OK;
 }
 
@@ -132,8 +132,8 @@ static enum status check_remote(const struct options *given, struct parameters *
     return STATUS_OK;
 }
 
-/* Requires --cache any if the folder of --cache-dir cannot hold the whole data set. Every epoch then reads
- * shards from the server, so the page cache cannot be kept warm or cold. */
+/* Requires --cache any if the data set is larger than --cache-bytes. Every epoch then reads shards from the
+ * server, so the page cache cannot be kept warm or cold. */
 static enum status check_cache_bytes(const struct options *given, struct parameters *parameters,
                                      const struct dataset *dataset)
 {

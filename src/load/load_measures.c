@@ -92,7 +92,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
 #define COPY_ROUNDS 9
 #define COPY_TIME_S 3.0 /* the first round always runs; no other round starts after this time */
 
-/* Measures the copy bandwidth, which is an upper bound on the rate of every loader, and the CPU cores that a
+/* Measures the copy bandwidth, which is an upper bound on the rate of the loader, and the CPU cores that a
  * run uses. Copies of the working set alternate with runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
                                 struct load_result *result, struct measures *measures)
@@ -130,7 +130,7 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return measure_order(load, variant, result->threads, measures);
 }
 
-/* Warns if the latest warm run read from a storage device, or if pages are not resident after the run. */
+/* Warns if the latest warm run read from a storage device, or if too few pages are resident after the run. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {

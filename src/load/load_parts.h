@@ -56,8 +56,8 @@ enum status load_observe(const void *input, const struct variant *variant, void 
 enum status load_measure(const void *input, const struct variant *variant, void *state,
                          struct measures *measures);
 
-/* workload->ranks.check_total(): checks that the ranks together delivered every sample once per epoch.
- * STATUS_WRONG if they did not. */
+/* workload->ranks.check_total(): checks that the ranks together delivered every sample once per epoch. Checks
+ * nothing if a run lost samples. STATUS_WRONG if they did not. */
 enum status load_check_total(const void *input, const struct measures *total);
 
 #endif

@@ -96,7 +96,7 @@ static enum status check_lost(uint64_t number, uint64_t delivered, const struct 
 {
     if (lost->changed)
         return status_set(STATUS_FAILED,
-                          "run %llu lost %llu sample%s, but not those that earlier runs lost: "
+                          "run %llu lost %llu sample%s, but not the same samples as earlier runs: "
                           "the data set changes while it is measured; repair it and run again",
                           (unsigned long long)number, (unsigned long long)lost->checksum.count,
                           lost->checksum.count == 1 ? "" : "s");

@@ -1,6 +1,7 @@
 /* Verifies every run of the workload `load`. A run must start with the page cache in the requested state. It
- * must deliver every sample once per epoch, with the bytes that the plain reader (data/plain.h) read. All
- * runs of a row must lose the same samples, unless every run decodes a different part of each image. */
+ * must deliver or report as lost every sample of the rank once per epoch, and the checksum of these samples
+ * must equal that of the plain reader (data/plain.h). All runs of a row must lose the same samples, unless
+ * every run decodes a different part of each image. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 
@@ -68,7 +69,8 @@ void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
  * STATUS_WRONG if they differ; with control->whole, the caller examines control->seen instead. STATUS_FAILED
- * if the run lost all samples, or lost other samples than earlier runs. */
+ * if the run lost all samples, or did not lose the same samples as earlier runs (unless every run decodes a
+ * different part of each image). */
 enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
                             const struct losses *lost);
 

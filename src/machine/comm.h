@@ -73,9 +73,9 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
 /* Adds up arrays of `count` floats over all ranks, many times. Each rank adds up one contiguous part of the
  * array in rank order and sends the sums to all ranks, so all ranks get the same bits, and repeated sums get
- * the same bits. If all ranks are on one machine, they exchange the values through shared memory, else over
- * MPI; both ways give the same bits. Over MPI, each rank sends 2 (N - 1) / N times the array's bytes, for N
- * ranks. */
+ * the same bits. If all ranks can share memory, they exchange the values through this memory, else over MPI;
+ * both ways give the same bits. Over MPI, each rank sends 2 (N - 1) / N times the array's bytes, for N ranks.
+ */
 struct comm_reducer;
 
 /* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller

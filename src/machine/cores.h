@@ -33,8 +33,9 @@ struct cores_plan {
 
 /* Plans the cores of rank number `rank` of the `count` ranks on a machine. `ranks` has the current mask of
  * each rank. `allowed` has all hardware threads that this job may use. `cores` has the hardware threads of
- * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. Divides only cores that at
- * least one rank may run on. If `extra` is NULL, all ranks get the same number of cores. Otherwise each rank
+ * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. If no two ranks have a
+ * hardware thread in common, each rank keeps its mask. Otherwise divides the cores that at least one rank may
+ * run on. If `extra` is NULL, the numbers of cores of the ranks differ by at most one. Otherwise each rank
  * gets one core, and the remaining cores are divided in proportion to `extra`. `extra` has one number per
  * rank; the numbers must not all be 0. A pure function. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t *extra, int count, int rank,

@@ -16,7 +16,7 @@
 
 FDSL_C_BEGIN
 
-/* Returns the current device of this thread; -1 without CUDA. */
+/* Returns the current device of this thread; -1 without CUDA or after an error. */
 int device_current(void);
 
 /* Makes `device` current; ignores -1 and errors. */

@@ -22,7 +22,7 @@ struct clocks {
 
 struct gpu_watch {
     char pci_bus_id[32];
-    struct ticker *ticker; /* reads the values below, until gpu_watch_end() */
+    struct ticker *ticker; /* its thread updates the members below until gpu_watch_end() */
     struct clocks sm, mem;
     uint64_t throttle_reasons;
     double begin_s, begin_j; /* time and energy at the first energy reading; NaN before */
@@ -103,8 +103,8 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
         return;
     ticker_close(watch->ticker);
     watched->power_w = mean_power_w(watch);
-    /* If the runs took less than one period, the thread has no reading. A reading now still shows the clocks
-     * of the runs, because clocks do not drop immediately. */
+    /* If the runs took less than one period, the thread may have no reading. A reading now still shows the
+     * clocks of the runs, because clocks do not drop immediately. */
     look(watch);
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);

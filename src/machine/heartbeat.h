@@ -1,8 +1,8 @@
 /* Detects ranks of this machine whose process has stopped, for example after SIGSTOP. The functions of comm.h
  * detect this in their own waits; the heartbeat also detects it while ranks wait elsewhere, for example in
  * GPU kernels of a library. Each rank has a thread that counts in shared memory and looks at the counts of
- * the other ranks. If a count does not change for too long, the thread names the rank and exits, so the
- * launcher ends all ranks. A rank whose process runs without making progress is not detected. */
+ * the other ranks. If a count does not change for too long, the thread prints the rank and ends its process,
+ * so the launcher ends all ranks. A rank whose process runs without making progress is not detected. */
 #ifndef FDSL_MACHINE_HEARTBEAT_H
 #define FDSL_MACHINE_HEARTBEAT_H
 

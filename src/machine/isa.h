@@ -1,4 +1,4 @@
-/* The instruction sets for which the variants `omp` of all workloads have their own code. */
+/* The instruction sets for which variants with OpenMP have their own code. */
 #ifndef FDSL_MACHINE_ISA_H
 #define FDSL_MACHINE_ISA_H
 
@@ -6,7 +6,7 @@
 
 enum isa {
     ISA_SCALAR,
-    ISA_AVX2,   /* AVX2, FMA, F16C and POPCNT, which all CPUs with AVX2 have */
+    ISA_AVX2,   /* AVX2, FMA, F16C and POPCNT */
     ISA_AVX512, /* AVX-512 F, BW, DQ and VL, in addition to ISA_AVX2 */
     ISAS
 };

@@ -9,7 +9,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* The state at one moment; a field is negative if NVML does not report it. */
+/* The state at one moment. A field that NVML does not report is negative (throttle_reasons: 0). */
 struct gpu_state {
     int sm_clock_mhz, sm_clock_max_mhz, memory_clock_mhz, temperature_c;
     double power_w;
@@ -57,7 +57,8 @@ enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic
 double nvml_jpeg_engine_share(const char *pci_bus_id);
 
 /* Returns the peak rate of the PCIe link in one direction, in bytes per second. Assumes the maximum link
- * width and the newest PCIe generation that the device supports. Returns 0 if NVML does not report them. */
+ * width and the newest PCIe generation that the device supports. Returns 0 if NVML does not report them, or
+ * if the generation is newer than 6. */
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id);
 
 /* Writes the driver version ("580.159.04") to `text`, or "" without NVML. */

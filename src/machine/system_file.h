@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Finds the first line of `path` that begins with `key`, and copies the text after the key, without
- * leading blanks and colons, to `value`. Files under /proc and cgroup files have this format. If there is no
+/* Finds the first line of `path` that begins with `key`, and copies the text after the key, without leading
+ * blanks and colons, to `value`. Many files under /proc and cgroup files have this format. If there is no
  * such line, `value` becomes empty and the result is false. */
 bool system_field(const char *path, const char *key, char *value, size_t size);
 

@@ -1,6 +1,6 @@
 /* A hash table with open addressing. An empty slot contains 0, any other slot a row number plus 1. Threads
- * insert rows concurrently. After all insertions, in any order, the slot of a hash contains the lowest row
- * with this hash. */
+ * insert rows concurrently. After all insertions, whatever their order, the slot of a hash contains the
+ * lowest row with this hash. */
 #include "ops/duplicates.h"
 
 #include "core/parallel.h"

@@ -131,19 +131,19 @@ static inline const uint8_t *ops_row(const struct ops *ops, uint64_t position)
                                 : ops_span(ops, position, &count);
 }
 
-/* Variants call this function after they have read rows. STATUS_FAILED, with the name of the file, if a file
- * lost rows while a variant read them: the values of these rows are then wrong. */
+/* Variants call this function after they have read rows. STATUS_FAILED if rows of a file could not be read,
+ * for example because the file became shorter: the values of these rows are then wrong. */
 enum status ops_check_rows(const struct ops *ops);
 
 /* Returns the bytes per element of a result; 0 if no step of `ops` has this result. */
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
 
-/* Returns the draw of run `number` if the mask keeps `kept` rows. The candidate rows are the kept rows if the
- * step compact runs, else all rows. An epoch is floor(candidates / sample) consecutive runs, which draw no
- * row twice. The next epoch has another permutation. */
+/* Returns the draw of run `number` if the mask and dedup keep `kept` rows. The candidate rows are the kept
+ * rows if the step compact runs, else all rows. With `sample`, an epoch is floor(candidates / sample)
+ * consecutive runs, which draw no row twice. The next epoch has another permutation. */
 struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 
-/* Returns the number of output rows if the mask keeps `kept` rows. */
+/* Returns the number of output rows if the mask and dedup keep `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
 /* Returns the least number of bytes that any implementation of these steps must read and write: the input
@@ -171,7 +171,8 @@ void ops_results_free(struct ops_results *results);
 enum status ops_results_fetch(const struct ops *ops, const struct ops_results *results,
                               struct ops_fetch *fetch);
 
-/* Allocates memory at OPS_ALIGNMENT, in huge pages if it is large. Returns NULL if memory runs out. */
+/* Allocates memory that is aligned to OPS_ALIGNMENT bytes. Asks Linux for huge pages if it is large. Returns
+ * NULL if memory runs out. */
 void *ops_allocate(size_t bytes);
 
 FDSL_C_END

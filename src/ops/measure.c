@@ -179,7 +179,7 @@ static void add_errors(const struct ops *ops, float tensor_scale, const struct c
 }
 
 /* Returns the sum of one hash per row, over the row's number and results. The sums of several ranks therefore
- * add up to the sum of a single rank that has all rows. */
+ * add up to the sum of a single rank that has all rows, except with --sample and NVFP4. */
 static uint64_t digest(const struct ops *ops, const struct chunk *chunk)
 {
     size_t value_bytes = ops_array_bytes(ops, OPS_VALUES), scale_bytes = ops_array_bytes(ops, OPS_SCALES);

@@ -30,8 +30,8 @@ enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
 /* Counts the wrong input rows of run `number`. An input row is wrong if its mask value is wrong, or if its
  * output row has a wrong number, value, scale or hash. All rows count as wrong if the number of the run, the
- * number of rows or the tensor scale is wrong. Returns the errors of fetch(), or STATUS_EXHAUSTED if memory
- * runs out. */
+ * number of kept rows, the number of output rows or the tensor scale is wrong. Returns the errors of fetch(),
+ * or STATUS_EXHAUSTED if memory runs out. */
 enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
                               void *state, uint64_t number, uint64_t *wrong);
 

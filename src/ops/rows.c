@@ -93,7 +93,7 @@ static void list_parts(struct ops_job *job)
     }
 }
 
-/* Reads one byte per page, so that the page cache has all rows. */
+/* Reads at least one byte of each page, so that the page cache has all rows. */
 static void touch(void *context, uint64_t task, int thread)
 {
     const struct ops *ops = context;

@@ -40,7 +40,7 @@ struct cleaner {
     enum encoding encoding;
     uint8_t *kept;    /* per row of the set */
     uint64_t *hashes; /* XXH3-64 of each row of the set, until open() returns */
-    uint8_t *rows;    /* one row per thread, aligned */
+    uint8_t *rows;    /* per thread: a row and its converted values, aligned */
     size_t row_bytes, row_room;
     uint64_t kept_count, rows_per_file;
     uint64_t *starts; /* per output file: its first row in the set */
