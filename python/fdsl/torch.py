@@ -159,7 +159,7 @@ class Loader:
             if state[name] != own:
                 raise ValueError(f"state_dict: its {name} is {state[name]}, but that of this loader is {own}")
         if state.get("images") != self._images:
-            raise ValueError("state_dict: its generator has other images; open one with the same configuration")
+            raise ValueError("state_dict: it belongs to a generator of other images; open one with the same configuration")
         step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)
         epoch = integer("state_dict: epoch", state.get("epoch"), 0, 1 << 40)
         self._epoch, self._step, self._resumed = epoch, step, True

@@ -9,9 +9,9 @@
 #   --quiet      no notes about optional packages
 #   SETUP=0      installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
-# Does not install tools that only one or two scripts need. These scripts report a missing tool: fio
-# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py and pytorch.py), pyarrow
-# (scripts/packaging/metadata_parquet.py; Debian has no package: pip install pyarrow).
+# Does not install tools that only scripts in scripts/compare or scripts/packaging need. These scripts report a missing
+# tool, such as fio (fio.sh), nginx (remote.sh), PyTorch (loading.py, pytorch.py and others) and pyarrow
+# (metadata_parquet.py; Debian has no package: pip install pyarrow).
 #
 # Installs packages with apt-get or dnf, as root or through passwordless sudo. If these rights are missing, prints
 # the command to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
