@@ -33,10 +33,10 @@ build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and pla
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
 build may  curl/curl.h           libcurl4-openssl-dev libcurl-devel data sets at URLs
-build may  jansson.h             libjansson-dev  jansson-devel     JSON output
+build may  jansson.h             libjansson-dev  jansson-devel     JSON and .safetensors files
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
-build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards
+build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards, signatures for S3
 build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files
 build may  mpicc                 libopenmpi-dev  openmpi-devel     several ranks
