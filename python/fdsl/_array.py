@@ -149,7 +149,7 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
     for _ in range(len(exports) if everything else min(len(exports), 16)):
         try:
             export = exports.popleft()
-        except IndexError:  # another thread has removed it
+        except IndexError:  # another thread has removed the last export
             break
         if export.ended():
             freed += 1

@@ -354,7 +354,7 @@ check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; first non-finite result: [a-z]' \
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 256 --optimizer sgd --lr 100000
-same_activations() { # computes the forward pass twice, and gets the same weights
+same_activations() { # with --checkpoint-activations, the forward pass is computed twice, and the weights are the same
     "${train[@]}" --epochs 2 --export "$work/kept" &&
         "${train[@]}" --epochs 2 --checkpoint-activations --export "$work/again" &&
         cmp "$work/kept" "$work/again"

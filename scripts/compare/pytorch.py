@@ -235,7 +235,8 @@ def export_data(path, variant, arguments):
     if given["model"] not in MODELS:
         fail(f"--model {given['model']}: PyTorch trains only {', '.join(MODELS)} here; vit_timm.py compares steps of vit-*", 2)
     if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
-        fail("PyTorch is compared only at a constant learning rate; drop --lr-schedule, --lr-warmup, --shift, --flip and --drop-last", 2)
+        fail("PyTorch trains here only at a constant learning rate, without augmentation, on all samples; drop --lr-schedule, "
+             "--lr-warmup, --shift, --flip and --drop-last", 2)
     if given["loss"] != "cross-entropy" or any(float(given[name]) for name in ("mixup", "cutmix")):
         fail("PyTorch trains here only with cross-entropy, on samples that are not mixed; vit_timm.py compares mixed steps", 2)
 
