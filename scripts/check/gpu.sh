@@ -189,7 +189,7 @@ END
     trap 'rm -rf "$classes" "$shards"' EXIT
     "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null ||
         (($? == 4)) # a build without xxHash cannot prepare a set
-    check 'variants that stop working in timed runs' build/tests/gpu_timed "$shards/set"
+    check 'variants that stop working in timed runs are detected' build/tests/gpu_timed "$shards/set"
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done

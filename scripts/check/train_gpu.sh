@@ -326,7 +326,7 @@ other_generators() { # trains with bat and gbase; runs with other generators mus
             fails_with 2 generator "${synth[@]}" 3 --checkpoint "$work/$generator" --resume || return
     done
 }
-check '--generator bat and gbase' other_generators
+check '--generator bat and gbase: other generators refuse their checkpoints' other_generators
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
