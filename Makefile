@@ -3,7 +3,7 @@
 #   make              builds ./fdsl-bench with the libraries of this machine, and lists them
 #   make lib          builds build/lib/libfdsl.so and libfdsl.a, for C and C++ (src/lib/fdsl.h)
 #   make wheel        writes dist/fdsl-VERSION-*.whl, the Python package with libfdsl.so
-#   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
+#   make bench        installs missing packages, builds, runs the variants of synth, load, train and infer, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
 #   make report       installs missing packages, writes results/report.html: figures, rows and the commands that measured them
@@ -193,11 +193,11 @@ report-parts:
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JPEG) libjpeg   $(if $(call on,JPEG),,no JPEG files)' \
 	  '$(call mark,CURL) libcurl   $(if $(call on,CURL),,no data sets at URLs)' \
-	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
+	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index, no .safetensors files, no labels in JSON)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \
-	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
-	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
+	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,no gzipped IDX files)' \
+	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index, no signed requests to S3)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit and infer-vit are left out)' \

@@ -36,8 +36,9 @@ y_at(px) = 1 - px / (1.0 * height)
 # The slot represents the variant and selects colour and point shape. The group usually represents the device and
 # selects dashes. Groups 1 to 4 are for devices with rows of fdsl-bench, and have filled points. The other groups have
 # open points: 5 is for published points, 6 for the published code on an H200, and 8 for the published code on a device
-# with rows. In figures of loading, 5 and 6 are for shuffled samples or a cold page cache. Slots 1 to 7 have colours of
-# Okabe and Ito; 8 and 9 are gray. No two slots have both the same gray level and the same point shape.
+# with rows. In figures of loading, 5 and 6 are for shuffled samples or a cold page cache. In break_even, the group
+# represents the page cache or decoding. Slots 1 to 7 have colours of Okabe and Ito; 8 and 9 are gray. No two slots have
+# both the same gray level and the same point shape.
 # Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
 # are generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
@@ -65,7 +66,7 @@ set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 # Styles 91 and 92 are for memcpy in figures of loading, on the first and on the second device. break_even uses 91
-# for the limit of the step.
+# for the limit of the step, and the figures of pre-training use it for a constant batch.
 set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
 set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
 # Styles 93 and 94 are only for break_even, which has more sources than there are slots. Style 95 is a ring around an

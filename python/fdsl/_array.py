@@ -140,7 +140,7 @@ ctypes.pythonapi.Py_IncRef(_KEPT_AT_EXIT)
 
 
 def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int:
-    """Frees the memory of exports that have ended, and returns their number.
+    """Frees the memory of exports that have ended, and returns the number of these exports.
 
     Unless `everything` is true, looks at up to 16 exports, so that a call is cheap even if thousands of tensors are
     alive. Thread-safe.
@@ -149,7 +149,7 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
     for _ in range(len(exports) if everything else min(len(exports), 16)):
         try:
             export = exports.popleft()
-        except IndexError:  # another thread has removed it
+        except IndexError:  # another thread has removed the last export
             break
         if export.ended():
             freed += 1

@@ -44,10 +44,10 @@ class Loader:
 
     Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
     labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
-    (e + 1) * E - 1. With shuffle, a permutation that depends only on (seed, epoch) and PyTorch's randperm() defines
-    their order. Each rank computes this permutation on the host when the epoch starts. The permutation takes 8 bytes of
-    memory per image that all ranks together receive in the epoch. No batch is generated ahead across epochs.
-    Global batch s is the s-th group of world_size * count consecutive numbers, and rank r generates its r-th part.
+    (e + 1) * E - 1. Without shuffle, the numbers ascend. With shuffle, PyTorch's randperm(E) defines their order, with a
+    generator that is seeded from (seed, epoch). Each rank computes this permutation on the host when the epoch starts.
+    The permutation takes 8 * E bytes of memory. No batch is generated ahead across epochs.
+    Global batch s is the s-th group of world_size * count images in this order, and rank r generates its r-th part.
     All ranks together therefore generate the same images as one rank with world_size times the count.
 
     Each iteration is one epoch. The next iteration is the next epoch, unless set_epoch() was called. If the caller
@@ -159,7 +159,7 @@ class Loader:
             if state[name] != own:
                 raise ValueError(f"state_dict: its {name} is {state[name]}, but that of this loader is {own}")
         if state.get("images") != self._images:
-            raise ValueError("state_dict: its generator has other images; open one with the same configuration")
+            raise ValueError("state_dict: it belongs to a generator of other images; open one with the same configuration")
         step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)
         epoch = integer("state_dict: epoch", state.get("epoch"), 0, 1 << 40)
         self._epoch, self._step, self._resumed = epoch, step, True

@@ -300,7 +300,7 @@ def test_a_state_belongs_to_a_configuration() -> None:
         {"class_list": [one._replace(noise=one.noise + 1) for one in small().classes]},
     ]  # fmt: skip
     for changes in other:
-        with pytest.raises(ValueError, match="state_dict: its generator has other images; open one with the same"):
+        with pytest.raises(ValueError, match="state_dict: it belongs to a generator of other images; open one with the same"):
             Loader(small(**{"batch": 6, **changes}), 5).load_state_dict(state)
 
 

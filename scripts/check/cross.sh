@@ -26,11 +26,11 @@ make --no-print-directory "${parts[@]/%/=0}" CC=$target-gcc LD=$target-ld AR=$ta
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 draw() { (cd "$folder" && "$@" && mv images.pgm "$name.pgm"); }
-for name in here there; do
+for name in qemu native; do
     compiler=$target-gcc library=$build/lib run=("$qemu" -L "/usr/$target" -E LD_LIBRARY_PATH="$PWD/$build/lib")
-    [[ $name == there ]] || compiler=cc library=build/lib run=(env LD_LIBRARY_PATH="$PWD/build/lib")
+    [[ $name == qemu ]] || compiler=cc library=build/lib run=(env LD_LIBRARY_PATH="$PWD/build/lib")
     "$compiler" -Isrc/lib docs/examples/generate.c -L"$library" -lfdsl -o "$folder/$name"
     draw "${run[@]}" "./$name"
 done
-cmp "$folder/here.pgm" "$folder/there.pgm"
+cmp "$folder/qemu.pgm" "$folder/native.pgm"
 echo "  ok      cross: compiles for $target, and libfdsl draws the same images under qemu"

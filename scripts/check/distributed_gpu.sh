@@ -44,7 +44,7 @@ on_ranks() { # number, options ...
 }
 
 # Two runs with weak scaling and one with strong scaling must export the same bits. --batch is per rank with weak
-# scaling, and for all ranks together with strong scaling.
+# scaling, and the global batch with strong scaling.
 same_bits() { # variant, method
     local name=$work/$1-$2
     on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1" &&
@@ -83,7 +83,7 @@ END
 # After a rank is killed or stopped, the job must end in time, and the message must name the rank.
 lost_rank() { # signal, seconds, variant, method
     local signal=$1 limit=$2 log=$work/lost-$1-$3-$4 size=10000 victim pid status=0 begin
-    [[ $signal == KILL ]] || size=10001 # the size tells the processes of parallel checks apart
+    [[ $signal == KILL ]] || size=10001 # pgrep tells the processes of parallel checks apart by this option
     shift 2
     on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size "$size" --batch 16 --epochs 1000 >"$log" 2>&1 &
     pid=$!
@@ -115,7 +115,7 @@ same_as_peer() { # variant, options ...
     cmp "$name-peer" "$name-peer-fused"
 }
 
-# A run that resumes on the same number of ranks must be bit-identical to a run without a break. A run with peer-fused
+# A run that resumes on the same number of ranks must be bit-identical to an uninterrupted run. A run with peer-fused
 # must resume on one rank, and a run on one rank must resume with peer-fused.
 resumes() { # variant, options ...
     local name=$work/resumes-$1 variant=$1 step=$((16 * ranks))
@@ -151,7 +151,7 @@ END
 augmented=(--data synth --classes 5 --res 40 --out-res 32 --train-size 90 --fit random-resized-crop --flip
     --rand-augment 28 --erasing 0.25 --repeats 2 --mixup 0.8 --cutmix 1)
 for method in $methods; do
-    layers=$all_layers stopped_s=45 # peer waits for 20 s, possibly once more in blocks that start later
+    layers=$all_layers stopped_s=45 # kernels of peer wait for up to 20 s; blocks that start later may wait for another 20 s
     [[ $method != nccl ]] || stopped_s=15
     [[ $method != peer-fused ]] || layers=$(tr , '\n' <<<"$all_layers" | grep -v '^train-amp$' | paste -sd,)
     variants=$layers

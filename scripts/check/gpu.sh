@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Verifies every synth variant over a grid of sizes on a machine with a GPU. With --sanitize, runs the CUDA variants
-# at a few small sizes under compute-sanitizer. Without --sanitize, each variant runs with each value of each parameter. The
-# grid omits most combinations of the largest values, because the reference runs on one CPU thread.
+# at a few small sizes under compute-sanitizer. Without --sanitize, every variant runs all sizes of the grid, except that
+# naive runs only small ones. The grid omits most combinations of the largest values, because the reference runs on one
+# CPU thread.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -35,7 +36,8 @@ done
 
 exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
 
-# Each line: vertices, orbits, res, batch, further options. A dash omits vertices and orbits, because classes are given.
+# Each line: vertices, orbits, res, batch, further options. Lines with --classes have dashes instead of vertices and orbits,
+# which the classes define.
 grid='3 1 224 1
 3 200 1024 256
 3 1500 224 256
@@ -106,8 +108,8 @@ if ((sanitize)); then
     # check only CUDA kernels.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
     # Only memcheck supports kernels that launch kernels. The other tools skip bat, bat-reuse and
-    # gbase-device; they run rng and gbase, which have the same kernels. racecheck checks shared memory, which only
-    # fused and fused-graph use.
+    # gbase-device; they run rng and gbase, which have the same kernels. Of the variants' kernels, only those of
+    # fused and fused-graph use shared memory, which racecheck checks.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -119,8 +121,8 @@ if ((sanitize)); then
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
         # Under memcheck, the step is long, because memcheck slows down launches more than the step's matrix product. The other
-        # tools slow down the matrix product too much to calibrate its step. Under these tools, the variants run with a real
-        # training step.
+        # tools slow down the matrix product too much to calibrate the duration of the step. Under these tools, the variants run
+        # with a real training step.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -129,7 +131,8 @@ if ((sanitize)); then
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
     done
 else
-    # Prints three names per line. A check gets one line, because at large sizes the CPU needs a minute or two per variant.
+    # Prints three names per line. One check verifies the variants of one line, because at large sizes the reference takes a
+    # minute or two per variant.
     by_three() { # names
         tr , '\n' <<<"$1" | paste -sd ',,\n'
     }
@@ -186,7 +189,7 @@ END
     trap 'rm -rf "$classes" "$shards"' EXIT
     "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null ||
         (($? == 4)) # a build without xxHash cannot prepare a set
-    check 'variants that stop working in timed runs' build/tests/gpu_timed "$shards/set"
+    check 'variants that stop working in timed runs are detected' build/tests/gpu_timed "$shards/set"
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done

@@ -94,7 +94,7 @@ make_sets() {
     make_pictures torn broken
 }
 # Two shards of images of different sizes. The GPU decodes some of the JPEG files; a thread decodes the PNG files, and the JPEG
-# files of at most 7 pixels. With `broken`, every fifth JPEG file lacks its last 100 bytes.
+# files of at most 7 x 7 pixels. With `broken`, the JPEG files with numbers divisible by 5 lack their last 100 bytes.
 make_pictures() { # name, broken?
     local set=$dir/$1-shards from=$dir/$1-files res encode file
     [[ ! -e $set ]] || return 0

@@ -89,7 +89,8 @@ killed_rank() { # variant
 }
 
 # Adam divides the mean of a gradient by the root of its mean square, plus --epsilon. With the default of 1e-8, gradients as
-# small as rounding errors get steps of full length, in a direction that rounding chooses. cnn-fdsl has such gradients.
+# small as rounding errors get steps of full length, in a direction that rounding chooses. cnn-fdsl has such gradients, so its
+# checks use a larger --epsilon.
 for variant in $variants; do
     for schedule in gpipe 1f1b zb-h1; do
         check "$variant, $schedule: cnn-deep compared with the reference" piped --variant "$variant" --model cnn-deep --epochs 1 --verify \

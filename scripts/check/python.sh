@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the Python package in python/ with the library and the program that are built.
+# Tests the Python package in python/ with the built library and program.
 #
 #   scripts/check/python.sh [LIBRARY]     build/lib/libfdsl.so by default
 #

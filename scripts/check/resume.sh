@@ -7,9 +7,9 @@
 #
 # OPTIONS are those of fdsl-bench for one training run, without --checkpoint, --checkpoint-steps, --resume, --log, --log-steps
 # and --export.
-# DIR is created. The second training is killed by SIGKILL, each time up to 0.2 s after a new checkpoint within an epoch, and
-# resumed. Then the exported weights must be the same bytes. The rows of --log must have the same losses, accuracies and
-# learning rates, all of them finite.
+# DIR is created. The script trains twice. The first training run is not interrupted. The second is killed by SIGKILL, each
+# time up to 0.2 s after a new checkpoint within an epoch, and resumed. Then the exported weights must be the same bytes. The
+# rows of --log must have the same losses, accuracies and learning rates, all of them finite.
 #
 # Environment (defaults in parentheses):
 #   KILLS (2)      number of kills
@@ -73,7 +73,7 @@ parts() { # arguments: further options
 killed() { # starts the second training run, and kills it after a new checkpoint within an epoch
     local before status=0
     before=$(latest)
-    # exec, so that the process which is killed is the training run itself
+    # With exec, $! is the training run itself, not a subshell.
     (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
         --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
     parts_pid=$!
@@ -86,7 +86,7 @@ killed() { # starts the second training run, and kills it after a new checkpoint
     echo "killed after $(basename "$(latest)")"
 }
 
-losses() { # file: prints the columns of the steps that do not depend on time, once per step
+losses() { # file of --log: prints step, samples, loss, accuracy and learning rate of each row; a repeated row only once
     awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
         { print $at["step"], $at["samples_seen"], $at["loss"], $at["accuracy"], $at["lr"] }' "$1" | sort -u
 }

@@ -72,7 +72,7 @@ first_run() # program
     until timeout "$((idle_s + 1))" tail -s 0.05 -f /dev/null --pid="$pid"; do
         ticks=0
         add_ticks "$pid"
-        # The sum decreases if a process ends for which none of the others waits.
+        # The sum decreases if a process ends and no other process waits for it.
         ((ticks < before || ticks > before + 5)) || { kill_tree "$pid" && echo 'used no processor time'; }
         before=$ticks
     done

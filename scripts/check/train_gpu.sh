@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of 50 steps
-# with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during
-# training (live) equal stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs
-# every CUDA kernel under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. For
-# tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The kernels for live samples and augmentation, cuDNN
-# and train-graph are checked only with train-cuda.
+# Verifies the trainers on a machine with a GPU. Compares layers, networks and the losses of 50 steps with the reference, for
+# odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during training (live) equal
+# stored ones, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
+# runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of
+# train-cuda. For tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The tests of the kernels for live
+# samples and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
 #
@@ -42,8 +42,8 @@ if ! grep -q "train-$engine  *available" <<<"$list"; then
     exit 4
 fi
 
-# small: a small network; model: the network of most checks; infer: the variant for inference. nets: the layers and
-# networks to compare with the reference; sanitized: those to run under compute-sanitizer.
+# small, model: the networks of the checks that train; small is for checks with many steps. infer: the variant for inference.
+# nets: the layers and networks to compare with the reference; sanitized: those to run under compute-sanitizer.
 small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
@@ -226,7 +226,7 @@ same_weights() { # name, command: compares two runs of three epochs, and a run t
         cmp "$name-one" "$name-two" && cmp "$name-one" "$name-resumed"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights part "${train[@]}"
-recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # exports have the average
+recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # with --ema, exports contain the average of the weights
 [[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
 check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
@@ -255,7 +255,7 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
-killed_within_an_epoch() { # name, variant, model, options: checks that stops and kills within epochs change no bits
+killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" --data digits --train-size 5000 --test-size 100 --batch 16 --shift 2
         --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
     local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
@@ -311,7 +311,7 @@ check 'mixed live and stored samples in several parts per step give the same wei
 # shellcheck disable=SC2086  # several words on purpose
 check 'augmented and mixed live and stored samples in several parts per step give the same weights' \
     same_images both-parts --out-res 32 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 5
-same_generators() { # compares images drawn on the host with images drawn on the GPU
+same_generators() { # compares the weights after training on images drawn on the host and on the GPU
     "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
         "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
         "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/drawn-weights" &&
@@ -326,7 +326,7 @@ other_generators() { # trains with bat and gbase; runs with other generators mus
             fails_with 2 generator "${synth[@]}" 3 --checkpoint "$work/$generator" --resume || return
     done
 }
-check '--generator bat and gbase' other_generators
+check '--generator bat and gbase: other generators refuse their checkpoints' other_generators
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
@@ -354,7 +354,7 @@ check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; first non-finite result: [a-z]' \
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 256 --optimizer sgd --lr 100000
-same_activations() { # computes the forward pass twice, and gets the same weights
+same_activations() { # with --checkpoint-activations, the forward pass is computed twice, and the weights are the same
     "${train[@]}" --epochs 2 --export "$work/kept" &&
         "${train[@]}" --epochs 2 --checkpoint-activations --export "$work/again" &&
         cmp "$work/kept" "$work/again"

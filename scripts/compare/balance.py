@@ -5,8 +5,8 @@
                                [--balance equal,measured] [--bench PROGRAM] [--out FILE] [--must SHARE] [-- OPTION...]
 
 First trains on each rank alone, with its threads and cores. Then runs one separate training per rank, all at the same time.
-Without an exchange of gradients, these trainings slow each other down only because they share the memory and the clock of the
-machine. Finally trains on all ranks together, once per value of --balance. Ranks on CPUs train with train-omp, and ranks on GPUs
+Without an exchange of gradients, these training runs slow each other down only through shared resources, such as memory bandwidth
+and the clock frequency. Finally trains on all ranks together, once per value of --balance. Ranks on CPUs train with train-omp, and ranks on GPUs
 (--devices) with the variant of --variant. OPTION are options of fdsl-bench, by default: --data digits --train-size 20000
 --test-size 1000 --model cnn --batch 512 --epochs 8. --batch is per rank. With --cores, each rank uses the same cores alone and
 together with the others. If --cores is not given, fdsl-bench divides the cores among the ranks.

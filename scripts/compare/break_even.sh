@@ -36,13 +36,13 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 samples=${SAMPLES:-10000}
-shards=16 # at most this many threads can read
+shards=16 # also the maximum number of threads that can read shards
 max_time_s=${TIME:-3}
 min_samples=${MIN_SAMPLES:-6}
 read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png jpeg}"
 read -ra wanted_caches <<<"${CACHES:-warm cold}"
 watched=${WATCH-yes}
-epochs=4 # per warm run; several epochs average over the wait for the first batch of an epoch
+epochs=4 # per warm run, so that the wait for the first batch is a small part of the run
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
 die() { # exit status, text
@@ -112,7 +112,7 @@ choose() { # variants: prints the available ones
 
 mapfile -t generators < <(choose "${variants[@]}")
 ((${#generators[@]})) || die 4 'no generator of the table is available here'
-names=() # of variants
+names=() # of the variants for these readers
 for name in "${wanted[@]}"; do
     case $name in
     png) names+=(shards-omp) ;;

@@ -5,12 +5,12 @@
   scripts/compare/curves.py DIR --cpu --steps 20 --log-steps 1 --augment none --drop-path 0 --first-bound 0.001
 
 pretrain.py trains in PyTorch and saves its initial weights, from which fdsl-bench starts. Both programs train on the same images
-in the same order, with the same learning rate and the same MixUp or CutMix in each step. RandAugment, erasing and --drop-path
-draw other random numbers in each program, from the same distributions. With --augment mix or none, and --drop-path 0, the
-programs differ only in rounding. docs/pretrain.md has more.
+in the same order, with the same learning rate and the same MixUp or CutMix in each step. For RandAugment, erasing and
+--drop-path, the programs draw different random numbers from the same distributions. With --augment mix or none, and
+--drop-path 0, the programs differ only in rounding. docs/pretrain.md has more.
 
 Each program ends after --seconds of training, or after --steps. Steps that only one program has reached do not count. The
-script prints the mean loss of the last tenth of the common steps, and compares the two means with --bound.
+script prints each program's mean loss over the last tenth of the common steps. The two means may differ by at most --bound.
 
 Run `make all lib` first: pretrain.py needs build/lib/libfdsl.so. It also needs PyTorch and timm.
 
@@ -36,7 +36,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FIRST = 20  # rows that --first-bound compares
-# Networks that --cpu and the GPU train by default, with options for images of a suitable size
+# Defaults with --cpu and on a GPU: a variant, a network and the options of its images
 SMALL = {"variant": "train-omp", "model": "vit-micro", "batch": 32, "classes": 10, "preset": "uji", "res": 56, "out_res": 28}
 LARGE = {"variant": "train-vit", "model": "vit-tiny", "batch": 256, "classes": 1000, "preset": "paper-1000", "res": 512, "out_res": 224}
 # Options of each program for the values of --augment. SAME lists the options that have the same name in both programs.
@@ -61,25 +61,25 @@ def read_arguments(arguments):
     add = parser.add_argument
     add("folder", metavar="DIR", help="folder to create")
     add("--seconds", type=float, help="end each program after this many seconds of training")
-    add("--steps", type=int, default=10000, help="steps after which the learning rate is 0 (default 10000)")
+    add("--steps", type=int, default=10000, help="number of steps, after which the learning rate is 0; --seconds may end training earlier (default 10000)")
     add("--cpu", action="store_true", help="train a small network on the CPU: vit-micro with train-omp")
     add("--ours-gpu", type=int, default=0, help="GPU of fdsl-bench (default 0)")
     add("--pytorch-gpu", type=int, default=0, help="GPU of PyTorch (default 0)")
     add("--compile", action="store_true", help="compile the network in PyTorch")
-    add("--amp", choices=("bf16", "off"), help="precision in PyTorch (default bf16; with --cpu, off)")
+    add("--amp", choices=("bf16", "off"), help="PyTorch: bf16 with autocast, or fp32 without (off) (default bf16; with --cpu, off)")
     add("--threads", type=int, help="CPU threads of each program (default: all)")
     add("--augment", choices=("recipe", "mix", "none"), default="recipe",
         help="recipe: RandAugment, erasing, MixUp and CutMix; mix: MixUp and CutMix alone (default recipe)")
     add("--lr-warmup", type=int, help="steps of the linear warm-up (default: a tenth of --steps)")
     for name, value in {"lr": 0.001, "weight-decay": 0.05, "label-smoothing": 0.1, "drop-path": 0.1}.items():
-        add(f"--{name}", type=float, default=value, help=f"as in pretrain.py (default {value})")
+        add(f"--{name}", type=float, default=value, help=f"option of both programs (default {value})")
     for name in SMALL:
         add(f"--{name.replace('_', '-')}", type=type(SMALL[name]), help=f"default {LARGE[name]}; with --cpu, {SMALL[name]}")
     add("--channels", type=int, default=3, help="channels of the images (default 3)")
     add("--seed", type=int, default=0, help="seed of weights, order and augmentation (default 0)")
     add("--log-steps", type=int, help="steps per row (default 50; with --cpu, 10)")
-    add("--bound", type=float, default=2, help="largest difference of the mean losses of the last tenth in percent (default 2)")
-    add("--first-bound", type=float, help=f"largest difference of each of the first {FIRST} rows in percent (default: none)")
+    add("--bound", type=float, default=2, help="largest allowed difference of the mean losses over the last tenth of the steps, in percent (default 2)")
+    add("--first-bound", type=float, help=f"largest allowed difference of the losses in any of the first {FIRST} rows, in percent (default: no limit)")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench")
     options = parser.parse_args(arguments[:split])
     options.more = arguments[split + 1:]
@@ -185,7 +185,7 @@ def wait_for(path, options, name, process):
 
 
 def run_ours(options):
-    """Trains in fdsl-bench. The time begins with the first row, because the program generates its test set before."""
+    """Trains in fdsl-bench. --seconds begins with the first row, because the program first generates its test set."""
     process = start(options, "ours", ours_command(options))
     try:
         wait_for(f"{options.folder}/ours.csv", options, "ours", process)
@@ -236,7 +236,7 @@ def mean_of(losses, steps):
 
 
 def compare(ours, pytorch, bound, first_bound):
-    """Prints the comparison of two logs. Returns whether the differences are within the bounds. A NaN is outside."""
+    """Prints the comparison of two logs. Returns whether the differences are within the bounds; NaN is not."""
     steps = sorted(ours.keys() & pytorch.keys())
     if not steps:
         raise Failed("the logs have no step in common; train for longer")

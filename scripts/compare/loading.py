@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times other loaders on the same samples: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
+"""Times loaders other than fdsl-bench on its data sets: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
 
     scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--decode RES] [--out FILE] [--workers N] [--batch N]
                                [--time S] [--bench PROGRAM]
@@ -30,8 +30,8 @@ and non_blocking=True copies them to the GPU. An epoch ends after the last copy.
 GPU; the GPU variants of fdsl-bench do.
 
 With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, and cuts out a random part in the same way as
-torchvision's RandomResizedCrop. Every loader delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil
-(Pillow) or -io (torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts
+torchvision's RandomResizedCrop. Every loader delivers bytes of shape (3, RES, RES). Except for dali, the
+suffix names the decoder: -pil (Pillow) or -io (torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts
 differ between the loaders, so only the number of samples and their shape are checked.
 
 With --gpu --decode RES, PyTorch's workers decode on the CPU, and the pixels are copied to the GPU as above. dali-gpu decodes the
@@ -361,8 +361,8 @@ def check(name, what, found, wanted):
 
 
 def measure(name, loader, wanted, options):
-    """Returns the seconds of each epoch. Before the timing, runs one epoch and checks its hashes. Every epoch must deliver all
-    samples. `wanted` are the samples, bytes and hash of the data set."""
+    """Returns the seconds of each epoch. Before the timing, runs one epoch and, unless images are decoded, checks its hashes. Every
+    epoch must deliver all samples. `wanted` are the samples, bytes and hash of the data set."""
     times = []
     if options.decode:
         wanted = wanted[0], wanted[0] * 3 * options.decode**2, "random"

@@ -10,9 +10,9 @@
   --follow           wait for further rows until interrupted, for a run that is still training
   --poll S           with --follow: look for new rows every S seconds (default: 5)
 
-Each run is a model, variant, device, number of ranks and seed. The values of a row are at the number of its step. Rows that a
+Rows with the same model, variant, device, number of ranks and seed are one run. Values are logged at the step number of their row. Rows that a
 resumed run repeats are left out and counted. Such a row has the same loss as the first row of its step. A row with another
-loss belongs to a second run, and is an error. fdsl-bench itself needs neither package.
+loss belongs to a second run, and is an error. fdsl-bench itself needs none of these packages.
 
 Exit status: 0 done, 1 the file is invalid, 2 usage, 4 a package is not installed.
 """

@@ -16,12 +16,13 @@ Tasks:
 
 PyTorch's rows have the same shape and the same share of bad rows (5 %) as ours, but other values. Implementations:
 
-    torch-loop      a loop over the rows that calls .item() per row, on --loop-rows rows (20,000), scaled to all rows
+    torch-loop      a loop that calls .item() for each of --loop-rows rows (20,000); its time is scaled to all rows
     torch           vectorised, eager
     torch-compile   torch.compile of the vectorised code
     the variants    of fdsl-bench; on a GPU with --resident, except for the task file
 
-Times are medians of --repeats runs (20) after three warm-ups; on a GPU they are measured with events. The script prints one
+Times are medians of --repeats runs (20) after three warm-ups; on a GPU they are measured with events. Only torch-loop is timed
+once, on the host. The script prints one
 table: time, rows per second, and speed relative to the fastest PyTorch implementation of the task.
 """
 import argparse
@@ -124,7 +125,7 @@ def time_file(torch, options, path):
 
 
 def time_ours(options, task, more, folder):
-    """Yields (variant, seconds) of all variants that run here."""
+    """Yields (variant, seconds) for each variant of --variant."""
     path = os.path.join(folder, f"{task}.csv")
     command = [options.bench, "--workload", "ops", "--variant", options.variant, "--loops", str(options.repeats), "--warmups",
                str(WARMUPS), "--warmup-time", "0", "--out", path, *more]

@@ -7,13 +7,13 @@
   scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv
   scripts/compare/pretrain.py --model vit-tiny --order train --step-log results/steps.csv  # as fdsl-bench's workload train
 
-Sources: constant (one batch that stays on the GPU: the upper limit of the speed), live (fdsl, generator fused; omp on a CPU),
+Sources: constant (one batch that stays on the device: the upper limit of the speed), live (fdsl, generator fused; omp on a CPU),
 bat, gbase, omp (fdsl with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset).
 Every source delivers uint8 images; the recipe is applied to them on the training device, identically for every source.
 docs/pretrain.md describes the rows.
 
-The program needs PyTorch, timm and the package fdsl (PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so); folder also needs
-torchvision, shards needs webdataset, and both need Pillow. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is
+Training needs PyTorch and timm. Sources that generate images, and --evaluate, need the package fdsl (PYTHONPATH=python
+FDSL_LIBRARY=build/lib/libfdsl.so); folder needs torchvision, shards needs webdataset, and both need Pillow. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is
 missing, 130 interrupted. Under torchrun, the status is torchrun's.
 """
 
@@ -80,7 +80,7 @@ def read_arguments(arguments):
     add("--steps", type=integer(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
     add("--seconds", type=number(0), help="end the timed steps after this many seconds, evaluations not included")
     add("--time-limit", type=number(0), help="end the training run after this many seconds, warm-up steps and evaluations included")
-    add("--warmup-steps", type=integer(0), default=20, help="first steps, which are not timed (default 20)")
+    add("--warmup-steps", type=integer(0), default=20, help="number of untimed steps at the start (default 20)")
     add("--compile", action="store_true", help="compile the network with torch.compile")
     add("--channels-last", action="store_true", help="store inputs and weights in the format channels_last")
     add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="train in fp32, without autocast to bf16")
@@ -97,9 +97,10 @@ def read_arguments(arguments):
     add("--images", type=integer(1), help="images per epoch if the source generates them, or images that --make-data writes "
                                          "(default 1000000)")
     add("--order", choices=("source", "same", "train"), default="source", help=
-        "same: generate the images of --data in the order in which --source folder reads them; train: generate the images of "
-        "fdsl-bench's workload train in its order, with --images samples per epoch and --fresh (default source)")
-    add("--data", help="folder of the data set, for --source folder and shards")
+        "same: in each epoch, the images of --data (or the first --images images) in the order in which --source folder reads them; "
+        "train: the images and the order of fdsl-bench's workload train, with --images samples per epoch and --fresh; source: "
+        "new images in each epoch, or those of --data (default source)")
+    add("--data", help="folder of the data set, for --source folder and shards, and for --order same")
     add("--workers", type=integer(0), default=16, help="worker processes per rank, for --source folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write a data set of --images images for --source folder or shards, then end")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")

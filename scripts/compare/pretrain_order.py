@@ -90,8 +90,8 @@ def log_gamma_draw(alpha, which, draw):
 
 
 def cut_box(height, width, share, middle):
-    """Returns the exact share of a sample in an image with a rectangle of CutMix, and the rectangle's top, bottom, left and right.
-    The rectangle takes about 1 - `share` of the area. Half of each side is rounded down, as in timm, and the parts outside the image
+    """Returns the exact share of an image outside CutMix's rectangle, and the rectangle's top, bottom, left and right. The
+    rectangle takes about 1 - `share` of the area. Half of each side is rounded down, as in timm, and the parts outside the image
     are cut off. `middle(size)` draws the middle of the rectangle on an axis."""
     side, box = math.sqrt(1 - share), []
     for size in (height, width):

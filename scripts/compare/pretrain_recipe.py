@@ -76,8 +76,8 @@ def equalize(images, _):
 
 
 def warp(images, matrices):
-    """Applies affine maps (2 × 3, in coordinates from -1 to 1) with bilinear interpolation; outside is black. The grid is computed
-    without a matrix product, which might use TF32."""
+    """Applies affine maps (2 × 3, in coordinates from -1 to 1) with bilinear interpolation. The area outside the image is
+    black. The grid is computed without a matrix product, which might use TF32."""
     y, x = ((2 * torch.arange(size, device=images.device) + 1) / size - 1 for size in images.shape[2:])
     a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)
     grid = torch.stack((x * a + y[:, None] * b + c, x * d + y[:, None] * e + f), 3)
@@ -89,9 +89,9 @@ FUNCTIONS = (warp, *BLENDS, posterize, solarize, autocontrast, equalize)
 
 
 def operations():
-    """Returns RandAugment's operations at the recipe's magnitude, each a function (None: no change) and up to six numbers. Signed
-    operations appear once with each sign, the others twice, so that each operation is equally likely. Shears keep the top left
-    corner."""
+    """Returns RandAugment's operations at the recipe's magnitude, each a function (None: no change) and six numbers, of which it
+    may ignore some. Signed operations appear once with each sign, the others twice, so that each operation is equally likely.
+    Shears keep the top left corner."""
     both = []
     for sign in (1, -1):
         factor, shear, move = 1 + sign * 0.9 * MAGNITUDE, sign * 0.3 * MAGNITUDE, sign * -2 * 150 / 331 * MAGNITUDE

@@ -54,8 +54,8 @@ def now():
 
 
 def identity(options, device, ranks):
-    """Returns the columns that a run's row and the points of its curve share. Call it at the start of the run, because
-    the column time_utc gets the current time."""
+    """Returns the columns that a run's row, the points of its curve and its rows of --step-log share. Call it at the start of the
+    run, because the column time_utc gets the current time."""
     return {"time_utc": now(), "host": socket.gethostname(),
             "job_id": os.environ.get("SLURM_JOB_ID", ""), "revision": revision(), "workload": "pretrain", "model": options.model,
             "source": options.source, "device": device, "ranks": ranks, "batch": options.batch, "augment": options.augment,

@@ -27,7 +27,7 @@ AHEAD = 2  # batches that are generated ahead
 
 
 def order_of(epoch, count, options):
-    """Returns the permutation of an epoch over the numbers 0 to count - 1. It depends only on the seed and the epoch."""
+    """Returns the permutation of an epoch over the numbers 0 to count - 1. It depends only on count, the seed and the epoch."""
     digest = hashlib.sha256(f"{options.seed} {epoch}".encode()).digest()
     return torch.randperm(count, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little")))
 
@@ -144,7 +144,7 @@ def resized(image, options):
 
 
 def read_image(path_or_file, options, name):
-    """Decodes and resizes an image, in a worker process. Errors begin with `name`."""
+    """Decodes and resizes an image. Errors begin with `name`."""
     from PIL import Image
     try:
         with Image.open(path_or_file) as image:

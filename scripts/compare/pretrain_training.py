@@ -171,7 +171,7 @@ class StepLog:
         self.step, self.seconds = 0, 0.0  # of the last row
 
     def add(self, loss, outputs, labels):
-        """Counts a sample as correct if the network predicts its own label, even if the sample is mixed."""
+        """Adds the results of a step. A mixed sample counts as correct if the network predicts its label before mixing."""
         self.loss += loss
         self.correct += (outputs.argmax(1) == labels).sum()
 
@@ -210,7 +210,7 @@ class Training:
         self.loss_sum = torch.zeros((), device=device)  # of the loss_steps steps since the last evaluation
         self.loss_steps, self.timed_loss = 0, torch.zeros((), device=device)
         self.evaluated_s = self.evaluations_s = 0.0  # seconds of evaluations since the first timed step, and in total
-        self.evaluated_at, self.top1 = None, None  # images of the last evaluation, and its accuracy
+        self.evaluated_at, self.top1 = None, None  # images seen before the last evaluation, and its accuracy
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self.identity = identity(options, name, ranks.count)
         self.log = StepLog(self) if options.step_log else None

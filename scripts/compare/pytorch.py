@@ -6,7 +6,7 @@
       --batch 256 --epochs 10
   scripts/compare/pytorch.py --ranks 1,2 --variant train-graph --device cuda --modes resident,graph,best --data ../mnist \\
       --model cnn --batch 256 --epochs 8
-  scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
+  scripts/compare/pytorch.py --gradients --variant train-naive       # one step of several models with each optimizer
 
 The options of this script are listed below, if PyTorch is installed. All others are passed to fdsl-bench. The first two forms
 run each variant, then PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of
@@ -235,7 +235,8 @@ def export_data(path, variant, arguments):
     if given["model"] not in MODELS:
         fail(f"--model {given['model']}: PyTorch trains only {', '.join(MODELS)} here; vit_timm.py compares steps of vit-*", 2)
     if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
-        fail("PyTorch is compared only at a constant learning rate; drop --lr-schedule, --lr-warmup, --shift, --flip and --drop-last", 2)
+        fail("PyTorch trains here only at a constant learning rate, without augmentation, on all samples; drop --lr-schedule, "
+             "--lr-warmup, --shift, --flip and --drop-last", 2)
     if given["loss"] != "cross-entropy" or any(float(given[name]) for name in ("mixup", "cutmix")):
         fail("PyTorch trains here only with cross-entropy, on samples that are not mixed; vit_timm.py compares mixed steps", 2)
 
@@ -455,7 +456,7 @@ def main():
     parser.add_argument("--variant", default="train-naive", help="training variants of fdsl-bench, separated by commas (default train-naive)")
     parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--gradients", action="store_true", help="compare one training step instead of epochs")
-    parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu, cuda or cuda:N (default cpu)")
     parser.add_argument("--modes", type=modes_of, help=f"modes of PyTorch: {', '.join(MODES)} (default: resident)")
     parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch (default: PyTorch's, fp32 with TF32 in "
                                                                 "convolutions; on a GPU bf16 for graph, best and autotuned)")

@@ -2,7 +2,7 @@
 # Compares reading shards over HTTP with curl, on the loopback interface. nginx serves the shards. Each round measures
 #
 #   curl     curl --parallel, which discards what it reads
-#   http     fdsl-bench --variant shards: reads, parses, copies and verifies samples
+#   http     fdsl-bench --variant shards: reads, parses and copies samples, and computes a checksum
 #   s3       the same program through S3's interface: signed requests, whose signatures nginx ignores
 #
 # and the script prints the median bandwidths, and their ratios to those of curl and of http. curl, nginx and the program

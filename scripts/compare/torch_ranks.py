@@ -1,4 +1,4 @@
-"""Trains in PyTorch on several ranks of this machine, for scripts/compare/pytorch.py --ranks.
+"""Trains in PyTorch on one or more ranks of this machine, for scripts/compare/pytorch.py --ranks.
 
 train() starts torchrun, which runs this file once per rank. With several ranks, DistributedDataParallel (DDP) adds up the
 gradients: with NCCL on GPUs, with Gloo on CPUs. Rank i uses GPU i.

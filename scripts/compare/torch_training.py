@@ -436,7 +436,8 @@ def training_of(mode, row, data, device, precision, workers, ranks=Ranks()):
 
 
 def trained(training, epochs):
-    """Trains and tests. Returns the set-up time, the precision, and the measurements of each epoch, all as values for JSON."""
+    """Trains and tests. Returns the set-up time, the precision, the GPU memory, and the measurements of each epoch, all as values
+    for JSON."""
     measured = []
     for _ in range(epochs):
         elapsed, loss, accuracy = training.epoch()

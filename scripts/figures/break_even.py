@@ -146,7 +146,7 @@ def verdict(generating, reading):
 
 
 def generator_against(found):
-    """Returns the generator to compare with readers: the one with the highest rate at its shortest step, or without a step."""
+    """Returns the generator to compare with readers: the one with the highest rate without a step, or else at its shortest step."""
     generators = {source: points for source, points in found.items() if source.group == GENERATED}
     return max(generators, key=lambda source: rate(generators[source][min(generators[source])]), default=None)
 
@@ -177,7 +177,7 @@ def print_table(found):
             group = source.group
             print(group)
         print(f"  {source.name:24}" + "".join(f"{cell(points.get(step)):>{wide}}" for step in steps))
-    print("\nFastest (rates within 2 % are equal):")
+    print("\nFastest (rates within 2 % count as equal):")
     for step in steps:
         names = [f"{source.name}" + ("" if source.group == GENERATED else f" ({source.group.split()[-1]})")
                  for source in winners(found, step)]

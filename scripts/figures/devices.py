@@ -4,11 +4,10 @@ import collections
 
 from plot import HEIGHT, short_device, wrap
 
-# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures,
-# so they may share slots. A loader that uses all threads looks like its single-threaded variant. Third-party
-# loaders are gray or have slot 4. In training figures, variants on GPUs also use slots 1, 2 and
-# 5 of variants on CPUs. Slot 0 looks like slot 2 with an open point. Eager PyTorch has one slot for all sources of
-# images (--feed). Autotuned PyTorch and train-cudnn-tf32 share a slot.
+# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures, so they may
+# share slots. files-omp looks like files, and shards-omp like shards-mmap. Third-party loaders are gray or have slot 4. In
+# training figures, variants on GPUs also use slots 1, 2 and 5 of variants on CPUs. Slot 0 looks like slot 2 with an open
+# point. The eager modes of PyTorch share a slot, and so do autotuned PyTorch and train-cudnn-tf32.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
          "shards-uring": 7, "files-gpu": 8, "shards-gpu": 4, "gds": 3, "torch-files": 8,

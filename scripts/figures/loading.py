@@ -292,7 +292,7 @@ def best_rows(rows):
     return {(device_of(row), row["variant"], order_of(row)): row for row in sorted(rows, key=preferred)}
 
 
-TIMES_FILES = "Bold: speed relative to files on the same device"
+TIMES_FILES = "Bold: speed relative to the variant files on the same device"
 
 
 def cold(measured):

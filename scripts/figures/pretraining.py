@@ -95,7 +95,7 @@ def about(rows):
         row["augment"], row["augment"].replace("+", ", "))
     precision = "bf16 autocast" if row["amp"] == "bf16" else "fp32"
     whose = "your rows" if row.source == "yours" else "reference rows"
-    return (f"{row['model']}, batch {row['batch']:.0f} per GPU, images of {row['res']}² pixels seen at {row['out_res']}², "
+    return (f"{row['model']}, batch {row['batch']:.0f} per GPU, images of {row['res']}² pixels, resized to {row['out_res']}², "
             f"{precision}{', compiled' if row['compile'] == 'yes' else ''}{settings_of(row)}; {augment} on the GPU. "
             f"{row['device']} ({whose}, host "
             f"{row['host']}, {'revisions' if len(revisions) > 1 else 'revision'} {', '.join(revisions)}).")

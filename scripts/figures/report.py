@@ -341,7 +341,7 @@ def page(measured, work):
         '<a href="#machine">Machine</a></nav></header>',
         "<main>", rows_section("Your rows", yours), figures_section(measured, work),
         rows_section("Reference rows", reference),
-        "<p class=soft>Times are medians over the samples. Each command repeats its rows with the default sampling options. "
+        "<p class=soft>Times are medians over the samples. Each command measures its rows again, with the default sampling options. "
         "docs/timing.md describes the time measurement, docs/figures.md the figures.</p>",
         machines_section(measured.machines), "</main></body></html>", ""])
 

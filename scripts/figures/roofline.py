@@ -1,5 +1,5 @@
-"""The figure of rooflines: the minimum possible time of each variant's work divided by its measured time, from rows of all
-workloads. scripts/figures/draw.py documents the return value."""
+"""The figure of rooflines: the minimum possible time of each variant's work divided by its measured time, from rows of the
+workloads synth, load, train and infer. scripts/figures/draw.py documents the return value."""
 
 from devices import Devices, Missing, device_of
 from plot import HEIGHT, Plot, micros_words, short_device, shortened

@@ -110,7 +110,7 @@ class Row(dict):
 
     @property
     def unsettled(self):
-        """True if the time limit ended sampling before the median was known to the requested precision."""
+        """True if sampling ended before the median was known to the requested precision (--max-error)."""
         return self.texts["settled"] == "no"
 
     @property

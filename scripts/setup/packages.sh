@@ -9,9 +9,9 @@
 #   --quiet      no notes about optional packages
 #   SETUP=0      installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
-# Does not install tools that only one or two scripts need. These scripts report a missing tool: fio
-# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py and pytorch.py), pyarrow
-# (scripts/packaging/metadata_parquet.py; Debian has no package: pip install pyarrow).
+# Does not install tools that only scripts in scripts/compare or scripts/packaging need. These scripts report a missing
+# tool, such as fio (fio.sh), nginx (remote.sh), PyTorch (loading.py, pytorch.py and others) and pyarrow
+# (metadata_parquet.py; Debian has no package: pip install pyarrow).
 #
 # Installs packages with apt-get or dnf, as root or through passwordless sudo. If these rights are missing, prints
 # the command to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
@@ -33,10 +33,10 @@ build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and pla
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
 build may  curl/curl.h           libcurl4-openssl-dev libcurl-devel data sets at URLs
-build may  jansson.h             libjansson-dev  jansson-devel     JSON output
+build may  jansson.h             libjansson-dev  jansson-devel     JSON and .safetensors files
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets
-build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards
+build may  openssl/evp.h         libssl-dev      openssl-devel     md5 of shards, signatures for S3
 build may  liburing.h            liburing-dev    liburing-devel    reading with io_uring
 build may  ini.h                 libinih-dev     inih-devel        configuration files
 build may  mpicc                 libopenmpi-dev  openmpi-devel     several ranks

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Verifies and times every available variant at small sizes. Prints one table for generating, two for loading,
+# Verifies and times every available variant of synth, load, train and infer at small sizes. Prints one table for generating, two for loading,
 # two for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
 # and writes a description of the machine to results/env.json (env.csv without jansson). `make bench` calls this script.
 #

@@ -7,8 +7,8 @@
 #   --tool      the profiler; default: nsys if it is installed and works here, else ncu
 #   --launches  ncu measures the first N kernels of the run (default 200)
 #   --keep      folder for the tool's report; by default the report is deleted
-#   OPTION ...  options of fdsl-bench. Defaults: 3 samples for variants of synth, load and infer (--loops); one epoch of
-#               2048 samples for trainers (--epochs, --train-size).
+#   OPTION ...  options of fdsl-bench. Defaults: one epoch of 2048 samples for trainers (--epochs, --train-size); 3 samples
+#               for other variants (--loops).
 #
 # Examples:
 #   scripts/sweep/profile.sh fused --batch 256 --res 512

@@ -7,10 +7,9 @@
 #
 # OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure. --list shows each
 # section, its seconds on one H200 with 16 cores, whether it is measured by default (yes), and its files. The default
-# sections take ten minutes.
-# --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder for
-# images (1 GB) on the disk to measure; sections with the same folder reuse the images. --prefix (h200): prefix of file
-# names. --dry-run: prints the commands, runs nothing.
+# sections take ten minutes. --mnist: folder with the four files of MNIST, for the sections train, train-others, infer and
+# pytorch. --work (OUT/work): folder for images (1 GB) on the disk to measure; sections with the same folder reuse the
+# images. --prefix (h200): prefix of file names. --dry-run: prints the commands, runs nothing.
 #
 # Rows contain the revision of the build. A tree without git history has no revision: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench).

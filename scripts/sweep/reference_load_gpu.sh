@@ -35,8 +35,8 @@ set_bytes=${BYTES:-2000000000}
 loops=${LOOPS:-500}
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 npy_header=128
-for name in time set_bytes loops; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || { echo "reference_load_gpu.sh: $name is '${!name}': give a whole number" >&2 && exit 2; }
+for given in "TIME=$time" "BYTES=$set_bytes" "LOOPS=$loops"; do
+    [[ ${given#*=} =~ ^[1-9][0-9]*$ ]] || { echo "reference_load_gpu.sh: $given: give a whole number from 1" >&2 && exit 2; }
 done
 mkdir -p "$dir"
 
