@@ -39,7 +39,7 @@ struct gemm_kernels omp_net_gemm_kernels(void)
 
 /* ---- Threads ----
  *
- * Training steps run in a parallel region, in which every thread executes every function. Worksharing loops
+ * Training steps run in a parallel region, in which every thread calls the same functions. Worksharing loops
  * and `single` regions divide the work. Barriers separate producers from consumers. */
 
 static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,

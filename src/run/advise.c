@@ -212,7 +212,7 @@ static void fill_arguments(const struct situation *situation, const struct candi
     }
     add_number(arguments, "--res", situation->set.res);
     add_number(arguments, "--channels", situation->set.channels);
-    /* Generate the element types that the variants of the workload load deliver. */
+    /* Generate the element types that the variants of `load` deliver. */
     add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
     add(arguments, "--classes", "1000");
 }

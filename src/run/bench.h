@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 
-/* A collective function. After each run, all ranks call it with their values of that run. Returns the worst
+/* A collective function, which all ranks call at least once per run, with their own values. Returns the worst
  * status of all ranks. If no rank failed, replaces each value by its maximum over all ranks. comm_vote()
  * implements it. */
 typedef enum status bench_vote(enum status status, double *values, size_t count);

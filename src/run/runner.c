@@ -83,8 +83,8 @@ static void describe_machine(const struct runner *runner, struct result *result)
     result->instruction_set = variant->instruction_set ? variant->instruction_set() : "";
 }
 
-/* After timing: verifies the timed runs, then builds and publishes the rows. With several ranks, `all` has
- * the timing of all ranks combined. */
+/* After timing: verifies timed runs if --verify is given, then builds and publishes the rows. With several
+ * ranks, `all` has the timing of all ranks combined. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     phase_enter(PHASE_MEASURE);

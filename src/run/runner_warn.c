@@ -62,8 +62,8 @@ void runner_warn(struct runner *runner, const struct result *result, const struc
     const struct settings *settings = runner->settings;
     char words[128];
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit, or compare "
-                    "only with runs that were throttled too",
+        status_warn("%s: the GPU's clocks were throttled (%s); cool the GPU, raise its power limit, or "
+                    "compare only with runs that were throttled too",
                     result->variant, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);

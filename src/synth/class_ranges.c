@@ -35,7 +35,7 @@ struct ini_reading {
     const char *preset;
     int line; /* latest line read; after an error, the faulty line */
     enum status status;
-    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of the sections read so far, for suggestions */
+    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of built-in lists and of sections read so far */
     size_t section_count;
     bool found, seen[KEY_COUNT];
     struct class_ranges ranges;

@@ -102,7 +102,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
                                uint32_t count);
 
 /* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
- * even after an error. STATUS_USAGE if the available memory is too small; STATUS_FAILED if an allocation
+ * even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED if an allocation
  * fails. */
 enum status synth_fill_tables(struct synth *synth);
 

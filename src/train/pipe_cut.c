@@ -46,8 +46,8 @@ static bool trial_new(const struct model *piece, uint32_t capacity, struct trial
     trial->outputs = trial->inputs + in;
     trial->deltas = trial->outputs + out;
     trial->in_deltas = trial->deltas + out;
-    /* Inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros: zeros would
-     * cost less time. */
+    /* The trial's inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros:
+     * zeros would cost less time. */
     for (size_t i = 0; i < in; i++)
         trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
     for (size_t i = 0; i < out; i++)

@@ -103,7 +103,8 @@ enum status train_check_options(const struct options *given, const struct train_
 
 /* ---- With the data, the network and the steps ---- */
 
-/* Rejects a batch that leaves a rank without samples, or that is larger than the training set. */
+/* Rejects a batch that leaves a rank, or a part of a rank's step, without samples, or that is larger than the
+ * training set. */
 static enum status check_batch(const struct train_parameters *all, const struct partition *partition,
                                const struct data *data)
 {

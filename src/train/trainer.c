@@ -128,9 +128,9 @@ static bool has_images_of_reference(const struct train *train)
     return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
 }
 
-/* Finds the layer that made the loss non-finite. Restores the state before the step, then uses the reference
- * to find the first layer with a non-finite output. Writes what it found, or why it found nothing, to
- * `found`. Collective. */
+/* Finds the layer that made the loss non-finite. Restores the state before `bad_step`, then uses the
+ * reference to find the first layer with a non-finite output. Writes what it found, or why it found nothing,
+ * to `found`. Collective. */
 static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, char *found, size_t size)
 {
     const uint32_t steps = train_steps(&trainer->train), epoch = (uint32_t)(bad_step / steps),
