@@ -1,4 +1,5 @@
-/* Timing: warm-up runs, then timed runs until the error of the median is small enough. */
+/* Timing: warm-up runs, then timed runs until the error of the median is small enough or a limit is
+ * reached. */
 #ifndef FDSL_RUN_BENCH_H
 #define FDSL_RUN_BENCH_H
 

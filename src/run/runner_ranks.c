@@ -96,7 +96,7 @@ bool runner_repeats_threads(const struct settings *settings)
     return all && same;
 }
 
-#define CROWD 4 /* warn above this number of threads per hardware thread; loaders benefit from a few */
+#define CROWD 4 /* warn above this number of threads per hardware thread; loaders benefit from several */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {

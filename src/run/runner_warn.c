@@ -6,7 +6,7 @@
 #include "run/runner_parts.h"
 
 #define CPU_SHARE_MIN   0.9  /* warn if threads got less than this share of the CPU time available to them */
-#define PREEMPTED_MAX_S 10.0 /* involuntary context switches per second; an idle machine has fewer */
+#define PREEMPTED_MAX_S 10.0 /* warn above this number of involuntary context switches per second */
 
 static const char *remedy(const struct settings *settings)
 {

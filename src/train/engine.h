@@ -1,5 +1,6 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
- * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
+ * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding; an engine that
+ * scales the loss also skips steps that overflow (loss_scale.h).
  *
  * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
  * (draw_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,

@@ -144,7 +144,8 @@ void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, u
                  uint32_t *begins)
 {
     double best = HUGE_VAL;
-    /* The cost of a slice is a sum of consecutive pieces, so these sums are all candidates for `most`. */
+    /* The cost of a slice is the sum of the costs of its pieces, which are consecutive. So the sums over
+     * consecutive pieces are the only candidates for `most`. */
     for (uint32_t i = 0; i < pieces; i++) {
         double sum = 0;
         for (uint32_t j = i; j < pieces; j++) {

@@ -57,7 +57,7 @@ static enum status check_largest(const struct train_parameters *parameters)
                                  : STATUS_OK;
 }
 
-/* Rejects options that compute images on the host if the generator's images would differ from them. */
+/* Rejects options that compute images on the host, if these images would differ from the generator's. */
 static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const computed[] = {"verify", "export-step", "save-batch"};
@@ -70,7 +70,7 @@ static enum status check_drawn(const struct options *given, const struct train_p
     return STATUS_OK;
 }
 
-/* Rejects options that do not apply. */
+/* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const normalising[] = {"mean", "std"};
