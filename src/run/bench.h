@@ -39,8 +39,8 @@ struct bench {
     struct stats time; /* statistics of device_s if the variant measures it, else of wall_s */
     double wall_s;     /* median wall time */
 
-    /* The next four values cover the span from the start of the first timed run to the end of the last one,
-     * including the time between runs. */
+    /* The next four values are about the span from the start of the first timed run to the end of the last
+     * one. All except timed_s include the time between runs. */
     double span_s;      /* length of the span */
     double timed_s;     /* sum of the wall times of the timed runs */
     double cpu_s;       /* CPU time of all threads of this process */

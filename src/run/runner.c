@@ -244,7 +244,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     phase_enter(PHASE_IDLE);
     range_pop();
     runner_show_phase(runner, NULL);
-    /* After any other failure the run ends, and monitor_stop() writes the remaining samples. */
+    /* After any other failure, the next monitor_end() or monitor_stop() writes the remaining samples. */
     if (status == STATUS_OK || status == STATUS_WRONG)
         TRY(monitor_end(runner->monitor));
     return status;

@@ -187,7 +187,8 @@ void runner_warn(struct runner *runner, const struct result *result, const struc
 void runner_warn_of_options(const struct settings *settings);
 
 /* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
- * NVML averages its readings over up to one second, so short runs are hardly visible in them. */
+ * NVML averages its readings over up to one second, so short runs are hardly visible in them. Does not warn
+ * in workloads with epochs. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_publish.c ---- */

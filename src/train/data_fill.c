@@ -431,8 +431,9 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     return STATUS_OK;
 }
 
-/* If the samples are sorted by class, and a set gets only some of them, chooses samples of all classes.
- * `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees it. */
+/* If the data set has one folder per class, and the set gets only some of its samples, chooses samples of all
+ * classes. `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees
+ * it. */
 static enum status choose(const struct source_reader *reader, struct data_range range, uint64_t limit,
                           uint8_t **chosen)
 {

@@ -150,7 +150,7 @@ static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, ch
 }
 
 /* Reports the step whose loss was not finite and, if the reference has the same images, the layer. Returns an
- * error on the ranks whose own samples had this loss. */
+ * error on a rank whose own samples had this loss, or whose search for the layer failed. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;
