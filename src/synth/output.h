@@ -3,7 +3,7 @@
  *
  * An image is drawn on a gray canvas of res * res pixels and then converted to the output. An output pixel is
  * the weighted mean of the grays over an area, computed from an integer sum. A u8 is the rounded mean. For
- * the other types, one fused multiply-add in float32 scales the sum, and one rounding converts it to the
+ * the other types, the sum is converted to float32, scaled by one fused multiply-add, and rounded to the
  * type. All bit-exact variants therefore produce the same bits. docs/output.md gives the definition. */
 #ifndef FDSL_SYNTH_OUTPUT_H
 #define FDSL_SYNTH_OUTPUT_H

@@ -67,7 +67,8 @@ struct train {
      * Only for engines with `recomputes`. */
     bool checkpoint_activations;
     /* The variant of synth that generates live samples for an engine on a device; NULL: the default. With
-     * "omp", the host generates them. Engines on a CPU always use omp and ignore this member. */
+     * "omp", the host generates them. Engines on a CPU ignore this member; they use omp, or naive if the
+     * build lacks omp. */
     const char *generator;
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
@@ -231,7 +232,7 @@ struct train_pick {
 
 /* Returns the number of the sample at index `j` of the whole step of all ranks. The first copies of all
  * samples come before the second copies. With as many ranks as copies and equal shares, each rank has one
- * copy of every sample. */
+ * copy of every sample of a full step. */
 FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
 {
     const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;

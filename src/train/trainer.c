@@ -347,8 +347,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
         TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
                               job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("the checkpoint already has %u epoch%s, --epochs is %u%s%s", trainer->now.history.epochs,
-                   trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
+        status_say("the checkpoint already has %u epoch%s, but --epochs is %u%s%s",
+                   trainer->now.history.epochs, trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
                    job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)
