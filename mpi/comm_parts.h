@@ -12,7 +12,7 @@
  * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */
 #define POLL_S       1e-3
 #define BRIEF_NAP_US 50
-#define WARN_S       30 /* a rank warns after waiting this long; each warning doubles the time */
+#define WARN_S       30 /* time until the first warning about a missing rank; each warning doubles it */
 
 /* The tags of messages. */
 enum { NOTE_TAG = 1, CHANNEL_TAG, OFFER_TAG, ANSWER_TAG };

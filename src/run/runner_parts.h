@@ -240,8 +240,9 @@ bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
  * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
- * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not
- * exist, or if the workload has no CPU variant. The caller frees runner->stand_ins. */
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not exist, or
+ * if the workload has no CPU variant; STATUS_UNAVAILABLE if the build lacks this variant. The caller frees
+ * runner->stand_ins. */
 enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.

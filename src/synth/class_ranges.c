@@ -103,7 +103,7 @@ static enum status unknown_section(const struct ini_reading *reading)
     const char *nearest = nearest_word(reading->preset, names, reading->section_count);
     if (nearest)
         return status_set(STATUS_USAGE, "no section [%s]: did you mean [%s]?", reading->preset, nearest);
-    return status_set(STATUS_USAGE, "no section [%s]; sections in the file:%s", reading->preset, list);
+    return status_set(STATUS_USAGE, "no section [%s]; there are:%s", reading->preset, list);
 }
 
 static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)

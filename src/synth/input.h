@@ -144,7 +144,7 @@ enum synth_noise {
 struct synth_traits {
     enum synth_noise noise;
     bool half;         /* the variant rounds noise to half precision before use */
-    bool racy;         /* orbits are painted in any order: a pixel has the gray of any orbit that covers it */
+    bool racy;         /* paints orbits in any order: a pixel has the gray of one orbit that covers it */
     bool outputs;      /* supports every output format and labels; other variants produce canvases only */
     const char *timed; /* stages that a run's time includes, for the column `timed_stages` */
 
