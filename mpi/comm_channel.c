@@ -1,5 +1,5 @@
-/* Channels (machine/comm.h): messages from one rank to another. Two ranks of one machine use the same
- * buffers, so a message is never copied. Between machines, MPI copies the messages. */
+/* Channels (machine/comm.h): messages from one rank to another. Two ranks of one machine share the buffers if
+ * they can share memory; messages are then not copied. Otherwise, MPI copies the messages. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ struct comm_channel {
 
     struct shared_ring *ring; /* NULL: MPI transfers the messages, with the members below */
     uint64_t next;            /* number of the next message; message n is in buffer n % buffers */
-    MPI_Request *requests;    /* per buffer */
+    MPI_Request *requests;    /* one per buffer */
     char *memory;
 };
 
@@ -61,13 +61,13 @@ static enum status wait_for(const struct comm_channel *channel, MPI_Request *req
 
 /* The data that the two ends of a channel exchange before the first message. */
 struct handshake {
-    struct shared_ring_offer offer; /* process 0: no shared memory */
+    struct shared_ring_offer offer; /* if `process` is 0, there is no shared memory */
     int attached;
     MPI_Request offered, answered;
 };
 
-/* Offers shared memory to the receiver, or none if it runs on another machine. If shared memory cannot be
- * created, warns and offers none; MPI then transfers the messages. */
+/* Offers shared memory to the receiver, or none if the receiver runs on another machine or comm_shares_memory
+ * is false. If shared memory cannot be created, warns and offers none; MPI then transfers the messages. */
 static enum status make_offer(struct comm_channel *channel, struct handshake *handshake)
 {
     const struct comm_channel_spec *spec = &channel->spec;

@@ -408,10 +408,10 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
 
 struct comm_reducer {
     struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
-    int *counts, *offsets;     /* of each rank's part of the array */
+    int *counts, *offsets;     /* count and offset of each rank's part of the array */
     int *mine, *mine_at;       /* per sending rank: size and offset in `received` of this rank's part */
     float *received;           /* this rank's part of each rank's array, in rank order */
-    int failed;                /* whether a rank's step failed */
+    int failed;                /* whether the step of any rank failed */
 };
 
 /* Divides the array among the ranks. Returns false if memory runs out. */
@@ -451,8 +451,8 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     TRY(shared_sum_open(count, &(*reducer)->shared));
     if ((*reducer)->shared)
         return STATUS_OK;
-    /* A rank receives its part from each rank. If the parts differ in size, these are up to ranks - 1 values
-     * more than `count`. */
+    /* A rank receives its part of the array from each rank. If the parts differ in size, it may receive up to
+     * ranks - 1 values more than `count`. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));
     return comm_agree(
         ALLOCATED(divide(*reducer, count), "out of memory for the sums of %zu gradients", count));

@@ -12,13 +12,13 @@
  * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */
 #define POLL_S       1e-3
 #define BRIEF_NAP_US 50
-#define WARN_S       30 /* a rank that waits this long prints a warning; the interval doubles each time */
+#define WARN_S       30 /* time until the first warning about a missing rank; each warning doubles it */
 
 /* The tags of messages. */
 enum { NOTE_TAG = 1, CHANNEL_TAG, OFFER_TAG, ANSWER_TAG };
 
-/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to send the error
- * to other ranks. */
+/* Converts an MPI error code to a status. Each rank prints its own failing call, because it may be unable to
+ * send the error to other ranks. */
 enum status comm_mpi_status(int error, const char *call);
 #define MPI_TRY(call) TRY(comm_mpi_status((call), #call))
 
@@ -38,7 +38,8 @@ enum status comm_look_at(int peer, double waited_s, double *warn_s);
 enum status comm_on_same_machine(int peer, bool *same);
 
 /* Sums of arrays of `count` floats in shared memory, for comm_reduce(). Collective. If the ranks cannot share
- * memory, `*sum` becomes NULL, and the first such call prints a warning with the reason. */
+ * memory, `*sum` becomes NULL, and the first such call prints a warning with the reason, unless
+ * comm_shares_memory is false. */
 struct shared_sum;
 enum status shared_sum_open(size_t count, struct shared_sum **sum);
 enum status shared_sum_add(struct shared_sum *sum, enum status status, float *values);

@@ -2,10 +2,10 @@
  *
  * The arrays are added up in blocks. Each rank is responsible for one part of a block. It copies its values
  * of the other parts into its slot of the shared memory. When all ranks have copied their values, each rank
- * adds up its part in rank order and stores the sums in the free part of its slot. When all ranks have stored
- * their sums, each rank copies the sums of the other parts. If a block is small, each rank copies all its
- * values and adds up the whole block, which saves the second wait. Consecutive blocks alternate between two
- * slots per rank, so a rank can fill one slot while other ranks still read its previous slot. */
+ * adds up its part in rank order and stores the sums in the free part of its slot. Each rank then copies the
+ * sums of every other part as soon as they are stored. If a block is small, each rank copies all its values
+ * to its slot and adds up the whole block itself, which saves the second wait. Consecutive blocks alternate
+ * between two slots per rank, so a rank can fill one slot while other ranks still read its previous slot. */
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -27,7 +27,7 @@
 
 /* The progress of one rank, which the other ranks read. Only this rank writes it. */
 struct progress {
-    _Alignas(2 * LINE_BYTES) _Atomic uint64_t filled; /* number of blocks whose values are in its slots */
+    _Alignas(2 * LINE_BYTES) _Atomic uint64_t filled; /* number of blocks of which it has filled a slot */
     _Atomic uint64_t summed;                          /* number of blocks in which it has added up its part */
     int failed[2]; /* whether its step failed, one entry per slot: for the current block and for the previous
                       block */
@@ -165,7 +165,8 @@ static float *slot_of(const struct shared_sum *sum, int rank)
     return sum->slots + (2 * (size_t)rank + sum->blocks % 2) * sum->block;
 }
 
-/* Adds up a part of all slots in rank order. `own` replaces this rank's slot. */
+/* Adds up a part of all slots in rank order. `own` has the values of this rank, which it uses instead of its
+ * slot. */
 static void add_up(const struct shared_sum *sum, struct part part, const float *own, float *restrict sums)
 {
     for (int i = 0; i < comm_size(); i++) {

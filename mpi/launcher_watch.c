@@ -122,7 +122,7 @@ static void *look_on(void *argument)
         "gave up waiting for %s to start MPI after %g s; give all ranks the same program and options, "
         "or wait longer with --rank-timeout",
         name, watch->limit_s);
-    _exit(STATUS_FAILED); /* MPI_Init() never returns, and no other work has started */
+    _exit(STATUS_FAILED); /* MPI_Init() may never return, and no other work has started */
 }
 
 struct launcher_watch *launcher_watch_begin(double limit_s)

@@ -467,8 +467,7 @@ Test(cli, a_file_of_presets_must_be_complete)
                                  "noisecoef_min = 0\nstartrad_min = 0\nlinewidth_max = 0.1\n%s";
     static const struct refusal refusals[] = {
         {"--preset-file good.cfg --preset mien", "good.cfg: no section [mien]: did you mean [mine]?"},
-        {"--preset-file good.cfg --preset xyzzy",
-         "good.cfg: no section [xyzzy]; sections in the file: [mine]"},
+        {"--preset-file good.cfg --preset xyzzy", "good.cfg: no section [xyzzy]; there are: [mine]"},
         {"--preset-file good.cfg", "no section [uji]"},
         {"--preset-file keyless.cfg --preset mine", "section [mine]: key 'seed' is missing"},
         {"--preset-file inverted.cfg --preset mine", "nvertex_min 50 exceeds nvertex_max 40"},

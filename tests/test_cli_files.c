@@ -464,12 +464,12 @@ Test(cli, other_files_are_not_overwritten)
         const char *option, *name, *words;
     } outputs[] = {
         {"--npy", "a.npy", "a.npy exists and is not a NumPy file; choose another file, or remove it"},
-        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program wrote it"},
+        {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program may have written it"},
         {"--npy", "c.npy", "c.labels.npy exists and is not a NumPy file"},
         {"--write-classes", "a.csv", "a.csv exists and is not a list of classes"},
 #ifdef HAVE_PNG
         {"--sheet", "a.png", "a.png exists and is not a PNG picture"},
-        {"--sheet", "b.png", "b.png exists without index.tsv, so another program wrote it"},
+        {"--sheet", "b.png", "b.png exists without index.tsv, so another program may have written it"},
 #endif
     };
     put("a.npy", "mine");

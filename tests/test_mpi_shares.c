@@ -147,7 +147,7 @@ Test(mpi_shares, wrong_lists_of_devices_are_refused)
         {"--rank-device 0:gpu", 2, "'0:gpu' is not RANK:cuda:N or RANK:cpu"},
         {"--rank-device 0:cpu --device 1", 2, "--device, --best-gpu and --rank-device all choose a GPU"},
         {"--rank-device 0:cpu --variant fused", 2,
-         "--rank-device: a rank with cpu cannot run fused: it has no implementation for CPUs"},
+         "--rank-device: a rank on the CPU cannot run fused: it has no implementation for CPUs"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char line[512];

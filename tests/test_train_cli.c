@@ -125,7 +125,8 @@ Test(train_cli, resume_restores_a_missing_export_or_row)
     EXPECT(0, ON_AND_ON);
     cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing to do\n");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume");
-    cr_expect_str_eq(out, "fdsl-bench: the checkpoint already has 3 epochs, --epochs is 2: nothing to do\n");
+    cr_expect_str_eq(out,
+                     "fdsl-bench: the checkpoint already has 3 epochs, but --epochs is 2: nothing to do\n");
     EXPECT(0, "cmp rows r.csv");
     EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");

@@ -1,5 +1,5 @@
 /* `files` and `files-omp` read the samples in random order. They open, read and close one file per member.
- * `files` uses one thread, `files-omp` all threads. Most loaders work this way, but do more per file than
+ * `files` uses one thread, `files-omp` all threads. Many loaders work this way, but do more per file than
  * these three system calls. */
 #include <errno.h>
 #include <fcntl.h>

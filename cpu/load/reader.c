@@ -166,7 +166,7 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
 
-/* Adds up the results of all workers and passes them to the verifier. */
+/* Combines the results of all workers and passes them to the verifier. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;

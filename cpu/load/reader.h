@@ -82,9 +82,10 @@ enum status reader_fetch(void *state, void *result);
     .platform = "cpu", .traits = &traits, .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
- * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
- * any loader that copies every byte with as many threads. For local shards, the working set is their memory
- * mappings; for files and remote shards, it is anonymous memory of the same size. At most 2 GiB are copied.
+ * buffers, once batch by batch and once sample by sample. The faster rate estimates an upper bound on the
+ * rate of any loader that copies every byte with as many threads. For local shards, the working set is their
+ * memory mappings; for files and remote shards, it is anonymous memory of the same size. At most 2 GiB are
+ * copied.
  */
 enum status reader_copy(void *state, double *bytes_per_s);
 

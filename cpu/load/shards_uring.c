@@ -58,8 +58,8 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
 }
 
 /* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
- * returns STATUS_OK with --on-error skip. A failure whose cause is not the shard, such as too many open files
- * or a missing O_DIRECT, is always an error. */
+ * returns STATUS_OK if --on-error skip is given, else the error. A failure whose cause is not the shard, such
+ * as too many open files or a missing O_DIRECT, is always an error. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;

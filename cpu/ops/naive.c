@@ -129,8 +129,8 @@ static void end_step(struct naive *naive, enum ops_step step, double *begin_s)
     *begin_s = now_s;
 }
 
-/* Copies rows once: in the step `convert` if rows are converted, else in `permute`, or in `compact` if there
- * is no `permute`. */
+/* Writes the values of the output rows in one step only: `convert` if there is one, else `permute`, else
+ * `compact`. */
 static enum status naive_run(void *state, uint64_t number, struct run_time *time)
 {
     struct naive *naive = state;

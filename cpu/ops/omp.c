@@ -1,9 +1,9 @@
 /* The variant `ops-omp`: vectors and threads. The rows are divided into tiles that fit into the L2 cache.
  *
- * If the steps allow it, threads read the rows from memory once. A thread computes the mask of a tile, and
- * gets the number of rows kept so far from the previous tile. It then writes the results of its own kept rows
- * while the tile is in the cache. Removing duplicates, permuting, and computing the scale of NVFP4 require
- * all rows first; a second pass then writes the results. */
+ * If the steps allow it, threads read each row from memory only once. A thread computes the mask of a tile,
+ * and gets the number of rows kept so far from the previous tile. It then writes the results of its own kept
+ * rows while the tile is in the cache. Removing duplicates, permuting, and computing the scale of NVFP4
+ * require all rows first; a second pass then writes the results. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

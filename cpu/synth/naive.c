@@ -1,5 +1,5 @@
-/* The variant `naive`: one thread of scalar C draws the lines one at a time. It is the baseline of all
- * speedups, so do not optimise it. */
+/* The variant `naive`: one thread of scalar C draws the lines one at a time. It is the default baseline of
+ * speed-ups, so do not optimise it. */
 #include <stdlib.h>
 #include <string.h>
 

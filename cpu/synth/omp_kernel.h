@@ -42,7 +42,7 @@ struct omp_tables {
     /* patterns[OMP_SHORT * major + minor][s] is s | m << 16, where m is the number of minor steps after s
      * major steps. */
     _Alignas(64) int32_t patterns[OMP_SHORT * (OMP_SHORT + 1) + 1][OMP_SHORT];
-    uint64_t compress[256]; /* indexed by a mask of 8 lanes: the numbers of its lanes, one byte each */
+    uint64_t compress[256]; /* indexed by a mask of 8 lanes: the lanes in the mask, one byte each */
 };
 
 struct synth;

@@ -2,7 +2,7 @@
  * operations v_...(), and includes this file. Loads and stores may be unaligned.
  *
  * The code repeats the arithmetic of noise.h and atom.h operation by operation, so results are bit-identical.
- * Only multiplications by powers of two are done at different points, because they are exact. */
+ * Only multiplications by powers of two are moved; they are exact, so this changes no result. */
 #include <string.h>
 
 #include "synth/line.h"

@@ -1,5 +1,5 @@
-/* Vector operations that all instruction sets of `omp` have under the same name. The including file defines
- * vint, V() and V_BITS(). */
+/* Vector operations whose intrinsics have the same name in AVX2 and AVX-512, apart from prefix and suffix.
+ * The including file defines vint, V() and V_BITS(). */
 #define v_load(p)             V_BITS(_loadu)((const vint *)(p))
 #define v_store(p, a)         V_BITS(_storeu)((vint *)(p), a)
 #define v_and(a, b)           V_BITS(_and)(a, b)

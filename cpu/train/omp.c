@@ -39,7 +39,7 @@ struct gemm_kernels omp_net_gemm_kernels(void)
 
 /* ---- Threads ----
  *
- * Training steps run in a parallel region, in which every thread executes every function. Worksharing loops
+ * Training steps run in a parallel region, in which every thread calls the same functions. Worksharing loops
  * and `single` regions divide the work. Barriers separate producers from consumers. */
 
 static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
@@ -219,8 +219,8 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
 }
 
-/* Computes the gradients of the samples of this rank. In a short last step, the rank may have no samples. It
- * then contributes zeros to the exchange. */
+/* Computes the gradients of the samples of this rank. A rank without samples, for example in a short last
+ * step, contributes zeros to the exchange. */
 static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
 {
     const struct share share = train_share(net->train, step);

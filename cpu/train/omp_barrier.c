@@ -3,7 +3,7 @@
 #include <omp.h>
 #include <stdint.h>
 
-#define SPINS 1000 /* about ten microseconds */
+#define SPINS 1000 /* 10 to 50 microseconds, depending on the CPU */
 #if defined(__x86_64__)
 #define SPIN() __builtin_ia32_pause()
 #else
@@ -24,9 +24,10 @@ void barrier_destroy(struct barrier *barrier)
     pthread_mutex_destroy(&barrier->mutex);
 }
 
-/* OpenMP's own barriers spin for milliseconds. If other processes also need the cores, the spinning threads
- * keep the last thread from running. In a measurement with other processes, a training step with OpenMP's
- * barriers took six times as much CPU time. This barrier therefore spins briefly and then sleeps. */
+/* OpenMP's own barriers may spin for milliseconds, unless OMP_WAIT_POLICY is passive. If other processes also
+ * need the cores, the spinning threads keep the last thread from running. In a measurement with other
+ * processes, a training step with OpenMP's barriers took six times as much CPU time. This barrier therefore
+ * spins briefly and then sleeps. */
 void barrier_wait(struct barrier *barrier)
 {
     uint32_t threads = (uint32_t)omp_get_num_threads(), round = atomic_load(&barrier->passed);

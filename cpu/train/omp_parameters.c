@@ -5,8 +5,8 @@
 #include "core/phase.h"
 #include "omp_net.h"
 
-/* Copies tensors row by row between the layout of model.h and the layout of `net`, where linear layers have
- * wider rows. If `back` is true, copies to the layout of model.h. */
+/* Copies tensors row by row between the layout of model.h and that of `net`, in which the rows of linear
+ * layers are padded. If `back` is true, copies to the layout of model.h. */
 static void copy_arena(const struct net *net, const float *from, float *into, bool back)
 {
     for (uint32_t i = 1; i < net->block_count; i++) {

@@ -120,8 +120,8 @@ static enum status check_room(const char *what, uint64_t bytes, uint64_t room)
                             1e-9 * (double)bytes, 1e-9 * (double)room, what);
 }
 
-/* Returns STATUS_UNAVAILABLE, with the reason, if this way certainly cannot work here. After STATUS_OK, the
- * run may still fail. */
+/* Returns STATUS_UNAVAILABLE, with the reason, if this candidate certainly cannot work here. After STATUS_OK,
+ * its run may still fail. */
 static enum status is_possible(const struct situation *situation, const struct candidate *candidate)
 {
     const struct advise_set *set = &situation->set;
@@ -212,13 +212,13 @@ static void fill_arguments(const struct situation *situation, const struct candi
     }
     add_number(arguments, "--res", situation->set.res);
     add_number(arguments, "--channels", situation->set.channels);
-    /* Generate the element types that the variants of the workload load deliver. */
+    /* Generate the element types that the variants of `load` deliver. */
     add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
     add(arguments, "--classes", "1000");
 }
 
-/* Sets the disk space and the memory that a way takes. `memory_bytes` is the memory that the run allocated.
- * It is ignored for generators: their memory is computed from the size of a batch. */
+/* Sets the disk space and the memory that a candidate takes. `memory_bytes` is the memory that the run
+ * allocated. It is ignored for generators: their memory is computed from the size of a batch. */
 static void count_costs(const struct situation *situation, const struct candidate *candidate,
                         double memory_bytes, struct advice *advice)
 {
@@ -236,7 +236,7 @@ static void count_costs(const struct situation *situation, const struct candidat
         advice->memory_bytes += (double)(set->bytes - set->measured_bytes);
 }
 
-/* Measures a way without a training step and, if there is a GPU, also with one. */
+/* Measures a candidate without a training step and, if there is a GPU, also with one. */
 static enum status measure(struct situation *situation, const struct candidate *candidate,
                            struct advice *advice)
 {
@@ -263,8 +263,8 @@ static enum status measure(struct situation *situation, const struct candidate *
     return STATUS_OK;
 }
 
-/* Measures the ways that the machine and the set permit. Sets `*count` to the number of ways in the table,
- * measured or not. */
+/* Measures the candidates that the machine and the data set permit. Sets `*count` to the number of lines in
+ * the table, which also lists candidates that could not be measured. */
 static enum status measure_all(struct situation *situation, struct advice *advice, size_t *count)
 {
     *count = 0;

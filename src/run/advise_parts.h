@@ -38,7 +38,8 @@ struct advice_question {
 /* Returns the images per second that a step consumes if it never waits. */
 double advise_needed(const struct advice_question *question);
 
-/* Computes `stall_share` and `reached_per_s` as if the step and the way did not slow each other down. */
+/* Computes `stall_share` and `reached_per_s` as if the training step and the production of batches did not
+ * slow each other down. */
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
 /* Returns the index of the best way, or `count` if no way was measured. Only ways whose `reached_per_s` is

@@ -186,5 +186,5 @@ void advise_verdict(const struct advice_question *question, const struct advice 
     }
     append_costs(text, size, chosen);
     if (!was_read(advice, count))
-        text_append(text, size, " No way of reading the set was measured; the reasons are in the table.");
+        text_append(text, size, " Reading the set could not be measured; the reasons are in the table.");
 }

@@ -78,7 +78,8 @@ static enum status summarise(struct bench *bench, double max_median_error)
 
 /* Sets `*enough` if there are enough samples. All ranks reach the same decision, because all pass the same
  * samples and elapsed time. Computing the statistics sorts all samples. To keep this cost low even for the
- * shortest runs, the statistics are computed again only when the number of samples has grown by 1/16. */
+ * shortest runs, the statistics are computed again only when the number of samples has grown by 1/16, or when
+ * the time is over. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
                           struct bench_together *together, bool *enough)
 {

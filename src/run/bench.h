@@ -1,4 +1,5 @@
-/* Timing: warm-up runs, then timed runs until the error of the median is small enough. */
+/* Timing: warm-up runs, then timed runs until the error of the median is small enough or a limit is
+ * reached. */
 #ifndef FDSL_RUN_BENCH_H
 #define FDSL_RUN_BENCH_H
 
@@ -10,7 +11,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 
-/* A collective function. After each run, all ranks call it with their values of that run. Returns the worst
+/* A collective function, which all ranks call at least once per run, with their own values. Returns the worst
  * status of all ranks. If no rank failed, replaces each value by its maximum over all ranks. comm_vote()
  * implements it. */
 typedef enum status bench_vote(enum status status, double *values, size_t count);
@@ -38,8 +39,8 @@ struct bench {
     struct stats time; /* statistics of device_s if the variant measures it, else of wall_s */
     double wall_s;     /* median wall time */
 
-    /* The next four values cover the span from the start of the first timed run to the end of the last one,
-     * including the time between runs. */
+    /* The next four values are about the span from the start of the first timed run to the end of the last
+     * one. All except timed_s include the time between runs. */
     double span_s;      /* length of the span */
     double timed_s;     /* sum of the wall times of the timed runs */
     double cpu_s;       /* CPU time of all threads of this process */

@@ -48,8 +48,8 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on to the command. SIGTSTP is not among them, because the terminal sends it both to
- * this program and to the command. */
+/* Signals that are blocked in this program and passed on to the command. SIGTSTP is not among them: Ctrl-Z
+ * sends it to the command, too, and must also stop this program. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)

@@ -7,9 +7,10 @@
 #include "run/settings.h"
 
 /* Starts settings->command with this program's stdin, stdout and stderr. Samples the command and all its
- * descendants until the command ends. Signals to this program are passed on to the command and stay blocked
- * in this program. Prints a summary line to stderr and nothing to stdout. Does not use MPI: under mpirun,
- * each rank watches its own command, and `rank` is the number of this rank in the rows.
+ * descendants until the command ends. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are blocked in
+ * this program and passed on to the command. Prints a summary line to stderr and nothing to stdout. Does not
+ * use MPI: under mpirun, each rank watches its own command, and `rank` is the number of this rank in the
+ * rows.
  *
  * `*exit_status` becomes the exit status of the command, or 128 + N if signal N ended it. It becomes 127 if
  * the command is not found, and 126 if it cannot be started for another reason. Returns STATUS_FAILED if the

@@ -16,7 +16,7 @@ struct consumed_job {
     struct consumer *consumer;
 };
 
-/* The wrapping variant. The time of a run is wall time and includes training steps.
+/* The wrapping variant. The time of a run is wall time and includes the waits for training steps.
  *
  * If a run produces one batch (workload->batches.hand_over), batches on the device alternate between two
  * states of the wrapped variant. Run n waits for the training step on batch n - 2, and overwrites that batch

@@ -96,8 +96,8 @@ enum status monitor_try_flush(struct monitor *monitor);
 enum status monitor_end(struct monitor *monitor);
 
 /* Stops sampling, after a last sample if a process tree is sampled. Writes the remaining samples. Warns if
- * the monitor used more than 1 % of a core or missed more than 10 % of its samples. STATUS_FAILED if the file
- * cannot be written. */
+ * the monitor used more than 1 % of a core or missed more than 10 % of at least MONITOR_SAMPLES_MIN samples.
+ * STATUS_FAILED if the file cannot be written. */
 enum status monitor_stop(struct monitor *monitor);
 
 /* Gets the summaries of all variants so far, owned by the monitor. Call after monitor_stop(). Returns their

@@ -83,8 +83,8 @@ static void describe_machine(const struct runner *runner, struct result *result)
     result->instruction_set = variant->instruction_set ? variant->instruction_set() : "";
 }
 
-/* After timing: verifies the timed runs, then builds and publishes the rows. With several ranks, `all` has
- * the timing of all ranks combined. */
+/* After timing: verifies timed runs if --verify is given, then builds and publishes the rows. With several
+ * ranks, `all` has the timing of all ranks combined. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     phase_enter(PHASE_MEASURE);
@@ -244,7 +244,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     phase_enter(PHASE_IDLE);
     range_pop();
     runner_show_phase(runner, NULL);
-    /* After any other failure the run ends, and monitor_stop() writes the remaining samples. */
+    /* After any other failure, the next monitor_end() or monitor_stop() writes the remaining samples. */
     if (status == STATUS_OK || status == STATUS_WRONG)
         TRY(monitor_end(runner->monitor));
     return status;

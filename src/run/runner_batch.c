@@ -8,7 +8,7 @@
 #include "machine/memory.h"
 #include "run/runner_parts.h"
 
-#define FIRST     64 /* the first batch size tried */
+#define FIRST     64 /* the first batch size tried, if the limits allow it */
 #define PRECISION 32 /* steps are 1/32 of the batch; the search ends when the interval is below two steps */
 #define KEPT      16 /* on a CPU, 1/16 of the memory that was free before the search must stay free */
 
@@ -71,7 +71,7 @@ static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
     return STATUS_OK;
 }
 
-/* Doubles the batch size until a batch does not fit, then halves the interval. `*batch` becomes the largest
+/* Doubles the batch size until a batch does not fit, then bisects the interval. `*batch` becomes the largest
  * size that fits, or 0 if none fits. `*above` becomes the smallest size that was too large, or 0 if no size
  * was too large. */
 static enum status find(struct search *search, uint64_t least, uint64_t most, uint64_t *batch,

@@ -187,7 +187,8 @@ void runner_warn(struct runner *runner, const struct result *result, const struc
 void runner_warn_of_options(const struct settings *settings);
 
 /* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
- * NVML averages its readings over up to one second, so short runs are hardly visible in them. */
+ * NVML averages its readings over up to one second, so short runs are hardly visible in them. Does not warn
+ * in workloads with epochs. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_publish.c ---- */
@@ -239,8 +240,9 @@ bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
  * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
- * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not
- * exist, or if the workload has no CPU variant. The caller frees runner->stand_ins. */
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not exist, or
+ * if the workload has no CPU variant; STATUS_UNAVAILABLE if the build lacks this variant. The caller frees
+ * runner->stand_ins. */
 enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.

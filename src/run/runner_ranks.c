@@ -96,7 +96,7 @@ bool runner_repeats_threads(const struct settings *settings)
     return all && same;
 }
 
-#define CROWD 4 /* warn above this number of threads per hardware thread; loaders benefit from a few */
+#define CROWD 4 /* warn above this number of threads per hardware thread; loaders benefit from several */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {
@@ -158,7 +158,7 @@ static enum status use_cpu(struct runner *runner)
             continue;
         if (!other || !other->variant)
             return status_set(other ? STATUS_UNAVAILABLE : STATUS_USAGE,
-                              "--rank-device: a rank with cpu cannot run %s: %s%s; give this rank a GPU",
+                              "--rank-device: a rank on the CPU cannot run %s: %s%s; give this rank a GPU",
                               entry->name, other ? "this build lacks " : "it has no implementation for CPUs",
                               other ? other->name : "");
         runner->stand_ins[i] = *entry;

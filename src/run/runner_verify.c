@@ -100,7 +100,8 @@ enum status runner_check(struct runner *runner, void *state, struct result *resu
 
 /* ---- After the timing ---- */
 
-/* All ranks choose the same random timed run, but not the last one. There must be at least two timed runs. */
+/* Draws the number of a timed run other than the last, the same on all ranks. There must be at least two
+ * timed runs. */
 static enum status draw_run(const struct bench *bench, uint64_t *number)
 {
     *number = bench->warmups + 1 + chance_below(bench->count - 1);

@@ -6,7 +6,7 @@
 #include "run/runner_parts.h"
 
 #define CPU_SHARE_MIN   0.9  /* warn if threads got less than this share of the CPU time available to them */
-#define PREEMPTED_MAX_S 10.0 /* involuntary context switches per second; an idle machine has fewer */
+#define PREEMPTED_MAX_S 10.0 /* warn above this number of involuntary context switches per second */
 
 static const char *remedy(const struct settings *settings)
 {
@@ -62,8 +62,8 @@ void runner_warn(struct runner *runner, const struct result *result, const struc
     const struct settings *settings = runner->settings;
     char words[128];
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit, or compare "
-                    "only with runs that were throttled too",
+        status_warn("%s: the GPU's clocks were throttled (%s); cool the GPU, raise its power limit, or "
+                    "compare only with runs that were throttled too",
                     result->variant, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);

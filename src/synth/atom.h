@@ -1,14 +1,14 @@
 /* The definition of a VisualAtom image, shared by host and device code.
  *
  * An atom is K closed polygons ("orbits") around a centre. In each orbit, each of the q vertices moves
- * outwards along its own direction. The step is a sum of a constant, a wave, a line width and noise. Later
- * orbits paint over earlier ones. The formula is from Takashima et al., "Visual Atoms: pre-training vision
- * transformers with sinusoidal waves", CVPR 2023. Released code interprets this formula in two ways, which
- * `enum formula` names. docs/visualatom.md defines both in full.
+ * roughly along its own direction, usually outwards. The step is a sum of constants, a wave and noise; the
+ * noise of x differs from that of y. Later orbits paint over earlier ones. The formula is from Takashima et
+ * al., "Visual Atoms: pre-training vision transformers with sinusoidal waves", CVPR 2023. Released code
+ * interprets this formula in two ways, which `enum formula` names. docs/visualatom.md defines both in full.
  *
- * All random numbers come from Philox, a counter-based generator. An image is therefore a pure function of
- * (seed, class, instance): it can be generated alone, on any device, in any order. Do not change the streams:
- * the tests compare images with golden hashes. */
+ * All random numbers of this definition come from Philox, a counter-based generator. For a given formula and
+ * resolution, an image is therefore a pure function of (seed, class, instance): it can be generated alone, on
+ * any device, in any order. Do not change the streams: the tests compare images with golden hashes. */
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 

@@ -1,9 +1,9 @@
-/* Class parameters: drawn from ranges, or read from a CSV list. They can also be written as a CSV list.
+/* Class parameters: drawn from ranges, or taken from a CSV list. They can also be written as a CSV list.
  *
  * A preset is either a section of an INI file, with a range for each parameter, or a CSV list. The program
  * has built-in copies of one INI file, configs/classes.cfg, and of two lists of 1000 classes,
- * configs/paper_1000.csv and configs/lowercompute_1000.csv. A drawn class is a pure function of (ranges,
- * seed, class number), so class c does not depend on the number of classes or processes. */
+ * configs/paper_1000.csv and configs/lowercompute_1000.csv. A drawn class is a pure function of its number
+ * and the preset's ranges and seed, so class c does not depend on the number of classes or processes. */
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
@@ -39,9 +39,9 @@ FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg if path is
  * NULL. STATUS_USAGE, with a message that names the file and the reason, in these cases: the file is
- * unreadable or malformed; the section is unknown (the message suggests the nearest name); a key is missing,
- * unknown or repeated; a value is not a number; or a minimum exceeds its maximum. STATUS_UNAVAILABLE if the
- * build has no inih. */
+ * unreadable or malformed; the section is unknown (the message suggests the nearest name, or lists some); a
+ * key is missing, unknown or repeated; a value is not a number or exceeds a limit; or a minimum exceeds its
+ * maximum. STATUS_UNAVAILABLE if the build has no inih. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
 /* Draws class number `id` from the ranges. The class is a pure function of `ranges` and `id`. */

@@ -35,7 +35,7 @@ struct ini_reading {
     const char *preset;
     int line; /* latest line read; after an error, the faulty line */
     enum status status;
-    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of the sections read so far, for suggestions */
+    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of built-in lists and of sections read so far */
     size_t section_count;
     bool found, seen[KEY_COUNT];
     struct class_ranges ranges;
@@ -103,7 +103,7 @@ static enum status unknown_section(const struct ini_reading *reading)
     const char *nearest = nearest_word(reading->preset, names, reading->section_count);
     if (nearest)
         return status_set(STATUS_USAGE, "no section [%s]: did you mean [%s]?", reading->preset, nearest);
-    return status_set(STATUS_USAGE, "no section [%s]; sections in the file:%s", reading->preset, list);
+    return status_set(STATUS_USAGE, "no section [%s]; there are:%s", reading->preset, list);
 }
 
 static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)

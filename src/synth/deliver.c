@@ -36,7 +36,7 @@ static enum status check_index(const char *folder, char *path)
 }
 
 /* Checks that `path` may be written. This program always writes it together with the file `beside`. If `path`
- * exists without `beside`, another program wrote it, and it must not be overwritten. */
+ * exists without `beside`, another program may have written it, so it must not be overwritten. */
 static enum status check_pair(const char *path, const struct file_kind *kind, const char *beside)
 {
     struct stat info;
@@ -44,7 +44,8 @@ static enum status check_pair(const char *path, const struct file_kind *kind, co
     if (stat(path, &info) != 0 || info.st_size == 0 || stat(beside, &info) == 0)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
-                      "%s exists without %s, so another program wrote it; choose another name, or remove it",
+                      "%s exists without %s, so another program may have written it; choose another name, "
+                      "or remove it",
                       path, beside);
 }
 

@@ -102,7 +102,7 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
                                uint32_t count);
 
 /* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
- * even after an error. STATUS_USAGE if the available memory is too small; STATUS_FAILED if an allocation
+ * even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED if an allocation
  * fails. */
 enum status synth_fill_tables(struct synth *synth);
 
@@ -144,7 +144,7 @@ enum synth_noise {
 struct synth_traits {
     enum synth_noise noise;
     bool half;         /* the variant rounds noise to half precision before use */
-    bool racy;         /* orbits are painted in any order: a pixel has the gray of any orbit that covers it */
+    bool racy;         /* paints orbits in any order: a pixel has the gray of one orbit that covers it */
     bool outputs;      /* supports every output format and labels; other variants produce canvases only */
     const char *timed; /* stages that a run's time includes, for the column `timed_stages` */
 

@@ -196,8 +196,8 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 /* ---- Noise that cannot be replayed: distribution and streams ---- */
 
 #define NOISE_IMAGES  8      /* images whose noise the distribution test samples */
-#define NOISE_SAMPLES 524288 /* draws per image, spread over all orbits */
-#define NOISE_ALPHA   1e-6   /* significance level: a correct generator fails once in a million tests */
+#define NOISE_SAMPLES 524288 /* maximum number of draws per image, spread over all orbits */
+#define NOISE_ALPHA   1e-6   /* significance level: a correct generator fails one test in a million */
 #define STREAM_PREFIX 12     /* draws compared per stream; chance of equality of two streams: <= 2^-100 */
 
 struct noise_check {

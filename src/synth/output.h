@@ -2,9 +2,9 @@
  * code.
  *
  * An image is drawn on a gray canvas of res * res pixels and then converted to the output. An output pixel is
- * a weighted integer sum of grays over an area, followed by at most one fused multiply-add and one rounding
- * to the type. All bit-exact variants therefore produce the same bits. docs/output.md gives the
- * definition. */
+ * the weighted mean of the grays over an area, computed from an integer sum. A u8 is the rounded mean. For
+ * the other types, the sum is converted to float32, scaled by one fused multiply-add, and rounded to the
+ * type. All bit-exact variants therefore produce the same bits. docs/output.md gives the definition. */
 #ifndef FDSL_SYNTH_OUTPUT_H
 #define FDSL_SYNTH_OUTPUT_H
 

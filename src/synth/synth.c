@@ -209,7 +209,7 @@ static void warn_about_scale(const struct synth_output *output, const double *me
         status_warn("--%s %g: grays are 0 to 1; divide means and deviations of 0-to-255 grays by 255",
                     mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
     if (output->type == DTYPE_F16 && value_max >= F16_INFINITE)
-        status_warn("--dtype f16 is limited to 65504, but with this --mean and --std values reach %g and "
+        status_warn("--dtype f16 is limited to 65504, but values reach %g with this --mean and --std, and "
                     "become infinite; use bf16 or f32, or a larger --std",
                     value_max);
 }
@@ -491,7 +491,7 @@ static enum status synth_measure(const void *input, const struct variant *varian
         measures_real(measures, "vertices_s", vertices_s, 9);
         measures_real(measures, "painting_s", painting_s, 9);
     }
-    if (traits->racy) /* a repeated run gives different images, so a digest is meaningless */
+    if (traits->racy) /* a repeated run may give different images, so a digest is meaningless */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));

@@ -102,7 +102,7 @@ FDSL_HD uint8_t augment_shifted(int32_t sum, uint32_t bits)
 
 /* The floats from 2^23 to 2^24 are exactly the integers in this range. Adding 1.5 * 2^23 to a value below
  * 2^22 therefore rounds it to the nearest integer, ties to even, and leaves this integer in the low bits of
- * the sum. GPUs add eight times as fast as they convert between floats and integers. */
+ * the sum. On GPUs, additions have a higher throughput than conversions between floats and integers. */
 #define AUGMENT_ROUNDER 12582912.0f
 
 FDSL_HD int32_t augment_nearest(float value)

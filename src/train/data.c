@@ -375,7 +375,8 @@ static enum status read_datasets(const struct data_request *request, const char 
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
     if (status == STATUS_OK)
         tell_skipped(request, readers, data);
-    for (int part = 0; !data->split && part < DATA_PARTS; part++) /* these count for --train-size, too */
+    /* Samples that were left out when a source was opened also count towards --train-size and --test-size. */
+    for (int part = 0; !data->split && part < DATA_PARTS; part++)
         data->sets[part].skipped += (uint32_t)readers[part].facts.skipped;
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
@@ -517,7 +518,7 @@ static void identify(struct data *data)
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else
-    (void)data; /* only checkpoints use the hashes, and a build without xxHash has no checkpoints */
+    (void)data; /* without xxHash, there are no checkpoints, and ranks do not compare their data */
 #endif
 }
 

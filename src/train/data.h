@@ -33,7 +33,7 @@ enum data_feed {
  * sample. */
 struct data_set {
     uint32_t count;
-    uint32_t skipped; /* broken samples that were left out when the set was filled */
+    uint32_t skipped; /* broken samples that were left out, also by the source when it was opened */
     void *values;     /* owned */
     uint32_t *labels; /* owned; each less than data->classes */
 };
@@ -119,9 +119,9 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 FDSL_C_BEGIN
 
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
- * name is a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data
- * set. One data set is divided: samples whose number has a hash divisible by 10 (about one tenth) become the
- * test set. */
+ * name is a URL of tar shards, or a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets
+ * (train, test), or one data set. A single data set is divided: samples whose number has a hash divisible by
+ * 10 (about one tenth) become the test set. */
 struct data_request {
     const char *name;
     const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */
@@ -155,8 +155,7 @@ bool data_is_generated(const char *name);
 
 /* Warns if a network cannot learn all classes that the test set has. If `whole` is true, the sets are
  * complete and the labels set the number of classes; then also warns of classes without a sample. `name` is
- * the name of the data set in the request. For generated data there is no warning, because they have samples
- * of all classes. */
+ * the name of the data set in the request. Does not check generated data. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0

@@ -134,7 +134,7 @@ static enum status set_shape(struct data *data, enum data_part part, const struc
 }
 
 /* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
- * so --on-error skip does not apply: an option makes all images equal. */
+ * so --on-error skip does not apply; --out-res gives all images one shape. */
 static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width};
@@ -431,8 +431,9 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     return STATUS_OK;
 }
 
-/* If the samples are sorted by class, and a set gets only some of them, chooses samples of all classes.
- * `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees it. */
+/* If the data set has one folder per class, and the set gets only some of its samples, chooses samples of all
+ * classes. `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees
+ * it. */
 static enum status choose(const struct source_reader *reader, struct data_range range, uint64_t limit,
                           uint8_t **chosen)
 {
@@ -486,9 +487,9 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
     }
 }
 
-/* Implements data_fill(). Skipped samples count for `limit`, so a sample that cannot be decoded does not
- * change which others are taken. A sample that opening left out does: all later samples have other numbers
- * then. */
+/* Implements data_fill(). Skipped samples count towards `limit`, so a sample that cannot be decoded does not
+ * change which other samples are taken. A sample that was left out when the source was opened does, because
+ * all later samples then have other numbers. */
 static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
 {
     const struct data_set *set = &batch->data->sets[batch->part];

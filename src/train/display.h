@@ -9,9 +9,9 @@
 struct display;
 
 /* Starts a thread that prints the progress of `engine` to stderr every quarter of a second while an epoch
- * runs. Returns NULL if status_shows_progress() is false or no thread can be started. The thread calls only
- * engine->progress(), which only reads memory. Training therefore makes the same calls with and without a
- * display. */
+ * runs. Returns NULL if status_shows_progress() is false or no thread can be started. Of the engine's
+ * functions, the thread calls only progress(), which only reads memory. Training therefore makes the same
+ * calls with and without a display. */
 struct display *display_open(const struct engine *engine, const void *state, const struct train *train,
                              uint32_t epochs);
 

@@ -1,5 +1,6 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
- * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
+ * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding; an engine that
+ * scales the loss also skips steps that overflow (loss_scale.h).
  *
  * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
  * (draw_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
@@ -61,12 +62,13 @@ struct train {
      * gradients of one part after another, which changes only the order of sums. 0 means 1. */
     uint32_t accumulate;
     struct mixing mixing;
-    bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
+    bool forward_only; /* the caller uses only set() and evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines with `recomputes`. */
     bool checkpoint_activations;
     /* The variant of synth that generates live samples for an engine on a device; NULL: the default. With
-     * "omp", the host generates them. Engines on a CPU always use omp and ignore this member. */
+     * "omp", the host generates them. Engines on a CPU ignore this member; they use omp, or naive if the
+     * build lacks omp. */
     const char *generator;
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines with `benchmarks` */
 
@@ -229,7 +231,8 @@ struct train_pick {
 };
 
 /* Returns the number of the sample at index `j` of the whole step of all ranks. The first copies of all
- * samples come before the second copies. With as many ranks as copies, each rank has one copy of a sample. */
+ * samples come before the second copies. With as many ranks as copies and equal shares, each rank has one
+ * copy of every sample of a full step. */
 FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
 {
     const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;
@@ -305,9 +308,9 @@ struct train_held {
     uint32_t count, skipped;
 };
 
-/* Converts index `j` in the list of a part's `count` samples to an index in the array that `held` describes.
- * held->alone must be true. An array without `partners` has all samples of the step, so a partner is at the
- * mirrored index. */
+/* Converts index `j` in a part's list, which has `count` samples and then their partners, to an index in the
+ * array that `held` describes. held->alone must be true. An array without `partners` has all samples of the
+ * step, so a partner is at the mirrored index. */
 FDSL_HD uint32_t train_held_at(const struct train_held *held, uint32_t count, uint32_t j)
 {
     const uint32_t at = held->skipped + (j < count ? j : j - count);
@@ -418,8 +421,8 @@ struct train_progress {
 /* Largest allowed differences from the oracle, the reference in double. Rounding in the engine's number
  * formats stays below these bounds; a wrong implementation exceeds them. */
 struct engine_bounds {
-    /* Difference of a step's losses, relative to the oracle's loss. An oracle loss below `floor` per sample
-     * counts as `floor`, because a tiny loss is the difference of large logits. */
+    /* Difference between the engine's and the oracle's loss of a step, relative to the latter. An oracle loss
+     * below `floor` per sample counts as `floor`, because a tiny loss is the difference of large logits. */
     double loss;
     double floor;
     double drift;  /* norm of the error of a parameter tensor, relative to the norm of the tensor's change */

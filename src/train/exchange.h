@@ -1,5 +1,6 @@
-/* An exchange adds up the gradients of all ranks of a training run. Engines call it between the backward pass
- * and the update; they know nothing else of ranks. docs/distributed.md describes the methods.
+/* An exchange adds up the gradients of all ranks of a training run. Engines pass it their gradients during or
+ * after the backward pass, before the update. Otherwise, an engine only knows its share of each batch
+ * (train_share()). docs/distributed.md describes the methods.
  *
  * To add a method, write one file and add its name to METHODS (exchange.c). */
 #ifndef FDSL_TRAIN_EXCHANGE_H

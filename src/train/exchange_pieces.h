@@ -13,7 +13,7 @@
 #include "train/model.h"
 
 #define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* minimum values per part; the last may have fewer */
-#define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* values that are added up at a time: 1 MiB */
+#define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* maximum values that are added up at a time: 1 MiB */
 
 /* Call after the backward pass of a layer. In the model's arena, the gradients from this layer's first index
  * to `end` - 1 are final and not yet exchanged; they are the candidate for the next part. Returns true if the

@@ -31,7 +31,7 @@ static void describe_arena(const struct model *model, const char *prefix, const 
 
 #define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 4)
 
-/* Returns the factors that dropout applies to the outputs of a layer in step 0 of epoch 0. The caller frees
+/* Returns the factors by which a dropout layer multiplies its inputs in step 0 of epoch 0. The caller frees
  * the array; NULL if memory runs out. */
 static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
                               uint32_t count)

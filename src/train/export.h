@@ -1,6 +1,7 @@
-/* Exports a training run to safetensors files: the parameters under PyTorch's names, the data sets, or
- * everything about one step, for comparison with other programs. `identity` lists the options as text; it
- * becomes part of the file's metadata. Errors: STATUS_FAILED with path and reason. */
+/* Exports a training run for comparison with other programs. Safetensors files hold the parameters under
+ * PyTorch's names, the data sets, or everything about one step. PNG files show samples of one step.
+ * `identity` lists the options as text; it becomes part of a safetensors file's metadata. Errors:
+ * STATUS_FAILED with path and reason. */
 #ifndef FDSL_TRAIN_EXPORT_H
 #define FDSL_TRAIN_EXPORT_H
 

@@ -64,7 +64,7 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
 }
 
 /* Computes the images of the `count` samples in `numbers`. `count` includes the partners that
- * train_generated() counts. Threads take samples in any order; each image depends only on its number. */
+ * train_generated() counts. Threads take samples in any order, which does not change the images. */
 static void compute_images(const struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
     RANGE(GATHER);

@@ -17,7 +17,7 @@ struct feed {
     uint8_t *images; /* computed from the samples of the latest step; same indices as `samples` */
     int threads;
     struct augment_scratch *scratch; /* one per thread */
-    double generate_s;               /* seconds spent in feed_step(); callers reset it to 0 */
+    double generate_s;               /* seconds spent generating samples; callers reset it to 0 */
 };
 
 FDSL_C_BEGIN

@@ -141,8 +141,8 @@ static uint32_t count_prefixed(const struct tensor_file *file, const struct mode
 
 /* Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
  * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the combination of
- * key and prefix under which the file has most tensors of the model, and keeps only these tensors. A moving
- * average of the parameters is preferred to the parameters, as in timm. */
+ * key and prefix under which the file has most tensors of the model, and keeps only the tensors under this
+ * combination. A moving average of the parameters is preferred to the parameters, as in timm. */
 static void take_inner(struct tensor_file *file, const struct model *model, char prefix[PREFIX_BYTES])
 {
     static const char *const keys[] = {"state_dict_ema.", "model_ema.", "", "state_dict.", "model."};

@@ -4,7 +4,7 @@
  *
  * Every step draws one method, one share and, for CutMix, one rectangle. In a step with
  * `total` samples on all ranks, sample i is mixed with its partner, sample total - 1 - i. Therefore the
- * result does not depend on the number of ranks. Both samples are augmented and normalised before they are
+ * mixtures do not depend on the number of ranks. Both samples are augmented and normalised before they are
  * mixed. */
 #ifndef FDSL_TRAIN_MIX_H
 #define FDSL_TRAIN_MIX_H

@@ -248,7 +248,8 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     return STATUS_OK;
 }
 
-/* Marks the biases of the keys of an attention layer, unless another layer also uses the keys. */
+/* Marks the biases of the keys of an attention layer as idle values (model.h), unless another layer also uses
+ * the keys. */
 static void mark_idle(struct model *model, const struct layer *attention)
 {
     const struct layer *before = attention - 1;

@@ -163,7 +163,7 @@ FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_up
 }
 
 /* Updates one parameter. `m` is its momentum or first moment, and `v` is its second moment, which SGD does
- * not access. Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
+ * not access. Both start at zero. If all gradients of a parameter are 0 and it starts at 0, it stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
                             train_real *m, train_real *v)
 {

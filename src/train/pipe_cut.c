@@ -46,8 +46,8 @@ static bool trial_new(const struct model *piece, uint32_t capacity, struct trial
     trial->outputs = trial->inputs + in;
     trial->deltas = trial->outputs + out;
     trial->in_deltas = trial->deltas + out;
-    /* Inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros: zeros would
-     * cost less time. */
+    /* The trial's inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros:
+     * zeros would cost less time. */
     for (size_t i = 0; i < in; i++)
         trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
     for (size_t i = 0; i < out; i++)
@@ -144,7 +144,8 @@ void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, u
                  uint32_t *begins)
 {
     double best = HUGE_VAL;
-    /* The cost of a slice is a sum of consecutive pieces, so these sums are all candidates for `most`. */
+    /* The cost of a slice is the sum of the costs of its pieces, which are consecutive. So the sums over
+     * consecutive pieces are the only candidates for `most`. */
     for (uint32_t i = 0; i < pieces; i++) {
         double sum = 0;
         for (uint32_t j = i; j < pieces; j++) {

@@ -29,8 +29,9 @@ static void append(struct list *list, enum pipe_kind kind)
     list->ops[list->count++] = (struct pipe_op){kind, list->next[kind]++};
 }
 
-/* After a warm-up of forward passes, a stage alternates one forward and one backward pass. With ZB-H1, the
- * gradients of the weights lag behind by `stage` micro-batches and fill the time in which 1F1B waits. */
+/* After a warm-up of forward passes, a stage alternates one forward and one backward pass. With GPipe, the
+ * warm-up has all forward passes. With ZB-H1, the gradients of the weights lag behind by `stage`
+ * micro-batches and fill the time in which 1F1B waits. */
 uint32_t pipe_ops(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage,
                   struct pipe_op *ops)
 {

@@ -49,7 +49,7 @@ static void pipeline_close(void *state)
 }
 
 /* Opens the channels to the neighbouring stages. A sender has a buffer for each micro-batch that can be in
- * transit, so it never waits for a neighbour that works on an earlier one. */
+ * transit, so it never waits for a neighbour that works on an earlier micro-batch. */
 static enum status open_channels(struct pipeline *pipeline)
 {
     const struct model *slice = &pipeline->slice;

@@ -1,5 +1,5 @@
-/* Determines which options of the workload `train` have an effect. The identity of a training run consists of
- * these options. */
+/* Determines which options of the workload `train` have an effect. Builds the identity of a training run from
+ * the options that can change its parameters, and from hashes of the data. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -99,8 +99,9 @@ bool train_applies(const void *parameters, const struct variant *variant, const 
            (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
 }
 
-/* Returns true if the option cannot change the network's parameters at the end of an epoch. Returns true also
- * for options that affect only the data, because the identity contains hashes of the data. */
+/* Returns true if the option cannot change the network's parameters at the end of an epoch, except by
+ * rounding. Returns true also for options that affect only the data, because the identity contains hashes of
+ * the data. */
 static bool decides_nothing(const struct train_parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */

@@ -46,7 +46,7 @@ static enum status check_outputs(const struct train_parameters *parameters, cons
                                                           : STATUS_OK;
 }
 
-/* Rejects options that need a known batch with --batch max. */
+/* With --batch max, rejects options that need a known batch. */
 static enum status check_largest(const struct train_parameters *parameters)
 {
     const char *option = parameters->repeats > 1 ? "repeats" : parameters->save_batch ? "save-batch" : NULL;
@@ -57,7 +57,7 @@ static enum status check_largest(const struct train_parameters *parameters)
                                  : STATUS_OK;
 }
 
-/* Rejects options that compute images on the host if the generator's images would differ from them. */
+/* Rejects options that compute images on the host, if these images would differ from the generator's. */
 static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const computed[] = {"verify", "export-step", "save-batch"};
@@ -70,7 +70,7 @@ static enum status check_drawn(const struct options *given, const struct train_p
     return STATUS_OK;
 }
 
-/* Rejects options that do not apply. */
+/* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
     static const char *const normalising[] = {"mean", "std"};
@@ -103,7 +103,8 @@ enum status train_check_options(const struct options *given, const struct train_
 
 /* ---- With the data, the network and the steps ---- */
 
-/* Rejects a batch that leaves a rank without samples, or that is larger than the training set. */
+/* Rejects a batch that leaves a rank, or a part of a rank's step, without samples, or that is larger than the
+ * training set. */
 static enum status check_batch(const struct train_parameters *all, const struct partition *partition,
                                const struct data *data)
 {
@@ -126,7 +127,8 @@ static enum status check_batch(const struct train_parameters *all, const struct 
     return job_check_batch(&all->job, DATA_TRAIN, data);
 }
 
-/* Rejects stages and micro-batches that are impossible. `all` has the global batch. */
+/* Rejects mixed samples in a pipeline, and impossible numbers of stages and micro-batches. `all` has the
+ * global batch. */
 static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
 {
     if (all->parallel != PARALLEL_PIPELINE)
@@ -185,8 +187,8 @@ enum status train_check_model(const struct train_parameters *all, const struct p
                             model->name, most, most);
 }
 
-/* Warns if the run ends before the learning rate reaches the end of its warm-up or its next decay. This is
- * not an error: a later run with a larger --epochs may resume this one. */
+/* Warns if the run ends before the warm-up, before the first decay of --lr-schedule step, or before the last
+ * of --lr-milestones. This is not an error: a later run with a larger --epochs may resume this one. */
 static void warn_of_schedule(const struct train_parameters *all, const struct schedule *schedule)
 {
     const uint64_t total = schedule->total_steps;
@@ -244,7 +246,7 @@ static enum status check_augment(const struct train_parameters *all, const struc
         return status_set(
             STATUS_USAGE,
             "--repeats %" PRIu64 ": %" PRIu64
-            " copies of the training samples are more than 2^32; lower --repeats or --train-size",
+            " copies of the training samples are more than 2^32 - 1; lower --repeats or --train-size",
             all->repeats, count * all->repeats);
     return augment_computes(&train->augment) ? augment_plan(train, &plan) : STATUS_OK;
 }

@@ -254,7 +254,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
     }
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(train_check_model(all, partition, &opened->model));
-    if (!isnan(all->drop_path) && opened->model.transformer) /* else a recipe's --drop-path is ignored */
+    if (!isnan(all->drop_path) && opened->model.transformer) /* --recipe sets it for any network */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     opened->samples = job_samples(&all->job);

@@ -128,9 +128,9 @@ static bool has_images_of_reference(const struct train *train)
     return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
 }
 
-/* Finds the layer that made the loss non-finite. Restores the state before the step, then uses the reference
- * to find the first layer with a non-finite output. Writes what it found, or why it found nothing, to
- * `found`. Collective. */
+/* Finds the layer that made the loss non-finite. Restores the state before `bad_step`, then uses the
+ * reference to find the first layer with a non-finite output. Writes what it found, or why it found nothing,
+ * to `found`. Collective. */
 static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, char *found, size_t size)
 {
     const uint32_t steps = train_steps(&trainer->train), epoch = (uint32_t)(bad_step / steps),
@@ -150,7 +150,7 @@ static enum status find_bad_layer(struct trainer *trainer, uint64_t bad_step, ch
 }
 
 /* Reports the step whose loss was not finite and, if the reference has the same images, the layer. Returns an
- * error on the ranks whose own samples had this loss. */
+ * error on a rank whose own samples had this loss, or whose search for the layer failed. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;
@@ -347,8 +347,8 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
         TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
                               job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("the checkpoint already has %u epoch%s, --epochs is %u%s%s", trainer->now.history.epochs,
-                   trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
+        status_say("the checkpoint already has %u epoch%s, but --epochs is %u%s%s",
+                   trainer->now.history.epochs, trainer->now.history.epochs == 1 ? "" : "s", job->epochs,
                    job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)

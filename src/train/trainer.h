@@ -24,7 +24,7 @@ struct train_job {
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* number of checkpoints that the folder keeps */
-    /* Numbers of steps, counted over all epochs; 0: never. */
+    /* Intervals in steps, counted over all epochs; 0: never. */
     uint32_t checkpoint_steps, test_steps, log_steps;
     const char *log_path; /* CSV file of step_log.h; NULL: none */
     bool resume, allow_nan;

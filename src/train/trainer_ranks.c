@@ -119,8 +119,8 @@ enum status trainer_share_state(struct trainer *trainer)
 }
 
 /* Handles a failure after an exchange. An exchange in host memory returns the same status on all ranks. In an
- * exchange in device memory, the other ranks wait inside GPU kernels, where no message reaches them, so this
- * rank aborts all ranks. */
+ * exchange in device memory, the other ranks may wait inside GPU kernels, where no message reaches them, so
+ * this rank aborts all ranks. */
 static enum status after_exchange(const struct trainer *trainer, enum status status)
 {
     const struct exchange_method *method = trainer->exchange.method;

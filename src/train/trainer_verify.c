@@ -172,8 +172,8 @@ static struct replay begin_replay(const struct trainer *trainer, struct train_st
 }
 
 /* Advances the repeated epoch to the state before `step`. If the epoch is already past `step`, restarts it
- * first. Passes at most STRETCH steps to the engine per call. The timed epoch ran more steps per call; the
- * results must be the same. */
+ * first. Passes at most STRETCH steps to the engine per call. The timed epoch may have run more steps per
+ * call; the results must be the same. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
     const struct train_partial *begin = &trainer->now.partial;
