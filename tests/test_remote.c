@@ -410,6 +410,17 @@ Test(servers, a_cache_keeps_verified_shards)
     EXPECT_OUT(",warm,");
 }
 
+Test(servers, a_dry_run_does_not_change_the_cache)
+{
+    SHELL(0, CACHED "--dry-run && test ! -e cache");
+    SHELL_PRINTS(2, "--cache-dir: none/cache: its folder does not exist; create it with: mkdir -p 'none'",
+                 "$P $N --data $U/web/plain/counter-000000.tar --cache-dir none/cache --dry-run");
+    SHELL(0, CACHED "&& f=$(ls cache/*.data | head -1) && printf X | "
+                    "dd of=$f bs=1 seek=5000 conv=notrunc status=none && cp -a cache before");
+    SHELL_PRINTS(0, "is damaged; a run will remove it and read it again", CACHED "--dry-run");
+    SHELL(0, "diff -r cache before && test \"$(stat -c %%y cache/*)\" = \"$(stat -c %%y before/*)\"");
+}
+
 Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
 {
     SHELL(0, CACHED "--cache-bytes 800K"); /* three of five shards fit */

@@ -528,12 +528,12 @@ Test(checkpoint, lock_is_exclusive)
     snprintf(other, sizeof other, "%s/mine.tmp", folder);
     must(file_write_atomic(path, "x", 1));
     must(file_write_atomic(other, "x", 1));
-    must(checkpoint_lock(folder, &first));
+    must(checkpoint_lock(folder, true, &first));
     cr_expect(access(path, F_OK) != 0 && access(other, F_OK) == 0);
-    cr_expect_eq(checkpoint_lock(folder, &second), STATUS_USAGE);
+    cr_expect_eq(checkpoint_lock(folder, true, &second), STATUS_USAGE);
     cr_expect(strstr(status_text(), "another training run is writing there"), "%s", status_text());
     checkpoint_unlock(first);
-    must(checkpoint_lock(folder, &second));
+    must(checkpoint_lock(folder, true, &second));
     checkpoint_unlock(second);
 }
 

@@ -16,6 +16,7 @@ struct remote_options {
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
     const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
+    bool frozen;           /* read from the cache, but do not change it: read other files into memory */
 };
 
 FDSL_C_BEGIN

@@ -50,18 +50,20 @@ struct checkpoint {
 
 FDSL_C_BEGIN
 
-/* Checks that checkpoints can be written into the folder; creates it if it is missing. STATUS_USAGE with the
- * reason if they cannot; STATUS_UNAVAILABLE if the build has no xxHash. */
-enum status checkpoint_check_folder(const char *folder);
+/* Checks that checkpoints can be written into the folder. If `change` is true, creates it if it is missing;
+ * otherwise only checks that it could be created. STATUS_USAGE with the reason if not; STATUS_UNAVAILABLE if
+ * the build has no xxHash. */
+enum status checkpoint_check_folder(const char *folder, bool change);
 
-/* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
+/* Locks a folder and removes temporary files that killed processes left there. If `change` is false, changes
+ * no file: takes the lock only if an earlier run has created the lock file. `*lock` is for
  * checkpoint_unlock(), which ignores negative values. The end of the process also releases the lock.
  * STATUS_USAGE if another process holds the lock. If the file system does not support locks, only prints a
  * warning. */
-enum status checkpoint_lock(const char *folder, int *lock);
+enum status checkpoint_lock(const char *folder, bool change, int *lock);
 void checkpoint_unlock(int lock);
 
-/* Sets `*exists` to whether the folder holds any checkpoint. */
+/* Sets `*exists` to whether the folder holds any checkpoint. A folder that does not exist holds none. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for

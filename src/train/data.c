@@ -145,13 +145,26 @@ static bool file_there(const char *folder, const char *name, char path[PATH_MAX]
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
+/* Returns the size of a part of a generated set. */
+static uint64_t generated_size(const struct data_request *request, int part)
+{
+    if (part == DATA_TRAIN)
+        return request->train_size ? request->train_size : DATA_TRAIN_SIZE;
+    return request->test_size ? request->test_size : DATA_TEST_SIZE;
+}
+
+/* Returns how many samples of a part are generated. */
+static uint64_t generated_count(const struct data_request *request, int part)
+{
+    return request->describe ? 1 : generated_size(request, part);
+}
+
 /* Generates both sets. Test samples have numbers above all possible training numbers, so the test set does
  * not depend on the size of the training set. */
 static enum status generate(const struct data_request *request, const char *source, const char *const words[],
                             struct data *data)
 {
-    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
-    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
+    uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
     TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
     return data_read(request, source, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
                      DATA_TEST);
@@ -184,8 +197,7 @@ static uint64_t fresh_step(uint32_t classes)
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
-    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
-    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
+    uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
     uint64_t measured = train < DATA_MEASURED ? train : DATA_MEASURED, held = train;
     if (data->feed == DATA_LIVE)
         held = measured;
@@ -521,6 +533,22 @@ static void identify(struct data *data)
 #endif
 }
 
+/* After request->describe: sets the numbers of samples of both generated sets, and checks that they fit into
+ * memory. */
+static enum status claim_all(const struct data_request *request, struct data *data)
+{
+    data->held = data->measured = 1;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const uint64_t count = generated_size(request, part);
+        const bool stored = part == DATA_TEST || data->feed == DATA_STORED;
+        TRY(data_check_memory(count,
+                              stored ? data_stored_bytes(data, (enum data_part)part) : sizeof(uint32_t),
+                              data_size_options[part]));
+        data->sets[part].count = (uint32_t)count;
+    }
+    return STATUS_OK;
+}
+
 enum status data_open(const struct data_request *request, struct data *data)
 {
     double begin_s = timer_now_s();
@@ -528,9 +556,13 @@ enum status data_open(const struct data_request *request, struct data *data)
     data->fit = request->fit;
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
-    TRY(check_sets(request, data));
+    const bool described = request->describe && data_is_generated(request->name);
+    if (!described)
+        TRY(check_sets(request, data));
     TRY(count_classes(request, data));
     identify(data);
+    if (described)
+        TRY(claim_all(request, data));
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
 }

@@ -137,6 +137,8 @@ struct data_request {
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
     bool skip;            /* leave out broken samples of data sets, with a warning */
+    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
+                             numbers of samples as if all were there */
     struct resources resources;
 };
 

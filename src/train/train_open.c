@@ -289,6 +289,9 @@ enum status train_open(const struct options *given, void *parameters_, const str
     job_hide_secrets(&parameters->job);
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
+    /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
+    parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
+                               !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
