@@ -322,6 +322,23 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     expect_refusal(2, SKIP, "the folder has files of MNIST; drop --on-error");
 }
 
+/* The held-out tenth must be the same, whichever samples are broken. Opening the set finds flipped bytes. */
+Test(train_data, skipped_samples_do_not_change_the_split)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --store files");
+    EXPECT(
+        0,
+        "$P --variant train-naive --model logreg --batch 4 --data m --epochs 1 --checkpoint k --format csv");
+    const double train = number(out, 1, "train_samples"), test = number(out, 1, "test_samples");
+    EXPECT(0, "for i in 00 03; do printf '\\377' | "
+              "dd of=m/not-imagefolder/000/0000$i.npy bs=1 seek=200 conv=notrunc status=none; done; "
+              "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    cr_expect(number(out, 1, "train_samples") == train - 2 && number(out, 1, "test_samples") == test, "%s",
+              out);
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --on-error skip --loops 1");
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+}
+
 /* A truncated shard is skipped from the cut on. Without an index, the number of lost samples is unknown. */
 Test(train_data, truncated_shards_are_skipped)
 {

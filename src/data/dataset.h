@@ -44,6 +44,7 @@ struct dataset_sample {
     uint32_t members;      /* number of members, stored consecutively */
     uint32_t image, label; /* number of the member that is the image, or the label; `members` if there is
                             * none */
+    uint32_t number;       /* among all samples of the data set, also those that were skipped */
     int32_t class_folder;  /* number of the class folder; LABEL_NONE if there are no class folders */
     const struct member_rule *rule; /* how to read the label; NULL if there is no label */
 };
@@ -66,6 +67,7 @@ struct dataset {
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
     uint32_t file_count, member_count, sample_count;
+    uint32_t listed;       /* number of samples of the data set, with the skipped ones */
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
     uint64_t skipped;   /* number of skipped samples */

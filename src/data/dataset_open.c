@@ -525,6 +525,7 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
     TRY(open_place(path, options, dataset));
     TRY(list_samples(dataset));
     TRY(dataset_find_classes(dataset));
+    dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;
     dataset_decide(dataset);
     return STATUS_OK;
 }

@@ -37,13 +37,12 @@ struct source_sample {
 
 /* Properties of an open source. */
 struct source_facts {
-    uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
+    uint64_t samples;      /* number of samples, with those that open() left out; SOURCE_ENDLESS: unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
-    uint64_t skipped;      /* broken samples that open() left out */
-    bool uncounted;        /* an unknown number of samples was left out in addition */
+    bool uncounted;        /* open() left out an unknown number of samples that have no numbers */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -95,6 +94,11 @@ struct source {
      * named in ascending order; a lower number begins another pass. Returns false if enough is requested; the
      * caller then names the sample again later. NULL if samples need no requests. */
     bool (*ask)(void *state, uint64_t number);
+
+    /* Returns whether open() left out a broken sample. Such samples keep their numbers, so that other samples
+     * have the same numbers as in the undamaged data set. make(), locate() and describe() must not be called
+     * for them; label() returns UINT64_MAX. NULL: no sample is left out. */
+    bool (*lost)(const void *state, uint64_t number);
 
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
      * The caller closes the generator before the state. NULL if the source has no generator. */

@@ -363,7 +363,7 @@ static void tell_skipped(const struct data_request *request, const struct source
     uint64_t count = 0;
     bool uncounted = false;
     for (int part = 0; part < DATA_PARTS; part++) {
-        count += readers[part].facts.skipped + data->sets[part].skipped;
+        count += data->sets[part].skipped;
         uncounted |= readers[part].facts.uncounted;
     }
     if (count || uncounted)
@@ -387,8 +387,6 @@ static enum status read_datasets(const struct data_request *request, const char 
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
     if (status == STATUS_OK)
         tell_skipped(request, readers, data);
-    for (int part = 0; !data->split && part < DATA_PARTS; part++) /* these count for --train-size, too */
-        data->sets[part].skipped += (uint32_t)readers[part].facts.skipped;
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return data_named(request, status);

@@ -419,7 +419,7 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
             return STATUS_FAILED;
         turns[i] = UINT32_MAX;
         if (label > INT32_MAX)
-            continue; /* a sample whose label cannot be read has no turn */
+            continue; /* a sample that is lost, or whose label cannot be read, has no turn */
         TRY(label_check((int32_t)label, CLASSES_MAX));
         if (is_in(range, range.first + i))
             sizes[turns[i] = counts[label]++]++;
@@ -455,15 +455,25 @@ static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
     return (!chosen || chosen[at]) && is_in(range, range.first + at);
 }
 
-/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns the number of
- * samples. */
-static uint64_t next_numbers(struct data_range range, const uint8_t *chosen, uint64_t most, uint64_t *at,
-                             uint64_t numbers[CHUNK])
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number. It
+ * includes
+ * `*lost`, the number of samples that opening left out. */
+static uint64_t next_numbers(const struct source_reader *reader, struct data_range range,
+                             const uint8_t *chosen, uint64_t most, uint64_t *at, uint64_t numbers[CHUNK],
+                             uint32_t *lost)
 {
     uint64_t count = 0;
-    for (; *at < range.count && count < most; ++*at)
-        if (takes(range, chosen, *at))
-            numbers[count++] = range.first + *at;
+    *lost = 0;
+    for (; *at < range.count && count < most; ++*at) {
+        const uint64_t number = range.first + *at;
+        if (!takes(range, chosen, *at))
+            continue;
+        if (reader->source->lost && reader->source->lost(reader->state, number))
+            ++*lost;
+        else
+            numbers[count - *lost] = number;
+        count++;
+    }
     return count;
 }
 
@@ -486,12 +496,11 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
     }
 }
 
-/* Implements data_fill(). Skipped samples count for `limit`, so a sample that cannot be decoded does not
- * change which others are taken. A sample that opening left out does: all later samples have other numbers
- * then. */
+/* Implements data_fill(). Skipped samples count for `limit`, so a broken sample does not change which others
+ * are taken. */
 static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
 {
-    const struct data_set *set = &batch->data->sets[batch->part];
+    struct data_set *set = &batch->data->sets[batch->part];
     struct source_reader *reader = batch->reader;
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
     uint64_t chunk = chunk_of(reader), taken = 0;
@@ -501,10 +510,14 @@ static enum status fill(struct data_range range, uint64_t limit, const uint8_t *
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && taken < limit;) {
         uint64_t left = limit - taken;
         ask_ahead(reader, range, chosen, limit, &ahead);
-        batch->count = next_numbers(range, chosen, left < chunk ? left : chunk, &at, batch->numbers);
-        if (batch->count == 0)
-            break;
+        uint32_t lost;
+        batch->count =
+            next_numbers(reader, range, chosen, left < chunk ? left : chunk, &at, batch->numbers, &lost);
         taken += batch->count;
+        batch->count -= lost;
+        set->skipped += lost;
+        if (batch->count == 0)
+            continue;
         status = read_batch(batch);
         if (status == STATUS_OK)
             status = add_batch(batch, range.held < 0, &room);
