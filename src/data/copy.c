@@ -220,6 +220,7 @@ static enum status open_source(const struct source_request *request, const struc
     enum status status = dataset_find(parameters->source, request->skip, members, NULL, &copy->dataset);
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
+    copy->dataset.wanted = request->wanted;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
     if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
@@ -259,7 +260,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (request->target)
         warn_of_parts(dataset);
     facts->samples = dataset->listed;
-    facts->sample_bytes = dataset->bytes / dataset->sample_count;
+    facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;

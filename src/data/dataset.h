@@ -52,14 +52,15 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    int directory;         /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
-    const char *shard;     /* the only file to read, if `path` named a tar file; otherwise NULL */
-    bool shards;           /* true: samples are stored in tar shards; false: in single files */
-    bool indexed;          /* the list was read from our index */
-    bool hashed;           /* `whole` is set for all samples */
-    bool skip;             /* skip unreadable samples with a warning */
-    bool chosen;           /* the samples have only their image and label; other members are not read */
+    int directory;                   /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;           /* the source of the files if `path` is a URL, otherwise NULL */
+    const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
+    bool shards;                     /* true: samples are stored in tar shards; false: in single files */
+    bool indexed;                    /* the list was read from our index */
+    bool hashed;                     /* `whole` is set for all samples */
+    bool skip;                       /* skip unreadable samples with a warning */
+    bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
+    bool chosen; /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;

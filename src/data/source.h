@@ -52,8 +52,10 @@ struct source_request {
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
-    const void *like;   /* only for `dataset`: state of another open data set, or NULL. If the labels of both
-                           are the numbers of class folders, both must have the same folders */
+    bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
+                                        nor checks the others. NULL: all */
+    const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
+                         are the numbers of class folders, both must have the same folders */
 };
 
 /* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */

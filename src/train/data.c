@@ -165,9 +165,16 @@ static enum status generate(const struct data_request *request, const char *sour
                             struct data *data)
 {
     uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
-    TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
+    if (!request->test_only)
+        TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
     return data_read(request, source, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
                      DATA_TEST);
+}
+
+/* Returns the first part that is read. */
+static int first_part(const struct data_request *request)
+{
+    return request->test_only ? DATA_TEST : DATA_TRAIN;
 }
 
 /* ---- Generated during training ---- */
@@ -206,10 +213,12 @@ static enum status fill_synth(const struct data_request *request, struct source_
         held = held < train ? held : train;
     }
     int threads = request->resources.threads;
-    TRY(data_fill(reader, (struct data_range){0, held, -1}, held, threads, data, DATA_TRAIN));
-    TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
-    data->held = (uint32_t)held;
-    data->measured = (uint32_t)measured;
+    if (!request->test_only) {
+        TRY(data_fill(reader, (struct data_range){0, held, -1}, held, threads, data, DATA_TRAIN));
+        TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
+        data->held = (uint32_t)held;
+        data->measured = (uint32_t)measured;
+    }
     return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, threads, data,
                      DATA_TEST);
 }
@@ -273,7 +282,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     static const char *const names[DATA_PARTS][2] = {
         {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"},
         {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"}};
-    for (int part = 0; part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < DATA_PARTS; part++) {
         char path[PATH_MAX];
         if (!file_there(request->name, names[part][0], path) &&
             !file_there(request->name, names[part][1], path))
@@ -323,8 +332,9 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
                           request->name);
     const char *const learn[] = {"encode", "npy", "source", paths, NULL};
     const char *const test[] = {"encode", "npy", "source", path, NULL};
-    TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
-                  DATA_TRAIN));
+    if (!request->test_only)
+        TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN),
+                      data, DATA_TRAIN));
     return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
                      data, DATA_TEST);
 }
@@ -337,8 +347,15 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     return read_cifar(request, paths, path, data);
 }
 
+static bool none(uint64_t number)
+{
+    (void)number;
+    return false;
+}
+
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
- * set that does not exist. The test set is opened first, because it is usually smaller. */
+ * set that does not exist. The test set is opened first, because it is usually smaller. A training set that
+ * is not read is opened too, to compare its class folders. */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
                                 struct source_reader readers[DATA_PARTS])
 {
@@ -349,6 +366,9 @@ static enum status open_readers(const struct data_request *request, const char *
                                      NULL};
         const struct source_request with = {.resources = request->resources,
                                             .skip = request->skip,
+                                            .wanted = part == DATA_TEST || !request->test_only ? NULL
+                                                      : paths[DATA_TEST]                       ? none
+                                                                         : data_is_held_out,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", words, &with, &readers[part]));
@@ -381,7 +401,7 @@ static enum status read_datasets(const struct data_request *request, const char 
     struct source_reader readers[DATA_PARTS] = {{0}};
     enum status status = open_readers(request, paths, readers);
     data->split = !paths[DATA_TEST];
-    for (int part = 0; status == STATUS_OK && part < DATA_PARTS; part++)
+    for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = data_fill(&readers[data->split ? DATA_TRAIN : part],
                            (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
@@ -477,7 +497,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
-    for (int part = 0; part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0 && set->skipped)
@@ -563,38 +583,4 @@ enum status data_open(const struct data_request *request, struct data *data)
         TRY(claim_all(request, data));
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
-}
-
-void data_warn_of_classes(const struct data *data, const char *name, bool whole)
-{
-    if (data_is_generated(name))
-        return;
-    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
-    uint8_t *seen = calloc(data->classes, 1);
-    uint32_t missing = 0, unseen = 0, first = 0;
-    for (uint32_t i = 0; seen && i < train->count; i++)
-        seen[train->labels[i]] = 1;
-    for (uint32_t i = 0; seen && i < test->count; i++) {
-        missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]] = 1;
-    }
-    for (uint32_t c = data->classes; whole && seen && c-- > 0;)
-        if (!seen[c]) {
-            unseen++;
-            first = c;
-        }
-    free(seen);
-    if (unseen)
-        status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
-                    "); labels begin at 0, and class folders without a usable sample count as classes",
-                    name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
-    if (data->classes == 1)
-        status_warn(
-            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
-            "directly in the folder of the data set",
-            name);
-    else if (missing)
-        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
-                    "--train-size, or use other data",
-                    name, missing, missing == 1 ? "" : "es");
 }

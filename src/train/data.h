@@ -50,7 +50,7 @@ struct data {
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     bool gray;                        /* each training sample has equal channels; false: not known */
-    struct data_set sets[DATA_PARTS]; /* neither set is empty */
+    struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
     bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
@@ -137,6 +137,7 @@ struct data_request {
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
     bool skip;            /* leave out broken samples of data sets, with a warning */
+    bool test_only;       /* read only the test set; the training set stays empty */
     bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
                              numbers of samples as if all were there */
     struct resources resources;

@@ -385,7 +385,7 @@ static enum status add_batch(struct batch *batch, bool known, struct room *room)
 
 /* ---- Choosing samples ---- */
 
-static bool is_held_out(uint64_t number)
+bool data_is_held_out(uint64_t number)
 {
     return philox(philox_key(0), (uint32_t)number, (uint32_t)(number >> 32), 0, DRAW_HOLD).word[0] %
                HELD_OUT ==
@@ -401,7 +401,7 @@ static uint64_t chunk_of(const struct source_reader *reader)
 
 static bool is_in(struct data_range range, uint64_t number)
 {
-    return range.held < 0 || is_held_out(number) == range.held;
+    return range.held < 0 || data_is_held_out(number) == range.held;
 }
 
 /* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
@@ -414,15 +414,16 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     uint64_t asked = range.first;
     for (uint64_t i = 0; i < range.count; i++) {
         source_ask(reader->source, reader->state, &asked, range.first + range.count);
+        turns[i] = UINT32_MAX;
+        if (!is_in(range, range.first + i))
+            continue;
         uint64_t label = reader->source->label(reader->state, range.first + i);
         if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
             return STATUS_FAILED;
-        turns[i] = UINT32_MAX;
         if (label > INT32_MAX)
             continue; /* a sample that is lost, or whose label cannot be read, has no turn */
         TRY(label_check((int32_t)label, CLASSES_MAX));
-        if (is_in(range, range.first + i))
-            sizes[turns[i] = counts[label]++]++;
+        sizes[turns[i] = counts[label]++]++;
     }
     for (; sizes[last] && sizes[last] <= limit; last++)
         limit -= sizes[last];

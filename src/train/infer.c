@@ -128,8 +128,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
-    /* The default feed stores only a few of synth's training samples, which inference does not use. */
-    parameters->job.feed = -1;
+    parameters->job.test_only = true;
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));

@@ -44,6 +44,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .feed = parameters->feed,
                                    .fresh = parameters->fresh,
                                    .skip = parameters->on_error > 0,
+                                   .test_only = parameters->test_only,
                                    .describe = parameters->describe,
                                    .resources = {.threads = 1}};
 #ifdef _OPENMP

@@ -24,7 +24,7 @@ struct job_parameters {
     int on_error;    /* 1: skip broken samples; negative: not given (`infer`) */
     int feed;        /* `feed` and `fresh` as in struct data_request */
     bool fresh;
-    bool describe; /* set by the workload: as in struct data_request */
+    bool test_only, describe; /* set by the workload: as in struct data_request */
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
