@@ -67,7 +67,7 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
         return status_set(STATUS_USAGE, "%s %s: %s", option, path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
-    TRY(checkpoint_read_latest(path, false, checkpoint, &found));
+    TRY(checkpoint_read_latest(path, checkpoint, &found));
     return found ? STATUS_OK
                  : status_set(
                        STATUS_USAGE,
@@ -495,8 +495,7 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
                : status;
 }
 
-enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
-                                   bool *found)
+enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
 {
     char path[PATH_MAX];
     int64_t point;
@@ -513,9 +512,6 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         checkpoint_free(checkpoint);
         if (!is_damaged)
             return status;
-        if (!pass_over)
-            return status_prefix(status, "the latest checkpoint cannot be used; name another file in %s",
-                                 folder);
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(latest_before(folder, point, &point));
@@ -579,10 +575,9 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
     return unavailable();
 }
 
-enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
-                                   bool *found)
+enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
 {
-    (void)folder, (void)pass_over;
+    (void)folder;
     *found = false;
     *checkpoint = (struct checkpoint){0};
     return unavailable();
