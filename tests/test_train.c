@@ -337,11 +337,11 @@ Test(checkpoint, round_trip)
     struct checkpoint back;
     bool found;
     bool exists;
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     must(checkpoint_exists(folder, &exists));
     cr_expect(!found && !exists);
     write_one(3, 2);
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     must(checkpoint_exists(folder, &exists));
     cr_assert(found && exists);
     cr_expect_str_eq(back.data, "digits");
@@ -383,7 +383,7 @@ Test(checkpoint, round_trip_within_an_epoch)
                                       .arena_values = VALUES};
     bool found;
     must(checkpoint_write(folder, 2, &within));
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_assert(found && back.history.epochs == 2 && back.partial.steps == 5 && back.state.ema);
     cr_expect(back.partial.epoch_s == 0.5 && back.partial.exchange_s == 0.25);
     cr_expect(back.partial.totals.loss == 1.5 && back.partial.totals.samples == 8 &&
@@ -423,12 +423,12 @@ Test(checkpoint, the_length_of_rows_is_limited)
                   strstr(status_text(), "the rows of all ranks is 16777217 bytes, but a checkpoint can hold "
                                         "only 16777216; start fewer ranks, or drop --checkpoint"),
               "%s", status_text());
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
     rows[LONGEST] = '\0';
     must(write_rows(2, 1, rows));
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 2 && strcmp(back.row, rows) == 0);
     checkpoint_free(&back);
     free(rows);
@@ -482,12 +482,12 @@ Test(checkpoint, reads_the_latest_undamaged_one)
     write_one(2, 3);
     path_of(2, path);
     cr_assert_eq(truncate(path, 1000), 0);
-    must(checkpoint_read_latest(folder, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
     path_of(1, path);
     cr_assert_eq(truncate(path, 10), 0);
-    cr_expect_eq(checkpoint_read_latest(folder, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found);
 }
 
@@ -506,13 +506,13 @@ Test(checkpoint, skips_only_damaged_ones)
     bytes[8] = 7;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
-    cr_expect_eq(checkpoint_read_latest(folder, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "has schema 7"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
-    cr_expect_eq(checkpoint_read_latest(folder, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "not a regular file"), "%s", status_text());
-    cr_expect_eq(checkpoint_read_latest("/dev/null", &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest("/dev/null", true, &back, &found), STATUS_FAILED);
     cr_expect_eq(checkpoint_exists("/dev/null", &found), STATUS_FAILED);
 }
 

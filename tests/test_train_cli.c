@@ -298,6 +298,14 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
                    "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
                    "--optimizer sgd",
                    "other options: optimizer=adam in the checkpoint, sgd now");
+    /* Options are compared before the data are read. */
+    expect_refusal(2, "--model logreg --data none --batch 16 --checkpoint k --resume --lr 0.5",
+                   "other options: lr=0.001 in the checkpoint, 0.5 now");
+    expect_refusal(2, "--model logreg --data none --batch 16 --checkpoint k --resume --clip-norm 1",
+                   "other options: no clip-norm in the checkpoint, 1 now");
+    expect_refusal(2, "--model logreg --data none --batch 16 --checkpoint k --resume", "no such folder");
+    expect_refusal(2, "--model cnn --data none --batch max --checkpoint k --resume",
+                   "belong to another model: logreg");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "belong to other samples: --train-size 200 in the checkpoint, 201 now; give the same");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");

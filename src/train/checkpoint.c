@@ -67,7 +67,7 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
         return status_set(STATUS_USAGE, "%s %s: %s", option, path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
-    TRY(checkpoint_read_latest(path, checkpoint, &found));
+    TRY(checkpoint_read_latest(path, true, checkpoint, &found));
     return found ? STATUS_OK
                  : status_set(
                        STATUS_USAGE,
@@ -495,7 +495,7 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
                : status;
 }
 
-enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
 {
     char path[PATH_MAX];
     int64_t point;
@@ -515,7 +515,7 @@ enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkp
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(latest_before(folder, point, &point));
-        if (point >= 0)
+        if (point >= 0 && warn)
             status_warn("%s; using the previous checkpoint", reason);
         status_set(status,
                    "no checkpoint in %s can be used, because all are damaged; delete them to start from the "
@@ -575,9 +575,9 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
     return unavailable();
 }
 
-enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found)
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
 {
-    (void)folder;
+    (void)folder, (void)warn;
     *found = false;
     *checkpoint = (struct checkpoint){0};
     return unavailable();

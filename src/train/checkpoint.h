@@ -77,10 +77,10 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
 /* Reads the latest checkpoint of a folder. Skips files that are truncated or damaged (for example by a power
- * failure), with a warning. Any other failure (another schema, permissions, memory, disk)
+ * failure), with a warning if `warn` is true. Any other failure (another schema, permissions, memory, disk)
  * is an error: if the file were skipped, training would later overwrite it. `*found` is false if there is no
  * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, even after a failure. */
-enum status checkpoint_read_latest(const char *folder, struct checkpoint *checkpoint, bool *found);
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
 /* Reads the checkpoint that the user named with an option: a file, or the latest checkpoint of a folder that

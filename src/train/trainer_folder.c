@@ -36,7 +36,7 @@ static enum status check_point(const struct train_job *job, const struct checkpo
 static enum status read_latest(const struct train_job *job, bool batch_known, struct checkpoint *latest,
                                bool *found)
 {
-    TRY(checkpoint_read_latest(job->checkpoints, latest, found));
+    TRY(checkpoint_read_latest(job->checkpoints, true, latest, found));
     enum status status = *found ? trainer_check_same(job, latest, batch_known) : STATUS_OK;
     if (*found && status == STATUS_OK)
         status = check_point(job, latest, batch_known);
