@@ -380,18 +380,13 @@ static enum status open_readers(const struct data_request *request, const char *
 static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
                          const struct data *data)
 {
-    uint64_t count = 0;
-    bool uncounted = false;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        count += data->sets[part].skipped;
-        uncounted |= readers[part].facts.uncounted;
-    }
-    if (count || uncounted)
-        status_warn("--data %s: %" PRIu64 " broken sample%s%s skipped", request->name, count,
-                    count == 1 ? "" : "s",
-                    uncounted    ? ", and an unknown number more, are"
-                    : count == 1 ? " is"
-                                 : " are");
+    const bool uncounted = readers[DATA_TRAIN].facts.uncounted || readers[DATA_TEST].facts.uncounted;
+    const uint32_t train = data->sets[DATA_TRAIN].skipped, test = data->sets[DATA_TEST].skipped;
+    if (train + test > 0 || uncounted)
+        status_warn("--data %s: skipped %" PRIu32 " broken sample%s of the training set and %" PRIu32
+                    " of the test set%s",
+                    request->name, train, train == 1 ? "" : "s", test,
+                    uncounted ? ", and an unknown number more" : "");
 }
 
 /* Reads both sets from two data sets, or divides one. */

@@ -85,6 +85,7 @@ static enum status read_label(const struct data *data, const struct source_sampl
 /* ---- Checks and memory ---- */
 
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
+static const char *const set_names[DATA_PARTS] = {"training", "test"};
 
 /* Rejects NaN and Inf. A network cannot learn from them, and the user would blame the learning rate for the
  * bad loss. */
@@ -294,7 +295,7 @@ static enum status skip(const struct batch *batch, enum status status)
         return batch->reader->source->locate ? dataset_advise_skip(status) : status;
     end_progress();
     if (set->skipped++ < SKIPS_TOLD)
-        status_warn("skipped: %s", status_text());
+        status_warn("skipped in the %s set: %s", set_names[batch->part], status_text());
     return STATUS_OK;
 }
 
