@@ -29,7 +29,7 @@ Test(train_cli, one_row_per_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/9");
+        cr_expect_str_eq(value(out, row, "schema"), "train/10");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -370,7 +370,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/6");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/7");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&

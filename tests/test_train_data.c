@@ -49,6 +49,8 @@ Test(train_data, rows_have_the_preset)
     EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --train-size 20 --test-size 5 --batch 4 "
               "--recipe paper --data digits --out-res 28 --channels 1 --lr-warmup 0 --format csv");
     cr_expect_str_eq(value(out, 1, "preset"), "");
+    cr_expect_str_eq(value(out, 1, "on_error"), "");
+    cr_expect_str_eq(value(out, 1, "skipped"), "");
 }
 
 /* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote it. */
@@ -234,6 +236,8 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --variant train-naive " ON "--image 'png;npy' --label cls --format csv");
     cr_expect_str_eq(value(out, 1, "image"), "png;npy");
     cr_expect_str_eq(value(out, 1, "label"), "cls");
+    cr_expect_str_eq(value(out, 1, "on_error"), "fail");
+    cr_expect_str_eq(value(out, 1, "skipped"), "0");
     EXPECT(0,
            "$P --variant train-naive " ON "--image 'png;npy' --checkpoint k >log && $P --variant infer-naive "
            "--checkpoint k --loops 1 --format csv");
@@ -301,8 +305,12 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     cr_expect(strstr(out, "warning: skipped in the training set: m/000031.npy: sample '000031': ") &&
                   strstr(out, "--data m: skipped 3 broken samples of the training set and 0 of the test set"),
               "%s", out);
-    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1");
+    cr_expect_str_eq(value(out, 1, "on_error"), "skip");
+    cr_expect_str_eq(value(out, 1, "skipped"), "3");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    cr_expect_str_eq(value(out, 1, "on_error"), "skip");
+    cr_expect_str_eq(value(out, 1, "skipped"), "0");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 2 --checkpoint k --resume --format csv");
     cr_expect_str_eq(value(out, 1, "epoch"), "2");
     EXPECT(0, "cp d/not-imagefolder/000/000031.npy m");
@@ -374,6 +382,7 @@ Test(train_data, truncated_shards_are_skipped)
     EXPECT(0, "rm m/*.index m/*.wids.json");
     expect_refusal(1, ON, "m/digits-000001.tar: offset ");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "skipped"), "");
     cr_expect_not_null(strstr(out, "0 of the test set, and an unknown number more"), "%s", out);
 }
 

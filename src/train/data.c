@@ -378,9 +378,10 @@ static enum status open_readers(const struct data_request *request, const char *
 
 /* Warns of the number of samples that are left out, because it changes the sets. */
 static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
-                         const struct data *data)
+                         struct data *data)
 {
     const bool uncounted = readers[DATA_TRAIN].facts.uncounted || readers[DATA_TEST].facts.uncounted;
+    data->skips = !uncounted;
     const uint32_t train = data->sets[DATA_TRAIN].skipped, test = data->sets[DATA_TEST].skipped;
     if (train + test > 0 || uncounted)
         status_warn("--data %s: skipped %" PRIu32 " broken sample%s of the training set and %" PRIu32

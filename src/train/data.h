@@ -51,6 +51,7 @@ struct data {
     size_t sample_values, sample_bytes;
     bool gray;                        /* each training sample has equal channels; false: not known */
     struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
+    bool skips;                       /* the numbers of skipped samples in `sets` are complete */
     bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
