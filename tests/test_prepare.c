@@ -496,6 +496,11 @@ Test(prepare, refusals)
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,6",
                    "(--sample-shape=3,5 there, --sample-shape=3,6 now)");
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,5 --name y", "b contains other files");
+    EXPECT(0, "rm b/counter.index");
+    expect_refusal(2, "b " SMALL,
+                   "without its index, counter.index; copy it with "
+                   "--prepare NEW --from dataset --source b, which writes an index, or remove");
+    EXPECT(0, "$P --prepare c --from dataset --source b && test -s c/dataset.index");
     EXPECT(0, "$P --prepare x --help && ! test -e x");
 }
 
