@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -252,9 +253,15 @@ enum status cache_open(const char *folder, uint64_t limit, bool frozen)
         enum status status = file_check_new_folder(folder);
         return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--cache-dir");
     }
-    if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST)
+    if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        const int cause = errno;
+        /* File systems that allow no new folders, such as /proc, report ENOENT too. */
+        char parent[PATH_MAX];
+        snprintf(parent, sizeof parent, "%s", folder);
+        const bool forbids = cause == ENOENT && access(dirname(parent), F_OK) == 0;
         return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s%s", folder,
-                          strerror(errno), remedy(errno));
+                          strerror(cause), remedy(forbids ? EPERM : cause));
+    }
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
