@@ -476,6 +476,27 @@ Test(prepare, archives_read_as_files_are_warned_about)
     cr_assert_null(strstr(out, "looks like"), "%s", out);
 }
 
+#ifdef HAVE_PNG
+/* Bytes are copied unchanged, but the user learns of images that no reader can decode. */
+Test(prepare, broken_images_are_copied_with_a_warning)
+{
+    EXPECT(0, "$P --prepare a --from digits --samples 12 --store files && mkdir m && "
+              "cp a/not-imagefolder/000/* m && : > m/000003.png && $P --prepare b --from dataset --source m");
+    cr_assert(strstr(out, "copied a broken image: m/000003.png: sample '000003': the image is empty") &&
+                  strstr(out, "copied 1 broken image unchanged; remove them") &&
+                  strstr(out, "Only headers were checked; to check all pixels: fdsl-bench --variant shards"),
+              "%s", out);
+    EXPECT(0, "for i in 0 1 2 4 5 6 7 8 9; do echo no > m/00000$i.png; done; "
+              "$P --prepare c --from dataset --source m --store files && cmp m/000004.png "
+              "c/not-imagefolder/000/000004.png");
+    cr_assert(strstr(out, "m/000007.png") && !strstr(out, "m/000008.png") &&
+                  strstr(out, "copied 10 broken images"),
+              "%s", out);
+    EXPECT(0, "$P --prepare d --from dataset --source a && ! $P --variant files --decode --data c " ONCE);
+    cr_assert_null(strstr(out, "copied"), "%s", out);
+}
+#endif
+
 Test(prepare, refusals)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");
