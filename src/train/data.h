@@ -163,6 +163,10 @@ bool data_is_generated(const char *name);
  * of all classes. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
 
+/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `name` is the
+ * name of the data set in the request. For generated data there is no warning. */
+void data_warn_of_few(const struct data *data, const char *name);
+
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);

@@ -4,6 +4,8 @@
 
 #include "train/data.h"
 
+#define FEW 100 /* with fewer test samples, one sample changes the accuracy by more than 1 % */
+
 void data_warn_of_classes(const struct data *data, const char *name, bool whole)
 {
     if (data_is_generated(name))
@@ -36,4 +38,19 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
         status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
                     "--train-size, or use other data",
                     name, missing, missing == 1 ? "" : "es");
+}
+
+void data_warn_of_few(const struct data *data, const char *name)
+{
+    static bool told;
+    const uint32_t count = data->sets[DATA_TEST].count;
+    if (told || count >= FEW || data_is_generated(name))
+        return;
+    told = true;
+    status_warn("--data %s: the test set has only %" PRIu32
+                " sample%s, so a single sample changes the accuracy by %.3g %%; %s",
+                name, count, count == 1 ? "" : "s", 100.0 / count,
+                data->split ? "add samples, of which a tenth is held out, or store a larger test set and the "
+                              "training set in folders 'test' and 'train'"
+                            : "add test samples");
 }

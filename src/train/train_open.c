@@ -316,6 +316,8 @@ enum status train_open(const struct options *given, void *parameters_, const str
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
     TRY(open_all(&all, partition, opened));
+    if (!all.job.test_size)
+        data_warn_of_few(&opened->data, all.job.data);
     parameters->job.batch = partition_share(partition, parameters->job.batch).count;
     parameters->stages = partition->ranks;
     return STATUS_OK;
