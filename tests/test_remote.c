@@ -142,6 +142,8 @@ Test(remote, secrets_of_a_url_are_not_shown)
     char shown[64];
     remote_shown("https://a/b?sv=1&sig=secret", shown, sizeof shown);
     cr_expect_str_eq(shown, "https://a/b?...");
+    remote_shown("https://me:secret@a/b@c?sig=secret", shown, sizeof shown);
+    cr_expect_str_eq(shown, "https://...@a/b@c?...");
     remote_shown("s3://a/b/", shown, sizeof shown);
     cr_expect_str_eq(shown, "s3://a/b/");
 }

@@ -360,6 +360,31 @@ Test(checkpoint, round_trip)
     checkpoint_free(&back);
 }
 
+/* Older programs stored URLs with their secrets, and numbers as the user wrote them. */
+Test(checkpoint, of_older_programs_is_normalised)
+{
+    const struct train_job job = {.checkpoints = folder,
+                                  .identity = (char *)"model=logreg mean=0.5,0.25,1 train-samples=1"},
+                           other = {.checkpoints = folder,
+                                    .identity = (char *)"model=logreg mean=0.5,0.26,1 train-samples=1"};
+    float values[1] = {0};
+    struct checkpoint back, old = {.model = "logreg",
+                                   .data = (char *)"https://host/box/?sig=secret",
+                                   .row = (char *)"",
+                                   .identity = (char *)"model=logreg mean=0.50,25e-2,1.0 train-samples=2",
+                                   .state = {values, values, values, {0, 0}},
+                                   .arena_values = 1};
+    bool found;
+    must(checkpoint_write(folder, 1, &old));
+    must(checkpoint_read_latest(folder, true, &back, &found));
+    cr_expect_str_eq(back.data, "https://host/box/?...");
+    checkpoint_free(&back);
+    must(trainer_check_options(&job, "logreg"));
+    cr_expect_eq(trainer_check_options(&other, "logreg"), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "mean=0.50,25e-2,1.0 in the checkpoint, 0.5,0.26,1 now"), "%s",
+              status_text());
+}
+
 /* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
 Test(checkpoint, round_trip_within_an_epoch)
 {

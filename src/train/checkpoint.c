@@ -17,6 +17,7 @@
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/remote.h"
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
@@ -439,6 +440,11 @@ static enum status copy_parts(const struct header *header, const char *at, struc
         *texts[i] = strndup(at, header->text_bytes[i]);
         TRY(ALLOCATED(*texts[i], "out of memory for a checkpoint"));
     }
+    char shown[PATH_MAX]; /* older programs stored URLs with their secrets */
+    remote_shown(checkpoint->data, shown, sizeof shown);
+    free(checkpoint->data);
+    checkpoint->data = strdup(shown);
+    TRY(ALLOCATED(checkpoint->data, "out of memory for a checkpoint"));
     for (size_t i = 0; i < header->arenas; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
         TRY(ALLOCATED(*arenas[i], "out of memory for a checkpoint"));

@@ -137,14 +137,12 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
     char *rest = NULL;
     *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
     TRY(ALLOCATED(*samples, "out of memory"));
-    char shown[PATH_MAX];
-    remote_shown(checkpoint->data, shown, sizeof shown);
     if (!options_given(given, "data") && remote_is(checkpoint->data) && strchr(checkpoint->data, '?'))
         return status_set(
             STATUS_USAGE,
             "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
             "--data",
-            shown);
+            checkpoint->data);
     if (!options_given(given, "data"))
         parameters->data = checkpoint->data;
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;

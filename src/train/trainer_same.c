@@ -49,13 +49,34 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size, "give --%.*s %.*s", length, name, bytes, value);
 }
 
+/* Returns whether the value of an option in the checkpoint means the same as its value now. Older programs
+ * stored lists of numbers as the user wrote them, such as mean=0.50. `now` and `was` are words "name=value".
+ */
+static bool means_same(const char *now, size_t now_length, const char *was, size_t was_length, size_t name)
+{
+    const struct workload *workload = workload_find("train");
+    char value[256], text[256];
+    if (now_length == was_length && strncmp(now, was, now_length) == 0)
+        return true;
+    snprintf(value, sizeof value, "%.*s", (int)(was_length - name - 1), was + name + 1);
+    FREED void *values = calloc(1, workload->parameters_bytes);
+    for (size_t i = 0; values && i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        if (!is_named(spec->name, now, (int)name) || option_set(spec, values, value) != STATUS_OK)
+            continue;
+        options_text(spec, values, text, sizeof text);
+        return strlen(text) == now_length - name - 1 && strncmp(text, now + name + 1, strlen(text)) == 0;
+    }
+    return false;
+}
+
 /* Describes the first option whose value differs between the two strings; returns false if there is none. */
 static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {
         size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
         const char *found = word_of(theirs, mine, name, &other);
-        if (found && (other != length || strncmp(mine, found, length) != 0)) {
+        if (found && !means_same(mine, length, found, other, name)) {
             char remedies[128];
             remedy(mine, (int)name, found + name + 1, (int)(other - name - 1), remedies, sizeof remedies);
             snprintf(words, size, "%.*s in the checkpoint, %.*s now; %s", (int)other, found,
