@@ -52,12 +52,12 @@ PARAMETERS = {
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
     "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
         out_res fit channels layout decoder augment shift mean std dtype ring chunk resident_bytes compute""",
-    "train": """data image label train_size test_size classes preset res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
+    "train": """data image label on_error train_size test_size classes preset res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_milestones lr_gamma lr_power lr_min lr_cycles label_smoothing loss clip_norm accumulate ema layer_decay drop_path
         checkpoint_activations feed generator fresh shift flip interpolation rand_augment rand_augment_ops erasing mixup cutmix
         repeats raw mean std cudnn_benchmark seed sync lr_scale balance
         parallel stages microbatches schedule""",
-    "infer": "checkpoint data image label train_size test_size classes preset res out_res fit channels batch",
+    "infer": "checkpoint data image label on_error train_size test_size classes preset res out_res fit channels batch",
     "exchange": "array_bytes dtype",
     "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample resident ring chunk async "
            "pool gpu_memory_limit",
@@ -67,11 +67,11 @@ MEASURES = {
     "load": f"""store shards sample_bytes skipped displacement shards_per_batch resident_share_before resident_share_after
         storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share jpeg_engine_share cpu_cores open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
         close_p50_s close_p99_s close_p999_s decode_s augment_s peak_memory_bytes memory_efficiency checksum {COMPUTE}""",
-    "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
+    "train": """epoch steps parameters train_samples test_samples skipped train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
         exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes
         gradient_norm ema_test_loss ema_test_acc""",
-    "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes batch_probes",
+    "infer": "model epoch parameters test_samples skipped test_loss test_acc memory_bytes batch_probes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
     "ops": """load_s rows_in rows_kept duplicate_rows mask_s dedup_s compact_s permute_s convert_s hash_s least_bytes stream_bytes_per_s
         stream_share peak_memory_bytes memory_efficiency error_max error_mean digest""",
@@ -83,7 +83,7 @@ COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}"
 STEPS_LOG = """schema time_utc host job_id revision workload variant device ranks seed model epoch step samples_seen loss accuracy lr
     gradient_norm items_per_s gpu_utilisation_percent gpu_memory_bytes test_loss test_acc"""
 COLUMNS["monitor"], COLUMNS["steps"] = MONITOR.split(), STEPS_LOG.split()
-CURRENT = {"synth": 7, "load": 11, "train": 9, "infer": 6, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
+CURRENT = {"synth": 7, "load": 11, "train": 10, "infer": 7, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -102,7 +102,7 @@ RENAMED = {
 }
 
 # {(workload, former name): last version with the former meaning}, for former names that a newer column uses with another meaning.
-REUSED = {("load", "layout"): 6}
+REUSED = {("load", "layout"): 6, ("train", "loss"): 3}
 
 # ADDED_AFTER: {workload: {version: columns that rows of this version or an older one may lack}}.
 ROOFLINE = """settled median_error flops bytes peak_flops_per_s peak_bytes_per_s bound sm_clock_mhz memory_clock_mhz
@@ -121,8 +121,8 @@ ADDED_AFTER = {
                  "bubble_formula", 6: "batch_probes", 7: "out_res fit channels",
               8: "lr_milestones lr_power lr_min lr_cycles loss clip_norm accumulate ema layer_decay drop_path "
                  "checkpoint_activations generator interpolation rand_augment rand_augment_ops erasing mixup cutmix repeats "
-                 "mean std cudnn_benchmark gradient_norm ema_test_loss ema_test_acc image label preset"},
-    "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels", 5: "image label preset"},
+                 "mean std cudnn_benchmark gradient_norm ema_test_loss ema_test_acc image label preset", 9: "on_error skipped"},
+    "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels", 5: "image label preset", 6: "on_error skipped"},
     "exchange": {},
     "ops": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},

@@ -430,7 +430,7 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/11, ops/1, train/9, infer/6, exchange/1, monitor/1, monitor/2, steps/1)"},
+     "load/11, ops/1, train/10, infer/7, exchange/1, monitor/1, monitor/2, steps/1)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"cat tests/data/rows/synth_3.csv",
      "bad.csv, line 2: rows of the older schema synth/3; convert them with: "

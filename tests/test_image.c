@@ -342,12 +342,12 @@ Test(image, cmyk_becomes_rgb)
     }
 }
 
-static void decode_or_fail(const uint8_t *bytes, size_t size, const char *words)
+static void decode_or_fail(const char *extension, const uint8_t *bytes, size_t size, const char *words)
 {
     struct image_scratch scratch = {0};
     struct image image;
     bool is_image;
-    enum status status = image_decode("jpg", bytes, size, &scratch, &image, &is_image);
+    enum status status = image_decode(extension, bytes, size, &scratch, &image, &is_image);
     if (words) {
         cr_expect_eq(status, STATUS_FAILED, "%zu bytes: decoded", size);
         cr_expect(strstr(status_text(), words), "'%s' is not in '%s'", words, status_text());
@@ -356,23 +356,35 @@ static void decode_or_fail(const uint8_t *bytes, size_t size, const char *words)
     image_scratch_close(&scratch);
 }
 
+#ifdef HAVE_PNG
+Test(image, short_pngs_are_refused)
+{
+    const uint8_t bytes[32] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+    decode_or_fail("png", bytes, 0, "the image is empty (0 bytes)");
+    decode_or_fail("png", bytes, sizeof bytes,
+                   "the image has 32 bytes, fewer than the header of a PNG file (33 bytes)");
+}
+#endif
+
 Test(image, broken_jpegs_are_refused)
 {
     size_t size;
     state = 5;
     uint8_t *bytes = encode(&kinds[3], 64, 64, 0, &size);
-    decode_or_fail(bytes, size, NULL);
-    decode_or_fail(bytes, 0, "libjpeg: ");
-    for (size_t cut = 1; cut < size; cut += 37)
-        decode_or_fail(bytes, size - cut, "libjpeg: ");
-    decode_or_fail(bytes, size - 2, "libjpeg: Premature end of JPEG file");
+    decode_or_fail("jpg", bytes, size, NULL);
+    decode_or_fail("jpg", bytes, 0, "the image is empty (0 bytes)");
+    decode_or_fail("jpg", bytes, 19,
+                   "the image has 19 bytes, fewer than the header of a JPEG file (20 bytes)");
+    for (size_t cut = 1; size - cut >= 20; cut += 37)
+        decode_or_fail("jpg", bytes, size - cut, "libjpeg: ");
+    decode_or_fail("jpg", bytes, size - 2, "libjpeg: Premature end of JPEG file");
     size_t frame = 0; /* the frame header: its height and width are bytes 5 to 8 */
     while (frame + 9 < size && !(bytes[frame] == 0xff && bytes[frame + 1] == 0xc0))
         frame++;
     memset(bytes + frame + 5, 0xff, 4);
-    decode_or_fail(bytes, size, "65500 pixels"); /* libjpeg's limit */
+    decode_or_fail("jpg", bytes, size, "65500 pixels"); /* libjpeg's limit */
     memcpy(bytes + frame + 5, (uint8_t[]){0xff, 0x00, 0xff, 0x00}, 4);
-    decode_or_fail(bytes, size, "65280 x 65280 pixels is too large");
+    decode_or_fail("jpg", bytes, size, "65280 x 65280 pixels is too large");
     free(bytes);
 }
 

@@ -38,7 +38,7 @@ static const char compare[] =
     "    names = dict(pairs)\n"
     "    workload = old[0]['schema'].split('/')[0]\n"
     "    names.update({'layout': 'store'} if workload == 'load' and 'store' not in old[0] else {})\n"
-    "    names.update({'loss': 'train_loss'} if workload == 'train' else {})\n"
+    "    names.update({'loss': 'train_loss'} if workload == 'train' and 'train_loss' not in old[0] else {})\n"
     "    assert len(old) == len(new) == 2\n"
     "    lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
     "            a[name] != b[names.get(name, name)]}\n"
@@ -63,21 +63,23 @@ Test(migrate, older_schemas_become_current)
                  {"load_8", "load/11", ""},
                  {"load_9", "load/11", ""},
                  {"load_10", "load/11", ""},
-                 {"train_1", "train/9", "time_cv time_sd_s"},
-                 {"train_2", "train/9", "roofline_share time_cv time_sd_s"},
-                 {"train_2_b", "train/9", "roofline_share time_cv time_sd_s"},
-                 {"train_2_c", "train/9", "roofline_share time_cv time_sd_s"},
-                 {"train_3", "train/9", ""},
-                 {"train_4", "train/9", ""},
-                 {"train_5", "train/9", ""},
-                 {"train_6", "train/9", ""},
-                 {"train_7", "train/9", ""},
-                 {"train_8", "train/9", ""},
-                 {"infer_1", "infer/6", "roofline_share"},
-                 {"infer_2", "infer/6", ""},
-                 {"infer_3", "infer/6", ""},
-                 {"infer_4", "infer/6", ""},
-                 {"infer_5", "infer/6", ""},
+                 {"train_1", "train/10", "time_cv time_sd_s"},
+                 {"train_2", "train/10", "roofline_share time_cv time_sd_s"},
+                 {"train_2_b", "train/10", "roofline_share time_cv time_sd_s"},
+                 {"train_2_c", "train/10", "roofline_share time_cv time_sd_s"},
+                 {"train_3", "train/10", ""},
+                 {"train_4", "train/10", ""},
+                 {"train_5", "train/10", ""},
+                 {"train_6", "train/10", ""},
+                 {"train_7", "train/10", ""},
+                 {"train_8", "train/10", ""},
+                 {"train_9", "train/10", ""},
+                 {"infer_1", "infer/7", "roofline_share"},
+                 {"infer_2", "infer/7", ""},
+                 {"infer_3", "infer/7", ""},
+                 {"infer_4", "infer/7", ""},
+                 {"infer_5", "infer/7", ""},
+                 {"infer_6", "infer/7", ""},
                  {"monitor_1", "monitor/2", ""}};
     static char converted[sizeof out];
     put("compare.py", compare, sizeof compare - 1);
@@ -271,8 +273,8 @@ static const struct {
     {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/12,' $F", "rows of load/12, newer than load/11, which this script writes"},
-    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/9, "
-                                   "infer/6, exchange/1, ops/1, monitor/2, steps/1"},
+    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/10, "
+                                   "infer/7, exchange/1, ops/1, monitor/2, steps/1"},
     {"sed 's,^load/5,load/11,' $F", "line 1: the columns are not those of load/11"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

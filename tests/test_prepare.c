@@ -476,6 +476,27 @@ Test(prepare, archives_read_as_files_are_warned_about)
     cr_assert_null(strstr(out, "looks like"), "%s", out);
 }
 
+#ifdef HAVE_PNG
+/* Bytes are copied unchanged, but the user learns of images that no reader can decode. */
+Test(prepare, broken_images_are_copied_with_a_warning)
+{
+    EXPECT(0, "$P --prepare a --from digits --samples 12 --store files && mkdir m && "
+              "cp a/not-imagefolder/000/* m && : > m/000003.png && $P --prepare b --from dataset --source m");
+    cr_assert(strstr(out, "copied a broken image: m/000003.png: sample '000003': the image is empty") &&
+                  strstr(out, "copied 1 broken image unchanged; remove them") &&
+                  strstr(out, "Only headers were checked; to check all pixels: fdsl-bench --variant shards"),
+              "%s", out);
+    EXPECT(0, "for i in 0 1 2 4 5 6 7 8 9; do echo no > m/00000$i.png; done; "
+              "$P --prepare c --from dataset --source m --store files && cmp m/000004.png "
+              "c/not-imagefolder/000/000004.png");
+    cr_assert(strstr(out, "m/000007.png") && !strstr(out, "m/000008.png") &&
+                  strstr(out, "copied 10 broken images"),
+              "%s", out);
+    EXPECT(0, "$P --prepare d --from dataset --source a && ! $P --variant files --decode --data c " ONCE);
+    cr_assert_null(strstr(out, "copied"), "%s", out);
+}
+#endif
+
 Test(prepare, invalid_options_and_folders_are_refused)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");
@@ -496,6 +517,11 @@ Test(prepare, invalid_options_and_folders_are_refused)
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,6",
                    "(--sample-shape=3,5 there, --sample-shape=3,6 now)");
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,5 --name y", "b contains other files");
+    EXPECT(0, "rm b/counter.index");
+    expect_refusal(2, "b " SMALL,
+                   "without its index, counter.index; copy it with "
+                   "--prepare NEW --from dataset --source b, which writes an index, or remove");
+    EXPECT(0, "$P --prepare c --from dataset --source b && test -s c/dataset.index");
     EXPECT(0, "$P --prepare x --help && ! test -e x");
 }
 

@@ -142,6 +142,8 @@ Test(remote, secrets_of_a_url_are_not_shown)
     char shown[64];
     remote_shown("https://a/b?sv=1&sig=secret", shown, sizeof shown);
     cr_expect_str_eq(shown, "https://a/b?...");
+    remote_shown("https://me:secret@a/b@c?sig=secret", shown, sizeof shown);
+    cr_expect_str_eq(shown, "https://...@a/b@c?...");
     remote_shown("s3://a/b/", shown, sizeof shown);
     cr_expect_str_eq(shown, "s3://a/b/");
 }
@@ -410,6 +412,17 @@ Test(servers, a_cache_keeps_verified_shards)
     EXPECT_OUT(",warm,");
 }
 
+Test(servers, a_dry_run_does_not_change_the_cache)
+{
+    SHELL(0, CACHED "--dry-run && test ! -e cache");
+    SHELL_PRINTS(2, "--cache-dir: none/cache: its folder does not exist; create it with: mkdir -p 'none'",
+                 "$P $N --data $U/web/plain/counter-000000.tar --cache-dir none/cache --dry-run");
+    SHELL(0, CACHED "&& f=$(ls cache/*.data | head -1) && printf X | "
+                    "dd of=$f bs=1 seek=5000 conv=notrunc status=none && cp -a cache before");
+    SHELL_PRINTS(0, "is damaged; a run will remove it and read it again", CACHED "--dry-run");
+    SHELL(0, "diff -r cache before && test \"$(stat -c %%y cache/*)\" = \"$(stat -c %%y before/*)\"");
+}
+
 Test(servers, a_cache_removes_shards_to_stay_below_its_limit)
 {
     SHELL(0, CACHED "--cache-bytes 800K"); /* three of five shards fit */
@@ -452,10 +465,10 @@ Test(servers, a_cache_without_permission_has_a_remedy)
     const char *other = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
     SHELL(0, "mkdir ro cache && chmod 555 ro && chmod 755 . && cp $P program && touch cache/lock && "
              "chmod 777 cache && chmod 444 cache/lock"); /* root may write everywhere */
-    static const char *const folders[] = {"ro", "ro/new", "cache"};
+    static const char *const folders[] = {"ro", "ro/new", "cache", "/proc/x"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         shell("%s ./program $N --data $U/web/plain/counter-000000.tar --cache-dir %s", other, folders[i]);
-        cr_expect(says("Permission denied; name a folder where this user may create files, or drop "
+        cr_expect(says("; name a folder where this user may create files, or drop "
                        "--cache-dir"),
                   "%s: %s", folders[i], out);
     }
@@ -469,6 +482,9 @@ Test(servers, options_of_the_cache_are_checked)
         {"--data $U/web/plain/x.tar --cache cold", "--cache cold needs files: add --cache-dir DIR"},
         {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache",
          "cannot create the folder: No such file or directory; create its parent folders"},
+        {"--data $U/web/plain/counter-000000.tar --cache-dir /proc/x",
+         "cannot create the folder: No such file or directory; name a folder where this user may create "
+         "files"},
         {"--data $U/web/plain/counter-000000.tar --cache-dir plain_file", "this is a file; name a folder"},
         {"--data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache --cache-bytes 300K --cache warm",
          "--cache warm: --cache-bytes is too small for this set of 1131520 bytes"},

@@ -360,6 +360,31 @@ Test(checkpoint, a_written_checkpoint_is_read_back)
     checkpoint_free(&back);
 }
 
+/* Older programs stored URLs with their secrets, and numbers as the user wrote them. */
+Test(checkpoint, of_older_programs_is_normalised)
+{
+    const struct train_job job = {.checkpoints = folder,
+                                  .identity = (char *)"model=logreg mean=0.5,0.25,1 train-samples=1"},
+                           other = {.checkpoints = folder,
+                                    .identity = (char *)"model=logreg mean=0.5,0.26,1 train-samples=1"};
+    float values[1] = {0};
+    struct checkpoint back, old = {.model = "logreg",
+                                   .data = (char *)"https://host/box/?sig=secret",
+                                   .row = (char *)"",
+                                   .identity = (char *)"model=logreg mean=0.50,25e-2,1.0 train-samples=2",
+                                   .state = {values, values, values, {0, 0}},
+                                   .arena_values = 1};
+    bool found;
+    must(checkpoint_write(folder, 1, &old));
+    must(checkpoint_read_latest(folder, true, &back, &found));
+    cr_expect_str_eq(back.data, "https://host/box/?...");
+    checkpoint_free(&back);
+    must(trainer_check_options(&job, "logreg"));
+    cr_expect_eq(trainer_check_options(&other, "logreg"), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "mean=0.50,25e-2,1.0 in the checkpoint, 0.5,0.26,1 now"), "%s",
+              status_text());
+}
+
 /* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
 Test(checkpoint, a_checkpoint_within_an_epoch_is_read_back)
 {
@@ -383,7 +408,7 @@ Test(checkpoint, a_checkpoint_within_an_epoch_is_read_back)
                                       .arena_values = VALUES};
     bool found;
     must(checkpoint_write(folder, 2, &within));
-    must(checkpoint_read_latest(folder, false, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_assert(found && back.history.epochs == 2 && back.partial.steps == 5 && back.state.ema);
     cr_expect(back.partial.epoch_s == 0.5 && back.partial.exchange_s == 0.25);
     cr_expect(back.partial.totals.loss == 1.5 && back.partial.totals.samples == 8 &&
@@ -423,12 +448,12 @@ Test(checkpoint, the_length_of_rows_is_limited)
                   strstr(status_text(), "the rows of all ranks is 16777217 bytes, but a checkpoint can hold "
                                         "only 16777216; start fewer ranks, or drop --checkpoint"),
               "%s", status_text());
-    must(checkpoint_read_latest(folder, false, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
     rows[LONGEST] = '\0';
     must(write_rows(2, 1, rows));
-    must(checkpoint_read_latest(folder, false, &back, &found));
+    must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 2 && strcmp(back.row, rows) == 0);
     checkpoint_free(&back);
     free(rows);
@@ -486,8 +511,6 @@ Test(checkpoint, reads_the_latest_undamaged_one)
     must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect(found && back.history.epochs == 1);
     checkpoint_free(&back);
-    cr_expect_eq(checkpoint_read_latest(folder, false, &back, &found), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "the latest checkpoint cannot be used"), "%s", status_text());
     path_of(1, path);
     cr_assert_eq(truncate(path, 10), 0);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
@@ -515,8 +538,8 @@ Test(checkpoint, skips_only_damaged_ones)
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "not a regular file"), "%s", status_text());
-    cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
-    cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_read_latest("/dev/null", true, &back, &found), STATUS_FAILED);
+    cr_expect_eq(checkpoint_exists("/dev/null", &found), STATUS_FAILED);
 }
 
 /* Only one training run may lock a folder. Locking removes incomplete files of a killed training run, but no
@@ -529,12 +552,12 @@ Test(checkpoint, only_one_training_run_can_lock_a_folder)
     snprintf(other, sizeof other, "%s/mine.tmp", folder);
     must(file_write_atomic(path, "x", 1));
     must(file_write_atomic(other, "x", 1));
-    must(checkpoint_lock(folder, &first));
+    must(checkpoint_lock(folder, true, &first));
     cr_expect(access(path, F_OK) != 0 && access(other, F_OK) == 0);
-    cr_expect_eq(checkpoint_lock(folder, &second), STATUS_USAGE);
+    cr_expect_eq(checkpoint_lock(folder, true, &second), STATUS_USAGE);
     cr_expect(strstr(status_text(), "another training run is writing there"), "%s", status_text());
     checkpoint_unlock(first);
-    must(checkpoint_lock(folder, &second));
+    must(checkpoint_lock(folder, true, &second));
     checkpoint_unlock(second);
 }
 

@@ -49,6 +49,8 @@ Test(train_data, rows_have_the_preset)
     EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --train-size 20 --test-size 5 --batch 4 "
               "--recipe paper --data digits --out-res 28 --channels 1 --lr-warmup 0 --format csv");
     cr_expect_str_eq(value(out, 1, "preset"), "");
+    cr_expect_str_eq(value(out, 1, "on_error"), "");
+    cr_expect_str_eq(value(out, 1, "skipped"), "");
 }
 
 /* Tests a network on the samples that a checkpoint names. The loss must be that of the run that wrote the
@@ -231,10 +233,14 @@ Test(train_data, data_sets_are_read_and_their_faults_reported)
     EXPECT(0, "$P --prepare m --from digits --samples 300");
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     double held_out = number(out, 1, "test_samples");
+    cr_expect(strstr(out, "--data m: the test set has only ") && strstr(out, "store a larger test set"), "%s",
+              out);
     cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
     EXPECT(0, "$P --variant train-naive " ON "--image 'png;npy' --label cls --format csv");
     cr_expect_str_eq(value(out, 1, "image"), "png;npy");
     cr_expect_str_eq(value(out, 1, "label"), "cls");
+    cr_expect_str_eq(value(out, 1, "on_error"), "fail");
+    cr_expect_str_eq(value(out, 1, "skipped"), "0");
     EXPECT(0,
            "$P --variant train-naive " ON "--image 'png;npy' --checkpoint k >log && $P --variant infer-naive "
            "--checkpoint k --loops 1 --format csv");
@@ -299,11 +305,15 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     expect_refusal(1, ON, "; --on-error skip omits such samples");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --checkpoint k --format csv");
     cr_expect_eq(number(out, 1, "train_samples") + number(out, 1, "test_samples"), 97);
-    cr_expect(strstr(out, "warning: skipped: m/000031.npy: sample '000031': ") &&
-                  strstr(out, "warning: --data m: 3 broken samples are skipped"),
+    cr_expect(strstr(out, "warning: skipped in the training set: m/000031.npy: sample '000031': ") &&
+                  strstr(out, "--data m: skipped 3 broken samples of the training set and 0 of the test set"),
               "%s", out);
-    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1");
-    cr_expect(strstr(out, "3 broken samples are skipped") && !strstr(out, "not the test samples"), "%s", out);
+    cr_expect_str_eq(value(out, 1, "on_error"), "skip");
+    cr_expect_str_eq(value(out, 1, "skipped"), "3");
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --loops 1 --format csv");
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    cr_expect_str_eq(value(out, 1, "on_error"), "skip");
+    cr_expect_str_eq(value(out, 1, "skipped"), "0");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 2 --checkpoint k --resume --format csv");
     cr_expect_str_eq(value(out, 1, "epoch"), "2");
     EXPECT(0, "cp d/not-imagefolder/000/000031.npy m");
@@ -323,6 +333,41 @@ Test(train_data, broken_samples_are_an_error_or_are_skipped)
     expect_refusal(2, SKIP, "the folder has files of MNIST; drop --on-error");
 }
 
+/* Broken samples that are not tested do not matter, with and without an index. */
+Test(train_data, inference_reads_only_the_test_samples)
+{
+    EXPECT(0,
+           "$P --prepare m --from digits --samples 100 --encode npy --store files && mkdir -p two/train && "
+           "cp m/not-imagefolder/000/* two/train && cp -r two/train two/test && "
+           "for d in m two; do $P --variant train-naive --model logreg --batch 4 --data $d --epochs 1 "
+           "--checkpoint $d.k || exit 1; done; rm m/not-imagefolder/000/000000.npy two/train/000001.npy; "
+           "echo no >m/not-imagefolder/000/000003.npy; echo no >two/train/000000.npy");
+    expect_refusal(1, ON, "m/not-imagefolder/000/000000.npy");
+    EXPECT(0, "$P --variant infer-naive --checkpoint m.k --loops 1 && "
+              "$P --variant infer-naive --checkpoint two.k --loops 1");
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    EXPECT(0, "mkdir few && cp two/test/00000[4-6].* few");
+    expect_refusal(1, "--variant infer-naive --checkpoint m.k --data few",
+                   "there are no samples to test with");
+}
+
+/* The held-out tenth must be the same, whichever samples are broken. Opening the set finds flipped bytes. */
+Test(train_data, skipped_samples_do_not_change_the_split)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --store files");
+    EXPECT(
+        0,
+        "$P --variant train-naive --model logreg --batch 4 --data m --epochs 1 --checkpoint k --format csv");
+    const double train = number(out, 1, "train_samples"), test = number(out, 1, "test_samples");
+    EXPECT(0, "for i in 00 03; do printf '\\377' | "
+              "dd of=m/not-imagefolder/000/0000$i.npy bs=1 seek=200 conv=notrunc status=none; done; "
+              "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    cr_expect(number(out, 1, "train_samples") == train - 2 && number(out, 1, "test_samples") == test, "%s",
+              out);
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --on-error skip --loops 1");
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+}
+
 /* If a shard is truncated, the truncated sample and the samples after it are skipped. Without an index, the
  * number of lost samples is unknown. */
 Test(train_data, truncated_shards_are_skipped)
@@ -332,14 +377,17 @@ Test(train_data, truncated_shards_are_skipped)
     expect_refusal(1, ON, "m/digits-000001.tar: offset 50000: the shard has 50000 bytes");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
     double count = number(out, 1, "train_samples") + number(out, 1, "test_samples");
-    char words[64];
-    snprintf(words, sizeof words, "--data m: %.0f broken samples are skipped", 100 - count);
-    cr_expect(count > 50 && count < 100 && strstr(out, words), "%s: %s", words, out);
+    int train, test;
+    const char *words = strstr(out, "--data m: ");
+    cr_assert(words && sscanf(words, "--data m: skipped %d broken samples of the training set and %d of the",
+                              &train, &test) == 2,
+              "%s", out);
+    cr_expect(count > 50 && count < 100 && train + test == 100 - count, "%s", out);
     EXPECT(0, "rm m/*.index m/*.wids.json");
     expect_refusal(1, ON, "m/digits-000001.tar: offset ");
     EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
-    cr_expect_not_null(strstr(out, "--data m: 0 broken samples, and an unknown number more, are skipped"),
-                       "%s", out);
+    cr_expect_str_eq(value(out, 1, "skipped"), "");
+    cr_expect_not_null(strstr(out, "0 of the test set, and an unknown number more"), "%s", out);
 }
 
 /* If images differ in size, the message says which option makes them equal. */

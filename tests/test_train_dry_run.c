@@ -8,8 +8,10 @@ TestSuite(train_dry_run, .init = shell_set_up, .fini = shell_tear_down, .timeout
 Test(train_dry_run, a_dry_run_checks_the_checkpoints)
 {
 #define DRY_RUN "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --dry-run "
-    EXPECT_PRINTS(0, "--checkpoint k has no checkpoint: a run begins with the first epoch",
-                  "$P " SMALL "--checkpoint k --resume --dry-run");
+    EXPECT_PRINTS(0, "--checkpoint k/ has no checkpoint: a run begins with the first epoch",
+                  "$P " SMALL "--checkpoint k/ --resume --dry-run && test ! -e k");
+    expect_refusal(2, "--checkpoint none/k --dry-run",
+                   "its folder does not exist; create it with: mkdir -p 'none'");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k && cp -r k before");
     EXPECT_EXACTLY(0, "fdsl-bench: --checkpoint k: 2 of 3 epochs are done: a run continues\n",
                    "$P --variant train-naive " DRY_RUN "--epochs 3 --resume");
@@ -29,6 +31,9 @@ Test(train_dry_run, a_dry_run_checks_the_checkpoints)
     /* With --batch max, the batch is not known, so options are not compared. */
     EXPECT(0, "$P --variant train-naive --model logreg --train-size 200 --test-size 50 --batch max "
               "--checkpoint k --resume --dry-run");
+    EXPECT(0,
+           "rm k/.lock before/.lock && $P --variant train-naive " DRY_RUN "--resume && test ! -e k/.lock && "
+           "touch k/.lock before/.lock");
     run("flock k/.lock timeout 60 $P --variant train-naive " DRY_RUN "--resume");
     expect_line(2, "another training run is writing there");
     EXPECT(0, "diff -r k before");
@@ -38,7 +43,8 @@ Test(train_dry_run, a_dry_run_checks_the_checkpoints)
     EXPECT(0, "truncate -s 50 k/*.ckpt");
     EXPECT_PRINTS(1, "k/epoch-000001.ckpt: this checkpoint is truncated",
                   "$P --variant train-naive " DRY_RUN "--resume");
-    expect_refusal(1, "--variant infer-naive --checkpoint k --dry-run", "truncated");
+    EXPECT_PRINTS(1, "no checkpoint in k can be used, because all are damaged",
+                  "$P --variant infer-naive --checkpoint k --dry-run");
     expect_refusal(1, "--model logreg --train-size 200 --init k/epoch-000001.ckpt --dry-run", "truncated");
 }
 #endif
@@ -54,4 +60,15 @@ Test(train_dry_run, a_dry_run_writes_the_first_step_and_the_data)
     EXPECT(0, "cmp first dry && test -s data");
     expect_refusal(2, "--model logreg --train-size 20 --batch max --export-step x --dry-run",
                    "--export-step with --dry-run needs a known batch; give --batch a number");
+}
+
+/* Generating these samples would take minutes. Only their number and their shape matter. */
+Test(train_dry_run, a_dry_run_does_not_generate_the_samples, .timeout = 20)
+{
+    EXPECT(0, "timeout 10 $P --variant train-naive --data digits --train-size 1000000 --dry-run");
+    EXPECT(0, "timeout 10 $P --variant train-naive --data synth --res 256 --test-size 20000 --dry-run");
+    expect_refusal(2, "--train-size 100 --batch 101 --dry-run",
+                   "--batch 101 is more than the 100 samples to train on");
+    EXPECT(0, "timeout 10 $P --variant ops-naive --rows 1000000 --columns 512 --dry-run");
+    EXPECT(0, "echo 'dry-run = no' >no.ini && $P --config no.ini " SMALL "--epochs 1");
 }

@@ -54,6 +54,15 @@ enum status file_check_new(const char *path)
                       folder, strerror(errno));
 }
 
+enum status file_check_new_folder(const char *path)
+{
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s", path);
+    for (size_t end = strlen(name); end > 1 && name[end - 1] == '/';)
+        name[--end] = '\0';
+    return file_check_new(name);
+}
+
 bool file_same(const char *a, const char *b)
 {
     struct stat info_a, info_b;

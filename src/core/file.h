@@ -11,6 +11,9 @@
 /* Checks that a new file can be created at `path`. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check_new(const char *path);
 
+/* Checks that a new folder can be created at `path`, which may end with slashes. */
+enum status file_check_new_folder(const char *path);
+
 /* Writes all `count` bytes, retrying short writes. Returns false with errno set on an error. */
 bool file_write_all(int fd, const char *bytes, size_t count);
 

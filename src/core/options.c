@@ -417,6 +417,16 @@ bool options_given(const struct options *options, const char *name)
     return *text;
 }
 
+bool options_flag(const struct options *options, const char *name)
+{
+    size_t index;
+    void *values = NULL;
+    if (!option_has_name(options, name, &index))
+        return false;
+    const struct option_spec *spec = option_spec_at(options, index, &values);
+    return *(const bool *)((const char *)values + spec->offset);
+}
+
 enum status options_check_only(const struct options *options, const char *what, const char *const *allowed)
 {
     for (size_t t = 0; t < options->table_count; t++)

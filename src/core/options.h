@@ -110,6 +110,9 @@ const char *options_peek(const struct option_spec *specs, size_t count, int argc
  * "none". */
 bool options_given(const struct options *options, const char *name);
 
+/* Returns the value of a flag. Returns false if no table has it. */
+bool options_flag(const struct options *options, const char *name);
+
 /* Returns whether a table has an option with this name. */
 bool option_in_table(const struct option_spec *specs, size_t count, const char *name);
 

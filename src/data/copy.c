@@ -32,10 +32,24 @@ struct copy {
     bool permuted;
 };
 
-/* Returns sample `number` of the source. */
+static int by_number(const void *number, const void *sample)
+{
+    const uint64_t left = *(const uint64_t *)number, right = ((const struct dataset_sample *)sample)->number;
+    return (left > right) - (left < right);
+}
+
+/* Returns sample `number` of the source, or NULL if it was skipped. */
 static const struct dataset_sample *sample_at(const struct copy *copy, uint64_t number)
 {
-    return &copy->dataset.samples[copy->permuted ? permutation_at(&copy->order, number) : number];
+    const struct dataset *dataset = &copy->dataset;
+    if (dataset->sample_count < dataset->listed)
+        return bsearch(&number, dataset->samples, dataset->sample_count, sizeof *dataset->samples, by_number);
+    return &dataset->samples[copy->permuted ? permutation_at(&copy->order, number) : number];
+}
+
+static bool dataset_source_lost(const void *state, uint64_t number)
+{
+    return !sample_at(state, number);
 }
 
 static void dataset_source_close(void *state)
@@ -83,7 +97,10 @@ static bool dataset_source_ask(void *state, uint64_t number)
 {
     struct copy *copy = state;
     const struct dataset *dataset = &copy->dataset;
-    uint32_t file = dataset->members[sample_at(copy, number)->member].file;
+    const struct dataset_sample *sample = sample_at(copy, number);
+    if (!sample)
+        return true;
+    uint32_t file = dataset->members[sample->member].file;
     if (number < copy->asked) /* another pass begins */
         copy->next = 0;
     copy->asked = number;
@@ -133,8 +150,11 @@ static enum status dataset_source_locate(const void *state, uint64_t number, enu
 static uint64_t dataset_source_label(const void *state, uint64_t number)
 {
     struct copy *copy = ((const struct copy *)state)->self;
+    const struct dataset_sample *sample = sample_at(copy, number);
     int32_t label = 0;
-    enum status status = plain_label(&copy->plain, sample_at(copy, number), INT32_MAX, &label);
+    if (!sample)
+        return UINT64_MAX;
+    enum status status = plain_label(&copy->plain, sample, INT32_MAX, &label);
     if (status != STATUS_OK)
         dataset_source_locate(state, number, status);
     return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
@@ -200,6 +220,7 @@ static enum status open_source(const struct source_request *request, const struc
     enum status status = dataset_find(parameters->source, request->skip, members, NULL, &copy->dataset);
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
+    copy->dataset.wanted = request->wanted;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
     if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
@@ -238,11 +259,10 @@ static enum status dataset_source_open(const struct source_request *request, str
         TRY(check_extensions(dataset));
     if (request->target)
         warn_of_parts(dataset);
-    facts->samples = dataset->sample_count;
-    facts->sample_bytes = dataset->bytes / dataset->sample_count;
+    facts->samples = dataset->listed;
+    facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
-    facts->skipped = dataset->skipped;
     facts->uncounted = dataset->uncounted;
     return STATUS_OK;
 }
@@ -272,6 +292,7 @@ const struct source source_dataset = {
     .close = dataset_source_close,
     .make = dataset_source_make,
     .ask = dataset_source_ask,
+    .lost = dataset_source_lost,
     .label = dataset_source_label,
     .locate = dataset_source_locate,
     .describe = dataset_source_describe,

@@ -63,8 +63,11 @@ enum status dataset_add_member(struct dataset *dataset, struct dataset_member me
 enum status dataset_add_sample(struct dataset *dataset, const char *key)
 {
     TRY(dataset_grow(&dataset->samples, dataset->sample_count, sizeof *dataset->samples));
-    dataset->samples[dataset->sample_count++] =
-        (struct dataset_sample){.key = key, .member = dataset->member_count};
+    dataset->samples[dataset->sample_count] =
+        (struct dataset_sample){.key = key,
+                                .number = dataset->sample_count + (uint32_t)dataset->skipped,
+                                .member = dataset->member_count};
+    dataset->sample_count++;
     return STATUS_OK;
 }
 

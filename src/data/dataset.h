@@ -44,6 +44,7 @@ struct dataset_sample {
     uint32_t members;      /* number of members, stored consecutively */
     uint32_t image, label; /* number of the member that is the image, or the label; `members` if there is
                             * none */
+    uint32_t number;       /* among all samples of the data set, also those that were skipped */
     int32_t class_folder;  /* number of the class folder; LABEL_NONE if there are no class folders */
     const struct member_rule *rule; /* how to read the label; NULL if there is no label */
 };
@@ -51,14 +52,15 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    int directory;         /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
-    const char *shard;     /* the only file to read, if `path` named a tar file; otherwise NULL */
-    bool shards;           /* true: samples are stored in tar shards; false: in single files */
-    bool indexed;          /* the list was read from our index */
-    bool hashed;           /* `whole` is set for all samples */
-    bool skip;             /* skip unreadable samples with a warning */
-    bool chosen;           /* the samples have only their image and label; other members are not read */
+    int directory;                   /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;           /* the source of the files if `path` is a URL, otherwise NULL */
+    const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
+    bool shards;                     /* true: samples are stored in tar shards; false: in single files */
+    bool indexed;                    /* the list was read from our index */
+    bool hashed;                     /* `whole` is set for all samples */
+    bool skip;                       /* skip unreadable samples with a warning */
+    bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
+    bool chosen; /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;
@@ -66,6 +68,7 @@ struct dataset {
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
     uint32_t file_count, member_count, sample_count;
+    uint32_t listed;       /* number of samples of the data set, with the skipped ones */
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
     uint64_t skipped;   /* number of skipped samples */

@@ -62,9 +62,11 @@ static void drop_strays(struct dataset *dataset)
         return;
     for (uint32_t i = 0; i < dataset->sample_count; i++) {
         const struct dataset_sample *sample = &dataset->samples[i];
-        if (in_folder(dataset, sample, true))
-            dataset->samples[kept++] = *sample;
-        else if (!first)
+        if (in_folder(dataset, sample, true)) {
+            dataset->samples[kept] = *sample;
+            dataset->samples[kept].number = kept;
+            kept++;
+        } else if (!first)
             first = dataset->files[dataset->members[sample->member].file].name;
     }
     dataset->sample_count = kept;

@@ -342,6 +342,8 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
             ask_shards(dataset, shard, &next);
             dataset->shard_first[shard] = kept;
         }
+        if (dataset->wanted && !dataset->wanted(sample->number))
+            continue;
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = dataset_choose(dataset, sample);
         if (status == STATUS_OK)
@@ -525,6 +527,7 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
     TRY(open_place(path, options, dataset));
     TRY(list_samples(dataset));
     TRY(dataset_find_classes(dataset));
+    dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;
     dataset_decide(dataset);
     return STATUS_OK;
 }
@@ -543,6 +546,8 @@ enum status dataset_check(const char *url, struct dataset *dataset)
                     dataset->uncounted ? ", and an unknown number more" : "");
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
         return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);
+    if (dataset->sample_count == 0 && dataset->listed > 0) /* there are samples, but none is wanted */
+        return STATUS_OK;
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples found; fdsl-bench --prepare %s creates some",
                           path, path);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
+#include "core/text.h"
 #include "data/unit_writer.h"
 #include "data/samples.h"
 
@@ -251,21 +252,36 @@ void folder_release(struct folder *folder)
     folder->lock = -1;
 }
 
-/* Checks that the folder contains nothing but .prepare/. */
+/* Checks that the folder contains nothing but .prepare/. If it has a data set whose index is lost, the
+ * message says how to get another index. */
 static enum status check_empty(const struct folder *folder)
 {
-    enum status status = STATUS_OK;
+    char other[256] = "", ours[256] = "";
+    bool indexed = false;
     DIR *list = opendir(folder->path);
     if (!list)
         return status_set(STATUS_USAGE, "cannot read folder '%s': %s", folder->path, strerror(errno));
-    for (struct dirent *entry; status == STATUS_OK && (entry = readdir(list));)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            strcmp(entry->d_name, WORK + 1) != 0)
-            status =
-                status_set(STATUS_USAGE, "%s contains other files ('%.100s'): name a new or an empty folder",
-                           folder->path, entry->d_name);
+    for (struct dirent *entry; (entry = readdir(list));) {
+        const char *name = entry->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, WORK + 1) == 0)
+            continue;
+        snprintf(other, sizeof other, "%s", name);
+        indexed |= text_ends_in(name, ".index");
+        if (strcmp(name, "samples.csv") == 0 || text_ends_in(name, ".wids.json"))
+            snprintf(ours, sizeof ours, "%s", name);
+    }
     closedir(list);
-    return status;
+    if (*ours && !indexed)
+        return status_set(
+            STATUS_USAGE,
+            "%.300s has a data set ('%.100s') without its index, %.100s.index; copy it with "
+            "--prepare NEW --from dataset --source %.300s, which writes an index, or remove this "
+            "folder and repeat the command",
+            folder->path, ours, folder->name, folder->path);
+    return *other
+               ? status_set(STATUS_USAGE, "%s contains other files ('%.100s'): name a new or an empty folder",
+                            folder->path, other)
+               : STATUS_OK;
 }
 
 /* Creates the folders that all ranks write to, and removes temporary files of killed runs from them. */

@@ -145,3 +145,23 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
     }
     return STATUS_OK;
 }
+
+enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
+                               struct image_scratch *scratch)
+{
+    struct png_shape png;
+    struct jpeg_shape jpeg;
+    struct npy_header npy;
+    switch (image_format(extension, data, size)) {
+    case IMAGE_PNG:
+        return png_shape(data, size, &png);
+    case IMAGE_JPEG:
+        return image_begin_jpeg(scratch, data, size, &jpeg);
+    case IMAGE_NPY:
+        TRY(npy_header_parse(data, size, &npy));
+        return npy_header_check(&npy, size);
+    case IMAGE_NONE:
+        break;
+    }
+    return STATUS_OK;
+}

@@ -62,6 +62,11 @@ enum image_format image_format(const char *extension, const uint8_t *data, size_
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image);
 
+/* Checks only the header of a member, without decoding pixels. STATUS_OK for members of other formats;
+ * otherwise as image_decode(). */
+enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
+                               struct image_scratch *scratch);
+
 /* Grows a buffer of a scratch to at least `bytes` bytes. The old content of the buffer is lost. */
 enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes);
 

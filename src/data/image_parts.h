@@ -1,5 +1,5 @@
-/* Internal interface of the files that decode images: image.c (whole images) and image_fit.c (parts of
- * images, resized). No other file includes this header. */
+/* Internal interface of the files that decode images: image.c (whole images), image_fit.c (parts of images,
+ * resized), png_image.c and jpeg_image.c. No other file includes this header. */
 #ifndef FDSL_DATA_IMAGE_PARTS_H
 #define FDSL_DATA_IMAGE_PARTS_H
 
@@ -8,5 +8,18 @@
 /* Reads the header of a JPEG file with the decoder of the scratch. */
 enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
                              struct jpeg_shape *shape);
+
+/* Returns STATUS_FAILED if an image of `size` bytes has fewer than the `least` bytes of its header. The
+ * messages of the libraries do not say so. */
+static inline enum status image_check_size(const char *format, size_t size, size_t least)
+{
+    if (size == 0)
+        return status_set(STATUS_FAILED, "the image is empty (0 bytes)");
+    return size < least
+               ? status_set(STATUS_FAILED,
+                            "the image has %zu bytes, fewer than the header of a %s file (%zu bytes)", size,
+                            format, least)
+               : STATUS_OK;
+}
 
 #endif

@@ -68,10 +68,13 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 /* The message codes. Must follow jpeglib.h. */
 #include <jerror.h>
 
+#include "data/image_parts.h"
+
 #ifndef JCS_EXTENSIONS
 #error "This libjpeg is not libjpeg-turbo. Install libjpeg-turbo, or build with JPEG=0."
 #endif
 
+#define HEADER_BYTES    20    /* SOI and the marker of JFIF, the shortest header in use */
 #define EXIF_HEAD_BYTES 14    /* "Exif", two zeros, and the header of the TIFF data */
 #define ORIENTATION_TAG 0x112 /* TIFF tag of the orientation */
 #define SCANS_MAX       500   /* a progressive image has about ten scans; many more indicate an attack */
@@ -215,6 +218,7 @@ static bool is_baseline(const struct jpeg_decompress_struct *jpeg)
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size, struct jpeg_shape *shape)
 {
     TRY(ALLOCATED(decoder, "out of memory for a JPEG decoder"));
+    TRY(image_check_size("JPEG", size, HEADER_BYTES));
     struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
     jpeg_abort_decompress(jpeg); /* the previous file may have been decoded in part only */
     if (setjmp(decoder->failed))

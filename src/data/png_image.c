@@ -8,9 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/image_parts.h"
+
 /* Upper bound of pixels per byte of a PNG file. Deflate expands one byte to at most 1032 bytes, and a byte
  * holds at most 8 pixels. */
 #define PIXELS_PER_BYTE_MAX (8 * 1032)
+
+#define HEADER_BYTES        33 /* the signature and the chunk IHDR */
 
 /* Returns the status for the message of libpng, which has no error codes. */
 static enum status failed(const png_image *image)
@@ -51,6 +55,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
 static enum status begin(png_image *image, const void *bytes, size_t size, struct png_shape *shape)
 {
     *image = (png_image){.version = PNG_IMAGE_VERSION};
+    TRY(image_check_size("PNG", size, HEADER_BYTES));
     if (!png_image_begin_read_from_memory(image, bytes, size))
         return failed(image);
     /* Without this flag, libpng takes 16-bit values for linear light, and brightens them for 8 bits. */

@@ -26,6 +26,7 @@
 #define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
 #define KEY_DIGITS     6 /* minimum number of digits of a key */
+#define BROKEN_TOLD    8 /* warnings about broken images per rank; further ones are only counted */
 #define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
@@ -185,11 +186,39 @@ static void say_what_is_kept(const struct job *job)
                            sample_word(job), job->folder.path);
 }
 
+/* Warns if an image of a copied sample has a broken header. The sample is copied nevertheless: --prepare
+ * changes no bytes. */
+static void check_images(struct job *job, uint64_t number, const struct source_sample *sample)
+{
+    for (size_t m = 0; m < sample->count; m++) {
+        const struct source_member *member = &sample->members[m];
+        enum status status =
+            image_check_header(member->extension, member->bytes, member->size, &job->scratch);
+        if (status == STATUS_FAILED && job->broken++ < BROKEN_TOLD) {
+            job->source->locate(job->state, number, status);
+            status_warn_own("copied a broken image: %s", status_text());
+        }
+    }
+}
+
+static void tell_broken(const struct job *job)
+{
+    if (job->broken)
+        status_warn_own(
+            "copied %" PRIu64 " broken image%s unchanged; remove them from the source and prepare "
+            "again, or read the copy with --on-error skip. Only headers were checked; to check all "
+            "pixels: fdsl-bench --variant %s --decode --data %s",
+            job->broken, job->broken == 1 ? "" : "s", job->folder.layout == INDEX_SHARDS ? "shards" : "files",
+            job->folder.path);
+}
+
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
 {
     FREED struct source_sample *samples = calloc(count, sizeof *samples);
     TRY(ALLOCATED(samples, "out of memory"));
     enum status status = source_make(job->source, job->state, first, count, samples);
+    for (uint64_t i = 0; status == STATUS_OK && job->source->locate && i < count; i++)
+        check_images(job, first + i, &samples[i]);
     for (uint64_t i = 0; status == STATUS_OK && job->classes.labels && i < count; i++)
         status = class_folders_keep(&job->classes, first + i, &samples[i]);
     if (status == STATUS_OK)
@@ -301,6 +330,7 @@ static enum status make_dataset(struct job *job)
     }
     enum status status = complete ? STATUS_OK : write_units(job);
     progress_clear(&job->progress);
+    tell_broken(job);
     TRY(comm_agree(status));
     return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
 }
@@ -334,6 +364,7 @@ enum status prepare_run(const struct config *config, bool (*is_option)(const cha
         folder_release(&job.folder);
     if (job.state && job.source->close)
         job.source->close(job.state);
+    image_scratch_close(&job.scratch);
     options_free(&job.options);
     free(job.source_parameters);
     free(job.workload_parameters);

@@ -7,6 +7,7 @@
 #include "core/workload.h"
 #include "data/class_folders.h"
 #include "data/folder.h"
+#include "data/image.h"
 #include "data/prepare.h"
 #include "data/source.h"
 
@@ -32,7 +33,9 @@ struct job {
     struct folder folder;
     struct class_folders classes; /* only for --store imagefolder */
     int key_digits;
-    uint64_t chunk; /* samples in memory at a time */
+    uint64_t chunk;               /* samples in memory at a time */
+    struct image_scratch scratch; /* to check the headers of copied images */
+    uint64_t broken;              /* copied samples of this rank whose image has a broken header */
 
     /* Progress of this rank */
     struct progress progress;

@@ -97,7 +97,7 @@ static enum status open_all(const char *url, struct remote *remote)
     TRY(remote_find_service(remote, leaf));
     TRY(http_open(&remote->http));
     if (remote->options.cache_dir)
-        TRY(cache_open(remote->options.cache_dir, remote->options.cache_bytes));
+        TRY(cache_open(remote->options.cache_dir, remote->options.cache_bytes, remote->options.frozen));
     TRY(remote_list(remote, leaf));
     if (remote->count && !remote->files[0]->known)
         TRY(examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST));
@@ -208,9 +208,11 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
-    TRY(cache_find(folder, &entry, fd));
+    TRY(cache_find(folder, &entry, remote->options.frozen, fd));
     if (*fd >= 0)
         return STATUS_OK;
+    if (remote->options.frozen)
+        return remote_read_to_memory(remote, file, fd);
     CLOSED_BY(cache_abandon) struct cache_draft draft;
     TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
     if (*fd >= 0)

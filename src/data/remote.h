@@ -16,6 +16,7 @@ struct remote_options {
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
     const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
+    bool frozen;           /* read from the cache, but do not change it: read other files into memory */
 };
 
 FDSL_C_BEGIN
@@ -26,7 +27,8 @@ bool remote_is(const char *path);
 /* Returns the path of a file:// URL, otherwise NULL. */
 const char *remote_local(const char *url);
 
-/* Copies a path, or a URL without its secrets, such as an Azure signature, for messages and rows. */
+/* Copies a path, or a URL without its secrets (an Azure signature, a user and a password), for messages and
+ * rows. */
 void remote_shown(const char *url, char *shown, size_t size);
 
 /* Opens a data set and lists its files. STATUS_USAGE if the URL does not name a data set; STATUS_UNAVAILABLE

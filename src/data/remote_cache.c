@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -105,8 +106,10 @@ static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
     return found;
 }
 
-/* Checks the size and, once per process, the hash of an entry. Removes it if they are wrong. */
-static enum status verify(const char *path, const struct cache_entry *entry, int *fd)
+/* Checks the size and, once per process, the hash of an entry. Removes it, unless `frozen` is true, and
+ * closes
+ * `*fd` if they are wrong. */
+static enum status verify(const char *path, const struct cache_entry *entry, bool frozen, int *fd)
 {
     struct stat info;
     uint64_t hash, named = 0;
@@ -123,14 +126,17 @@ static enum status verify(const char *path, const struct cache_entry *entry, int
         is_verified(entry->source, true);
         return STATUS_OK;
     }
-    status_warn("%s is damaged; it is removed and read again", path);
-    unlink(path);
+    status_warn(frozen ? "%s is damaged; a run will remove it and read it again"
+                       : "%s is damaged; it is removed and read again",
+                path);
+    if (!frozen)
+        unlink(path);
     close(*fd);
     *fd = -1;
     return STATUS_OK;
 }
 
-enum status cache_find(const char *folder, const struct cache_entry *entry, int *fd)
+enum status cache_find(const char *folder, const struct cache_entry *entry, bool frozen, int *fd)
 {
     char path[PATH_MAX];
     *fd = -1;
@@ -139,8 +145,9 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, int 
     *fd = open(path, O_RDONLY | O_CLOEXEC);
     if (*fd < 0)
         return errno == ENOENT ? STATUS_OK : failed(path, "open"); /* another process may have removed it */
-    futimens(*fd, NULL); /* sets the time of the latest use; if this fails, the entry only looks older */
-    enum status status = verify(path, entry, fd);
+    if (!frozen)
+        futimens(*fd, NULL); /* sets the time of the latest use; if this fails, the entry only looks older */
+    enum status status = verify(path, entry, frozen, fd);
     if (status != STATUS_OK && *fd >= 0) {
         close(*fd);
         *fd = -1;
@@ -239,17 +246,27 @@ static enum status make_room_alone(const char *folder, uint64_t bytes, uint64_t 
     return status;
 }
 
-enum status cache_open(const char *folder, uint64_t limit)
+enum status cache_open(const char *folder, uint64_t limit, bool frozen)
 {
     struct stat info;
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+    if (frozen && access(folder, F_OK) != 0 && errno == ENOENT) {
+        enum status status = file_check_new_folder(folder);
+        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--cache-dir");
+    }
+    if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        const int cause = errno;
+        /* File systems that allow no new folders, such as /proc, report ENOENT too. */
+        char parent[PATH_MAX];
+        snprintf(parent, sizeof parent, "%s", folder);
+        const bool forbids = cause == ENOENT && access(dirname(parent), F_OK) == 0;
         return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s%s", folder,
-                          strerror(errno), remedy(errno));
+                          strerror(cause), remedy(forbids ? EPERM : cause));
+    }
     if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "--cache-dir %s: %s%s", folder, strerror(errno), remedy(errno));
-    return make_room_alone(folder, 0, limit);
+    return frozen ? STATUS_OK : make_room_alone(folder, 0, limit);
 }
 
 /* ---- Writing ---- */
@@ -285,7 +302,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
         return status_set(STATUS_EXHAUSTED, "out of memory for a name in the cache");
     }
     TRY(lock_draft(draft));
-    TRY(cache_find(folder, entry, fd));
+    TRY(cache_find(folder, entry, false, fd));
     if (*fd >= 0) {
         cache_abandon(draft);
         return STATUS_OK;

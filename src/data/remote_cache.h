@@ -4,6 +4,7 @@
 #ifndef FDSL_DATA_REMOTE_CACHE_H
 #define FDSL_DATA_REMOTE_CACHE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/status.h"
@@ -21,13 +22,14 @@ struct cache_draft {
 };
 
 /* Creates the folder if it does not exist. Removes the least recently used entries until the rest fits into
- * `limit` bytes (0: unlimited). STATUS_USAGE if the folder cannot be created or used. */
-enum status cache_open(const char *folder, uint64_t limit);
+ * `limit` bytes (0: unlimited). If `frozen` is true, only checks the folder. STATUS_USAGE if the folder
+ * cannot be created or used. */
+enum status cache_open(const char *folder, uint64_t limit, bool frozen);
 
 /* Opens an entry for reading and marks it as used. The first time that this process opens the entry, compares
- * the content with the hash in the name, and removes the entry if they differ. Sets `*fd` to -1 if there is
- * no such entry. */
-enum status cache_find(const char *folder, const struct cache_entry *entry, int *fd);
+ * the content with the hash in the name, and removes the entry if they differ. If `frozen` is true, neither
+ * marks nor removes it. Sets `*fd` to -1 if there is no such entry. */
+enum status cache_find(const char *folder, const struct cache_entry *entry, bool frozen, int *fd);
 
 /* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
  * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until

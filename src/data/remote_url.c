@@ -6,22 +6,6 @@
 
 #include "data/remote_parts.h"
 
-bool remote_is(const char *path)
-{
-    return strstr(path, "://") != NULL;
-}
-
-const char *remote_local(const char *url)
-{
-    return strncmp(url, "file://", 7) == 0 ? url + 7 : NULL;
-}
-
-void remote_shown(const char *url, char *shown, size_t size)
-{
-    int length = (int)(remote_is(url) ? strcspn(url, "?") : strlen(url));
-    snprintf(shown, size, "%.*s%s", length, url, url[length] ? "?..." : "");
-}
-
 enum status remote_split(const char *url, struct remote *remote, char **leaf)
 {
     size_t length = strcspn(url, "?");

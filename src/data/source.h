@@ -37,14 +37,13 @@ struct source_sample {
 
 /* Properties of an open source. */
 struct source_facts {
-    uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
+    uint64_t samples;      /* number of samples, with those that open() left out; SOURCE_ENDLESS: unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
-    uint64_t skipped;      /* broken samples that open() left out */
-    bool uncounted;        /* an unknown number of samples was left out in addition */
+    bool uncounted;        /* open() left out an unknown number of samples that have no numbers */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -54,8 +53,10 @@ struct source_request {
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
-    const void *like;   /* only for `dataset`: state of another open data set, or NULL. If the labels of both
-                           are the numbers of class folders, both must have the same folders */
+    bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
+                                        nor checks the others. NULL: all */
+    const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
+                         are the numbers of class folders, both must have the same folders */
 };
 
 /* Produces sample `number`. `sample` is zeroed by the caller, who frees it, even after a failure. */
@@ -96,6 +97,11 @@ struct source {
      * named in ascending order; a lower number begins another pass. Returns false if enough is requested; the
      * caller then names the sample again later. NULL if samples need no requests. */
     bool (*ask)(void *state, uint64_t number);
+
+    /* Returns whether open() left out a broken sample. Such samples keep their numbers, so that other samples
+     * have the same numbers as in the undamaged data set. make(), locate() and describe() must not be called
+     * for them; label() returns UINT64_MAX. NULL: no sample is left out. */
+    bool (*lost)(const void *state, uint64_t number);
 
     /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
      * The caller closes the generator before the state. NULL if the source has no generator. */

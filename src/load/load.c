@@ -285,7 +285,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     TRY(ALLOCATED(job, "out of memory"));
     const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
                                           .cache_dir = parameters->cache_dir,
-                                          .cache_bytes = parameters->cache_bytes};
+                                          .cache_bytes = parameters->cache_bytes,
+                                          .frozen = options_flag(given, "dry-run")};
     enum status status =
         dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset);
     if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)

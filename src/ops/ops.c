@@ -162,6 +162,8 @@ static enum status take_rows(struct ops_job *job, const struct partition *partit
 {
     ops_oracle_free(job->oracle);
     TRY(ops_rows_take(job, partition));
+    if (job->described)
+        return check_sample(job);
     TRY(ops_oracle_open(&job->ops, job->oracle));
     TRY(job->ops.steps[OPS_DEDUP] ? ops_oracle_hash(&job->ops, job->oracle) : STATUS_OK);
     TRY(ops_check_rows(&job->ops));
@@ -260,6 +262,8 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
         describe_set(job->set, parameters);
     }
     fill_ops(parameters, job);
+    /* --sample can be checked without the rows, unless it draws from the rows that are kept. */
+    job->described = options_flag(given, "dry-run") && !(job->ops.sample && job->ops.steps[OPS_COMPACT]);
     return take_rows(job, partition);
 }
 

@@ -23,6 +23,7 @@ struct ops_job {
     struct guard guard;     /* guards the files of `set` */
     double load_s;          /* time until the rows were in memory */
     struct ops_oracle *oracle;
+    bool described; /* --dry-run: there are no rows; only their number and size are known */
 };
 
 /* Range of --norm-min (if it is not 0) and --norm-max. In this range, the square of a norm is a normal
@@ -46,9 +47,10 @@ static inline enum ops_type ops_stored_type(enum dtype type)
  * of guard_open() and embeddings_open(). */
 enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
 
-/* Generates this rank's rows, or reads its rows of the files into the page cache. Replaces the rows of an
- * earlier call. Then sets job->ops.first, count and parts. STATUS_USAGE if the available memory is too small.
- * STATUS_EXHAUSTED if an allocation fails, STATUS_FAILED if a file cannot be read. */
+/* Generates this rank's rows, or reads its rows of the files into the page cache, unless job->described is
+ * set. Replaces the rows of an earlier call. Then sets job->ops.first, count and parts. STATUS_USAGE if the
+ * available memory is too small. STATUS_EXHAUSTED if an allocation fails, STATUS_FAILED if a file cannot be
+ * read. */
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
 void ops_rows_free(struct ops_job *job);
 

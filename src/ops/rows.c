@@ -57,6 +57,8 @@ static enum status generate_rows(struct ops_job *job)
     struct ops *ops = &job->ops;
     uint64_t bytes = ops->count * ops->row_bytes;
     TRY(memory_check(bytes, "the rows", "lower --rows or --columns"));
+    if (job->described)
+        return STATUS_OK;
     job->memory = ops_allocate(bytes);
     TRY(ALLOCATED(job->memory, "out of memory for the rows; lower --rows or --columns"));
     parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
@@ -127,7 +129,9 @@ enum status ops_rows_take(struct ops_job *job, const struct partition *partition
     job->ops.count = share.count;
     job->ops.parts = job->parts = calloc(job->set ? job->set->part_count + 1 : 1, sizeof *job->parts);
     TRY(ALLOCATED(job->parts, "out of memory for the list of rows"));
-    return job->set ? read_rows(job) : generate_rows(job);
+    if (job->set)
+        return job->described ? STATUS_OK : read_rows(job);
+    return generate_rows(job);
 }
 
 void ops_rows_free(struct ops_job *job)

@@ -17,6 +17,7 @@
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/remote.h"
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
@@ -67,7 +68,7 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
         return status_set(STATUS_USAGE, "%s %s: %s", option, path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
-    TRY(checkpoint_read_latest(path, false, checkpoint, &found));
+    TRY(checkpoint_read_latest(path, true, checkpoint, &found));
     return found ? STATUS_OK
                  : status_set(
                        STATUS_USAGE,
@@ -146,11 +147,14 @@ static int64_t checkpoint_point(const char *name)
     return point >= 0 && *suffix == '\0' ? point : -1;
 }
 
-/* Sets `*found` to the latest point before `below` among the folder's checkpoints; -1 if there is none. */
+/* Sets `*found` to the latest point before `below` among the folder's checkpoints; -1 if there is none, or no
+ * folder. */
 static enum status latest_before(const char *folder, int64_t below, int64_t *found)
 {
     *found = -1;
     DIR *directory = opendir(folder);
+    if (!directory && errno == ENOENT)
+        return STATUS_OK;
     if (!directory)
         return status_set(STATUS_FAILED, "the folder of checkpoints %s cannot be read: %s", folder,
                           strerror(errno));
@@ -207,15 +211,17 @@ static void remove_temporaries(const char *folder)
         closedir(directory);
 }
 
-enum status checkpoint_lock(const char *folder, int *lock)
+enum status checkpoint_lock(const char *folder, bool change, int *lock)
 {
     char path[PATH_MAX];
     int failed;
     *lock = -1;
     if (snprintf(path, sizeof path, "%s/.lock", folder) >= (int)sizeof path)
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC,
+    int fd = open(path, O_RDWR | (change ? O_CREAT : 0) | O_CLOEXEC,
                   0666); /* NFS grants an exclusive lock only on a file opened for writing */
+    if (fd < 0 && errno == ENOENT && !change)
+        return STATUS_OK;
     if (fd < 0)
         return status_set(STATUS_USAGE, "--checkpoint: %s cannot be opened: %s", path, strerror(errno));
     while ((failed = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR)
@@ -233,7 +239,7 @@ enum status checkpoint_lock(const char *folder, int *lock)
         status_warn(
             "--checkpoint %s cannot be locked (%s); make sure that no other training run writes there",
             folder, strerror(errno));
-    else
+    else if (change)
         remove_temporaries(folder);
     return STATUS_OK;
 }
@@ -244,20 +250,21 @@ void checkpoint_unlock(int lock)
         close(lock);
 }
 
-enum status checkpoint_check_folder(const char *folder)
+enum status checkpoint_check_folder(const char *folder, bool change)
 {
     char path[PATH_MAX];
     struct stat info;
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+    if (change && mkdir(folder, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--checkpoint %s cannot be created: %s", folder, strerror(errno));
-    if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+    const bool exists = stat(folder, &info) == 0;
+    if (exists && !S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE,
                           "--checkpoint %s is not a folder; give a folder, and --resume to continue from its "
                           "latest checkpoint",
                           folder);
     if (!path_of(folder, 0, path))
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
-    enum status status = file_check_new(path);
+    enum status status = exists ? file_check_new(path) : file_check_new_folder(folder);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
 }
 
@@ -433,6 +440,11 @@ static enum status copy_parts(const struct header *header, const char *at, struc
         *texts[i] = strndup(at, header->text_bytes[i]);
         TRY(ALLOCATED(*texts[i], "out of memory for a checkpoint"));
     }
+    char shown[PATH_MAX]; /* older programs stored URLs with their secrets */
+    remote_shown(checkpoint->data, shown, sizeof shown);
+    free(checkpoint->data);
+    checkpoint->data = strdup(shown);
+    TRY(ALLOCATED(checkpoint->data, "out of memory for a checkpoint"));
     for (size_t i = 0; i < header->arenas; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
         TRY(ALLOCATED(*arenas[i], "out of memory for a checkpoint"));
@@ -489,8 +501,7 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
                : status;
 }
 
-enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
-                                   bool *found)
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
 {
     char path[PATH_MAX];
     int64_t point;
@@ -507,13 +518,10 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         checkpoint_free(checkpoint);
         if (!is_damaged)
             return status;
-        if (!pass_over)
-            return status_prefix(status, "the latest checkpoint cannot be used; name another file in %s",
-                                 folder);
         char reason[1024];
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(latest_before(folder, point, &point));
-        if (point >= 0)
+        if (point >= 0 && warn)
             status_warn("%s; using the previous checkpoint", reason);
         status_set(status,
                    "no checkpoint in %s can be used, because all are damaged; delete them to start from the "
@@ -537,9 +545,9 @@ static enum status unavailable(void)
                       "this build has no checkpoints: install xxHash (libxxhash-dev) and build again");
 }
 
-enum status checkpoint_lock(const char *folder, int *lock)
+enum status checkpoint_lock(const char *folder, bool change, int *lock)
 {
-    (void)folder, (void)lock;
+    (void)folder, (void)change, (void)lock;
     return unavailable();
 }
 
@@ -554,9 +562,9 @@ enum status checkpoint_exists(const char *folder, bool *exists)
     return unavailable();
 }
 
-enum status checkpoint_check_folder(const char *folder)
+enum status checkpoint_check_folder(const char *folder, bool change)
 {
-    (void)folder;
+    (void)folder, (void)change;
     return unavailable();
 }
 
@@ -573,10 +581,9 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
     return unavailable();
 }
 
-enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
-                                   bool *found)
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
 {
-    (void)folder, (void)pass_over;
+    (void)folder, (void)warn;
     *found = false;
     *checkpoint = (struct checkpoint){0};
     return unavailable();

@@ -50,18 +50,20 @@ struct checkpoint {
 
 FDSL_C_BEGIN
 
-/* Checks that checkpoints can be written into the folder; creates it if it is missing. STATUS_USAGE with the
- * reason if they cannot; STATUS_UNAVAILABLE if the build has no xxHash. */
-enum status checkpoint_check_folder(const char *folder);
+/* Checks that checkpoints can be written into the folder. If `change` is true, creates it if it is missing;
+ * otherwise only checks that it could be created. STATUS_USAGE with the reason if not; STATUS_UNAVAILABLE if
+ * the build has no xxHash. */
+enum status checkpoint_check_folder(const char *folder, bool change);
 
-/* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
+/* Locks a folder and removes temporary files that killed processes left there. If `change` is false, changes
+ * no file: takes the lock only if an earlier run has created the lock file. `*lock` is for
  * checkpoint_unlock(), which ignores negative values. The end of the process also releases the lock.
  * STATUS_USAGE if another process holds the lock. If the file system does not support locks, only prints a
  * warning. */
-enum status checkpoint_lock(const char *folder, int *lock);
+enum status checkpoint_lock(const char *folder, bool change, int *lock);
 void checkpoint_unlock(int lock);
 
-/* Sets `*exists` to whether the folder holds any checkpoint. */
+/* Sets `*exists` to whether the folder holds any checkpoint. A folder that does not exist holds none. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
@@ -74,16 +76,15 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
  * schema, is truncated, or has a wrong checksum. The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
-/* Reads the latest checkpoint of a folder. If `pass_over` is true, skips files that are truncated or damaged
- * (for example by a power failure) and warns. Any other failure (another schema, permissions, memory, disk)
+/* Reads the latest checkpoint of a folder. Skips files that are truncated or damaged (for example by a power
+ * failure), with a warning if `warn` is true. Any other failure (another schema, permissions, memory, disk)
  * is an error: if the file were skipped, training would later overwrite it. `*found` is false if there is no
  * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, even after a failure. */
-enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
-                                   bool *found);
+enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
-/* Reads the checkpoint that the user named with an option: a file, or the latest checkpoint of a folder. A
- * damaged file is never skipped. STATUS_USAGE if there is no checkpoint; the message begins with `option`.
+/* Reads the checkpoint that the user named with an option: a file, or the latest checkpoint of a folder that
+ * is not damaged. STATUS_USAGE if there is no checkpoint; the message begins with `option`.
  * The caller frees the checkpoint, even after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 

@@ -145,16 +145,36 @@ static bool file_there(const char *folder, const char *name, char path[PATH_MAX]
     return snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
 }
 
+/* Returns the size of a part of a generated set. */
+static uint64_t generated_size(const struct data_request *request, int part)
+{
+    if (part == DATA_TRAIN)
+        return request->train_size ? request->train_size : DATA_TRAIN_SIZE;
+    return request->test_size ? request->test_size : DATA_TEST_SIZE;
+}
+
+/* Returns how many samples of a part are generated. */
+static uint64_t generated_count(const struct data_request *request, int part)
+{
+    return request->describe ? 1 : generated_size(request, part);
+}
+
 /* Generates both sets. Test samples have numbers above all possible training numbers, so the test set does
  * not depend on the size of the training set. */
 static enum status generate(const struct data_request *request, const char *source, const char *const words[],
                             struct data *data)
 {
-    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
-    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
-    TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
+    uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
+    if (!request->test_only)
+        TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
     return data_read(request, source, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
                      DATA_TEST);
+}
+
+/* Returns the first part that is read. */
+static int first_part(const struct data_request *request)
+{
+    return request->test_only ? DATA_TEST : DATA_TRAIN;
 }
 
 /* ---- Generated during training ---- */
@@ -184,8 +204,7 @@ static uint64_t fresh_step(uint32_t classes)
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
-    uint64_t train = request->train_size ? request->train_size : DATA_TRAIN_SIZE;
-    uint64_t test = request->test_size ? request->test_size : DATA_TEST_SIZE;
+    uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
     uint64_t measured = train < DATA_MEASURED ? train : DATA_MEASURED, held = train;
     if (data->feed == DATA_LIVE)
         held = measured;
@@ -194,10 +213,12 @@ static enum status fill_synth(const struct data_request *request, struct source_
         held = held < train ? held : train;
     }
     int threads = request->resources.threads;
-    TRY(data_fill(reader, (struct data_range){0, held, -1}, held, threads, data, DATA_TRAIN));
-    TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
-    data->held = (uint32_t)held;
-    data->measured = (uint32_t)measured;
+    if (!request->test_only) {
+        TRY(data_fill(reader, (struct data_range){0, held, -1}, held, threads, data, DATA_TRAIN));
+        TRY(label_all(reader, train, &data->sets[DATA_TRAIN]));
+        data->held = (uint32_t)held;
+        data->measured = (uint32_t)measured;
+    }
     return data_fill(reader, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, threads, data,
                      DATA_TEST);
 }
@@ -261,7 +282,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     static const char *const names[DATA_PARTS][2] = {
         {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"},
         {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz"}};
-    for (int part = 0; part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < DATA_PARTS; part++) {
         char path[PATH_MAX];
         if (!file_there(request->name, names[part][0], path) &&
             !file_there(request->name, names[part][1], path))
@@ -311,8 +332,9 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
                           request->name);
     const char *const learn[] = {"encode", "npy", "source", paths, NULL};
     const char *const test[] = {"encode", "npy", "source", path, NULL};
-    TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
-                  DATA_TRAIN));
+    if (!request->test_only)
+        TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN),
+                      data, DATA_TRAIN));
     return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
                      data, DATA_TEST);
 }
@@ -325,8 +347,15 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     return read_cifar(request, paths, path, data);
 }
 
+static bool none(uint64_t number)
+{
+    (void)number;
+    return false;
+}
+
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
- * set that does not exist. The test set is opened first, because it is usually smaller. */
+ * set that does not exist. The test set is opened first, because it is usually smaller. A training set that
+ * is not read is opened too, to compare its class folders. */
 static enum status open_readers(const struct data_request *request, const char *const paths[DATA_PARTS],
                                 struct source_reader readers[DATA_PARTS])
 {
@@ -337,6 +366,9 @@ static enum status open_readers(const struct data_request *request, const char *
                                      NULL};
         const struct source_request with = {.resources = request->resources,
                                             .skip = request->skip,
+                                            .wanted = part == DATA_TEST || !request->test_only ? NULL
+                                                      : paths[DATA_TEST]                       ? none
+                                                                         : data_is_held_out,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", words, &with, &readers[part]));
@@ -346,20 +378,16 @@ static enum status open_readers(const struct data_request *request, const char *
 
 /* Warns of the number of samples that are left out, because it changes the sets. */
 static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
-                         const struct data *data)
+                         struct data *data)
 {
-    uint64_t count = 0;
-    bool uncounted = false;
-    for (int part = 0; part < DATA_PARTS; part++) {
-        count += readers[part].facts.skipped + data->sets[part].skipped;
-        uncounted |= readers[part].facts.uncounted;
-    }
-    if (count || uncounted)
-        status_warn("--data %s: %" PRIu64 " broken sample%s%s skipped", request->name, count,
-                    count == 1 ? "" : "s",
-                    uncounted    ? ", and an unknown number more, are"
-                    : count == 1 ? " is"
-                                 : " are");
+    const bool uncounted = readers[DATA_TRAIN].facts.uncounted || readers[DATA_TEST].facts.uncounted;
+    data->skips = !uncounted;
+    const uint32_t train = data->sets[DATA_TRAIN].skipped, test = data->sets[DATA_TEST].skipped;
+    if (train + test > 0 || uncounted)
+        status_warn("--data %s: skipped %" PRIu32 " broken sample%s of the training set and %" PRIu32
+                    " of the test set%s",
+                    request->name, train, train == 1 ? "" : "s", test,
+                    uncounted ? ", and an unknown number more" : "");
 }
 
 /* Reads both sets from two data sets, or divides one. */
@@ -369,15 +397,12 @@ static enum status read_datasets(const struct data_request *request, const char 
     struct source_reader readers[DATA_PARTS] = {{0}};
     enum status status = open_readers(request, paths, readers);
     data->split = !paths[DATA_TEST];
-    for (int part = 0; status == STATUS_OK && part < DATA_PARTS; part++)
+    for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
         status = data_fill(&readers[data->split ? DATA_TRAIN : part],
                            (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
                            limit_of(request, part), request->resources.threads, data, (enum data_part)part);
     if (status == STATUS_OK)
         tell_skipped(request, readers, data);
-    /* Samples that were left out when a source was opened also count towards --train-size and --test-size. */
-    for (int part = 0; !data->split && part < DATA_PARTS; part++)
-        data->sets[part].skipped += (uint32_t)readers[part].facts.skipped;
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return data_named(request, status);
@@ -468,7 +493,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
 
 static enum status check_sets(const struct data_request *request, struct data *data)
 {
-    for (int part = 0; part < DATA_PARTS; part++) {
+    for (int part = first_part(request); part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
         if (set->count == 0 && set->skipped)
@@ -522,6 +547,22 @@ static void identify(struct data *data)
 #endif
 }
 
+/* After request->describe: sets the numbers of samples of both generated sets, and checks that they fit into
+ * memory. */
+static enum status claim_all(const struct data_request *request, struct data *data)
+{
+    data->held = data->measured = 1;
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const uint64_t count = generated_size(request, part);
+        const bool stored = part == DATA_TEST || data->feed == DATA_STORED;
+        TRY(data_check_memory(count,
+                              stored ? data_stored_bytes(data, (enum data_part)part) : sizeof(uint32_t),
+                              data_size_options[part]));
+        data->sets[part].count = (uint32_t)count;
+    }
+    return STATUS_OK;
+}
+
 enum status data_open(const struct data_request *request, struct data *data)
 {
     double begin_s = timer_now_s();
@@ -529,43 +570,13 @@ enum status data_open(const struct data_request *request, struct data *data)
     data->fit = request->fit;
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
-    TRY(check_sets(request, data));
+    const bool described = request->describe && data_is_generated(request->name);
+    if (!described)
+        TRY(check_sets(request, data));
     TRY(count_classes(request, data));
     identify(data);
+    if (described)
+        TRY(claim_all(request, data));
     data->opening_s = timer_now_s() - begin_s;
     return STATUS_OK;
-}
-
-void data_warn_of_classes(const struct data *data, const char *name, bool whole)
-{
-    if (data_is_generated(name))
-        return;
-    const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
-    uint8_t *seen = calloc(data->classes, 1);
-    uint32_t missing = 0, unseen = 0, first = 0;
-    for (uint32_t i = 0; seen && i < train->count; i++)
-        seen[train->labels[i]] = 1;
-    for (uint32_t i = 0; seen && i < test->count; i++) {
-        missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]] = 1;
-    }
-    for (uint32_t c = data->classes; whole && seen && c-- > 0;)
-        if (!seen[c]) {
-            unseen++;
-            first = c;
-        }
-    free(seen);
-    if (unseen)
-        status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
-                    "); labels begin at 0, and class folders without a usable sample count as classes",
-                    name, unseen, data->classes, unseen == 1 ? "s" : "ve", first);
-    if (data->classes == 1)
-        status_warn(
-            "--data %s: all samples have class 0, so there is nothing to learn; class folders must be "
-            "directly in the folder of the data set",
-            name);
-    else if (missing)
-        status_warn("--data %s: the test set has %" PRIu32 " class%s without a training sample; raise "
-                    "--train-size, or use other data",
-                    name, missing, missing == 1 ? "" : "es");
 }

@@ -50,7 +50,8 @@ struct data {
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     bool gray;                        /* each training sample has equal channels; false: not known */
-    struct data_set sets[DATA_PARTS]; /* neither set is empty */
+    struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
+    bool skips;                       /* the numbers of skipped samples in `sets` are complete */
     bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
@@ -137,6 +138,9 @@ struct data_request {
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
     bool skip;            /* leave out broken samples of data sets, with a warning */
+    bool test_only;       /* read only the test set; the training set stays empty */
+    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
+                             numbers of samples as if all were there */
     struct resources resources;
 };
 
@@ -157,6 +161,10 @@ bool data_is_generated(const char *name);
  * complete and the labels set the number of classes; then also warns of classes without a sample. `name` is
  * the name of the data set in the request. Does not check generated data. */
 void data_warn_of_classes(const struct data *data, const char *name, bool whole);
+
+/* Warns once if the test set is so small that one sample changes the accuracy by more than 1 %. `name` is the
+ * name of the data set in the request. For generated data there is no warning. */
+void data_warn_of_few(const struct data *data, const char *name);
 
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */

@@ -85,6 +85,7 @@ static enum status read_label(const struct data *data, const struct source_sampl
 /* ---- Checks and memory ---- */
 
 const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
+static const char *const set_names[DATA_PARTS] = {"training", "test"};
 
 /* Rejects NaN and Inf. A network cannot learn from them, and the user would blame the learning rate for the
  * bad loss. */
@@ -294,7 +295,7 @@ static enum status skip(const struct batch *batch, enum status status)
         return batch->reader->source->locate ? dataset_advise_skip(status) : status;
     end_progress();
     if (set->skipped++ < SKIPS_TOLD)
-        status_warn("skipped: %s", status_text());
+        status_warn("skipped in the %s set: %s", set_names[batch->part], status_text());
     return STATUS_OK;
 }
 
@@ -385,7 +386,7 @@ static enum status add_batch(struct batch *batch, bool known, struct room *room)
 
 /* ---- Choosing samples ---- */
 
-static bool is_held_out(uint64_t number)
+bool data_is_held_out(uint64_t number)
 {
     return philox(philox_key(0), (uint32_t)number, (uint32_t)(number >> 32), 0, DRAW_HOLD).word[0] %
                HELD_OUT ==
@@ -401,7 +402,7 @@ static uint64_t chunk_of(const struct source_reader *reader)
 
 static bool is_in(struct data_range range, uint64_t number)
 {
-    return range.held < 0 || is_held_out(number) == range.held;
+    return range.held < 0 || data_is_held_out(number) == range.held;
 }
 
 /* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
@@ -414,15 +415,16 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     uint64_t asked = range.first;
     for (uint64_t i = 0; i < range.count; i++) {
         source_ask(reader->source, reader->state, &asked, range.first + range.count);
+        turns[i] = UINT32_MAX;
+        if (!is_in(range, range.first + i))
+            continue;
         uint64_t label = reader->source->label(reader->state, range.first + i);
         if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
             return STATUS_FAILED;
-        turns[i] = UINT32_MAX;
         if (label > INT32_MAX)
-            continue; /* a sample whose label cannot be read has no turn */
+            continue; /* a sample that is lost, or whose label cannot be read, has no turn */
         TRY(label_check((int32_t)label, CLASSES_MAX));
-        if (is_in(range, range.first + i))
-            sizes[turns[i] = counts[label]++]++;
+        sizes[turns[i] = counts[label]++]++;
     }
     for (; sizes[last] && sizes[last] <= limit; last++)
         limit -= sizes[last];
@@ -456,15 +458,25 @@ static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
     return (!chosen || chosen[at]) && is_in(range, range.first + at);
 }
 
-/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns the number of
- * samples. */
-static uint64_t next_numbers(struct data_range range, const uint8_t *chosen, uint64_t most, uint64_t *at,
-                             uint64_t numbers[CHUNK])
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number. It
+ * includes
+ * `*lost`, the number of samples that opening left out. */
+static uint64_t next_numbers(const struct source_reader *reader, struct data_range range,
+                             const uint8_t *chosen, uint64_t most, uint64_t *at, uint64_t numbers[CHUNK],
+                             uint32_t *lost)
 {
     uint64_t count = 0;
-    for (; *at < range.count && count < most; ++*at)
-        if (takes(range, chosen, *at))
-            numbers[count++] = range.first + *at;
+    *lost = 0;
+    for (; *at < range.count && count < most; ++*at) {
+        const uint64_t number = range.first + *at;
+        if (!takes(range, chosen, *at))
+            continue;
+        if (reader->source->lost && reader->source->lost(reader->state, number))
+            ++*lost;
+        else
+            numbers[count - *lost] = number;
+        count++;
+    }
     return count;
 }
 
@@ -487,12 +499,11 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
     }
 }
 
-/* Implements data_fill(). Skipped samples count towards `limit`, so a sample that cannot be decoded does not
- * change which other samples are taken. A sample that was left out when the source was opened does, because
- * all later samples then have other numbers. */
+/* Implements data_fill(). Skipped samples count towards `limit`, so a broken sample does not change which
+ * other samples are taken. */
 static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
 {
-    const struct data_set *set = &batch->data->sets[batch->part];
+    struct data_set *set = &batch->data->sets[batch->part];
     struct source_reader *reader = batch->reader;
     struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
     uint64_t chunk = chunk_of(reader), taken = 0;
@@ -502,10 +513,14 @@ static enum status fill(struct data_range range, uint64_t limit, const uint8_t *
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && taken < limit;) {
         uint64_t left = limit - taken;
         ask_ahead(reader, range, chosen, limit, &ahead);
-        batch->count = next_numbers(range, chosen, left < chunk ? left : chunk, &at, batch->numbers);
-        if (batch->count == 0)
-            break;
+        uint32_t lost;
+        batch->count =
+            next_numbers(reader, range, chosen, left < chunk ? left : chunk, &at, batch->numbers, &lost);
         taken += batch->count;
+        batch->count -= lost;
+        set->skipped += lost;
+        if (batch->count == 0)
+            continue;
         status = read_batch(batch);
         if (status == STATUS_OK)
             status = add_batch(batch, range.held < 0, &room);

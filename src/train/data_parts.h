@@ -21,6 +21,9 @@ struct data_range {
     int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */
 };
 
+/* Returns whether a sample is held out for testing if one data set is divided: about a tenth of them are. */
+bool data_is_held_out(uint64_t number);
+
 /* Returns STATUS_USAGE if `samples` samples do not fit into memory; the message suggests lowering `option`.
  * Without this check, a system that overcommits memory may kill the program when it first writes to the
  * memory. */

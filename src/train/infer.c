@@ -32,9 +32,9 @@ static const struct option_spec options[] = {
 
 static const struct measure columns[] = {
     {"timed_stages", COMBINE_FIRST}, {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},      {"memory_bytes", COMBINE_SAME}, {"batch_probes", COMBINE_SAME},
-    {NULL, COMBINE_FIRST},
+    {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"skipped", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},     {"test_acc", COMBINE_SAME},     {"memory_bytes", COMBINE_SAME},
+    {"batch_probes", COMBINE_SAME},  {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"test_acc", NULL};
 static const char *const baselines[] = {"infer-naive", NULL};
@@ -119,6 +119,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     job_hide_secrets(&parameters->job);
     TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
+    if (parameters->job.on_error < 0)
+        parameters->job.on_error = 0; /* "fail" */
     if (parameters->job.fit < 0 || parameters->job.channels == 0)
         return status_set(STATUS_FAILED, "--checkpoint %s lacks the values of --fit and --channels",
                           parameters->checkpoint);
@@ -128,8 +130,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
-    /* With the default feed, `synth` keeps only a few training samples in memory; inference uses none. */
-    parameters->job.feed = -1;
+    parameters->job.test_only = true;
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));
@@ -272,6 +273,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
     measures_put(measures, "epoch", "%" PRIu32, opened->checkpoint.history.epochs);
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
     measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
+    job_put_skipped(&opened->data, measures);
     if (isfinite(loss))
         measures_put(measures, "test_loss", "%.9g", loss);
     measures_put(measures, "test_acc", "%.6g", accuracy);
@@ -283,7 +285,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/6",
+    .schema = "infer/7",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,

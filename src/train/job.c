@@ -44,12 +44,21 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .feed = parameters->feed,
                                    .fresh = parameters->fresh,
                                    .skip = parameters->on_error > 0,
+                                   .test_only = parameters->test_only,
+                                   .describe = parameters->describe,
                                    .resources = {.threads = 1}};
 #ifdef _OPENMP
     request.resources.threads = omp_get_max_threads();
 #endif
     *data = (struct data){0};
     return data_open(&request, data);
+}
+
+void job_put_skipped(const struct data *data, struct measures *measures)
+{
+    if (data->skips)
+        measures_put(measures, "skipped", "%" PRIu32,
+                     data->sets[DATA_TRAIN].skipped + data->sets[DATA_TEST].skipped);
 }
 
 const char *job_lacking(const struct job_parameters *parameters, const char *option)
@@ -128,14 +137,12 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
     char *rest = NULL;
     *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
     TRY(ALLOCATED(*samples, "out of memory"));
-    char shown[PATH_MAX];
-    remote_shown(checkpoint->data, shown, sizeof shown);
     if (!options_given(given, "data") && remote_is(checkpoint->data) && strchr(checkpoint->data, '?'))
         return status_set(
             STATUS_USAGE,
             "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
             "--data",
-            shown);
+            checkpoint->data);
     if (!options_given(given, "data"))
         parameters->data = checkpoint->data;
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/measures.h"
 #include "core/options.h"
 #include "core/partition.h"
 #include "core/status.h"
@@ -24,6 +25,7 @@ struct job_parameters {
     int on_error;    /* 1: skip broken samples; negative: not given (`infer`) */
     int feed;        /* `feed` and `fresh` as in struct data_request */
     bool fresh;
+    bool test_only, describe; /* set by the workload: as in struct data_request */
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
@@ -38,7 +40,7 @@ struct job_parameters {
      "folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; " \
      "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
-    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, false, \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, true, \
      "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the " \
      "sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. "    \
      "WHAT is one of"}, \
@@ -89,6 +91,10 @@ size_t job_differences(const struct checkpoint *checkpoint, const char *data, co
 /* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
  * contain this text. */
 void job_hide_secrets(struct job_parameters *parameters);
+
+/* Sets the measure `skipped`: the number of broken samples that were left out, if it is known and --on-error
+ * has an effect. */
+void job_put_skipped(const struct data *data, struct measures *measures);
 
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);

@@ -230,7 +230,7 @@ static const char *train_folder(const void *input)
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/9",
+    .schema = "train/10",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,

@@ -26,7 +26,8 @@ static enum status check_ending(const char *option, const char *path)
 }
 
 /* Rejects output files that cannot be written. Only rank 0 writes files. */
-static enum status check_outputs(const struct train_parameters *parameters, const struct partition *partition)
+static enum status check_outputs(const struct options *given, const struct train_parameters *parameters,
+                                 const struct partition *partition)
 {
     static const char *const options[] = {"export", "export-step", "export-data"};
     const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
@@ -42,8 +43,9 @@ static enum status check_outputs(const struct train_parameters *parameters, cons
         TRY(export_batch_check(parameters->save_batch));
     if (parameters->log_path && partition->rank == 0)
         TRY(step_log_check(parameters->log_path));
-    return parameters->checkpoint && partition->rank == 0 ? checkpoint_check_folder(parameters->checkpoint)
-                                                          : STATUS_OK;
+    return parameters->checkpoint && partition->rank == 0
+               ? checkpoint_check_folder(parameters->checkpoint, !options_flag(given, "dry-run"))
+               : STATUS_OK;
 }
 
 /* With --batch max, rejects options that need a known batch. */
@@ -98,7 +100,7 @@ enum status train_check_options(const struct options *given, const struct train_
                                 const struct partition *partition)
 {
     TRY(check_given(given, parameters));
-    return check_outputs(parameters, partition);
+    return check_outputs(given, parameters, partition);
 }
 
 /* ---- With the data, the network and the steps ---- */

@@ -7,23 +7,41 @@
 #include "train/train_parts.h"
 
 const struct measure train_columns[] = {
-    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},  {"batch_probes", COMBINE_SAME},
-    {"gradient_norm", COMBINE_SAME},   {"ema_test_loss", COMBINE_SAME},
-    {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},
+    {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},
+    {"test_samples", COMBINE_SAME},
+    {"skipped", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},
+    {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},
+    {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},
+    {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},
+    {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},
+    {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},
+    {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},
+    {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM},
+    {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},
+    {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},
+    {"batch_probes", COMBINE_SAME},
+    {"gradient_norm", COMBINE_SAME},
+    {"ema_test_loss", COMBINE_SAME},
+    {"ema_test_acc", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 
 /* Returns the bytes of the parameters, their moving average and their optimizer state, which every step must
@@ -94,6 +112,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
     measures_put(measures, "train_samples", "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
     measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
+    job_put_skipped(&opened->data, measures);
     put_learning(&epoch, measures);
     measures_real(measures, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
     measures_put(measures, "memory_bytes", "%" PRIu64, epoch.memory_bytes);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "machine/comm.h"
 #include "train/export.h"
 #include "train/init.h"
 #include "train/pipeline.h"
@@ -279,6 +280,17 @@ static uint64_t smallest_batch(const struct train_parameters *parameters, const 
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
+/* With --resume: refuses other options than those of the checkpoint, before any data are read. */
+static enum status check_resumed(const struct train_parameters *all, struct opened *opened)
+{
+    if (!all->resume)
+        return STATUS_OK;
+    TRY(train_identify(all, opened));
+    const struct train_job job = {
+        .checkpoints = all->checkpoint, .identity = opened->identity, .largest = all->largest};
+    return trainer_check_options(&job, model_tables[all->model].name);
+}
+
 /* Sets the batch in `parameters` to the batch of this rank, because the rows show it. */
 enum status train_open(const struct options *given, void *parameters_, const struct partition *partition,
                        void **input)
@@ -289,14 +301,23 @@ enum status train_open(const struct options *given, void *parameters_, const str
     job_hide_secrets(&parameters->job);
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
+    /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
+    parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
+                               !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
-    TRY(train_check_options(given, parameters, partition));
-    TRY(read_balance(parameters, partition, opened));
+    enum status status = train_check_options(given, parameters, partition);
+    if (status == STATUS_OK)
+        status = read_balance(parameters, partition, opened);
     const struct train_parameters all = of_all_ranks(parameters, partition);
+    if (status == STATUS_OK && partition->rank == 0)
+        status = check_resumed(&all, opened);
+    TRY(comm_agree(status));
     TRY(open_all(&all, partition, opened));
+    if (!all.job.test_size)
+        data_warn_of_few(&opened->data, all.job.data);
     parameters->job.batch = partition_share(partition, parameters->job.batch).count;
     parameters->stages = partition->ranks;
     return STATUS_OK;

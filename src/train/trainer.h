@@ -79,6 +79,11 @@ enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
 
+/* Before the data are read: compares the options with those of the latest checkpoint to resume, without the
+ * initial parameters and the samples. Reads only the members `identity`, `checkpoints` and `largest` of the
+ * job. STATUS_USAGE with the first option that differs, and what to give instead. Call on rank 0. */
+enum status trainer_check_options(const struct train_job *job, const char *model);
+
 /* ---- Functions of the workload (core/workload.h); none uses `input` or `variant` ---- */
 
 /* Checks what setup() checks, without training: the folder of --checkpoint. Writes the file of --export-step.

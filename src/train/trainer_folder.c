@@ -89,7 +89,7 @@ enum status trainer_take_folder(struct trainer *trainer)
     const struct train_job *job = trainer->job;
     if (!job->checkpoints || comm_rank() > 0)
         return STATUS_OK;
-    TRY(checkpoint_lock(job->checkpoints, &trainer->lock));
+    TRY(checkpoint_lock(job->checkpoints, true, &trainer->lock));
     return job->resume ? resume(trainer) : refuse_full(job);
 }
 
@@ -147,7 +147,7 @@ enum status trainer_check(const void *input, const struct variant *variant, cons
     const struct train_job *job = input;
     int lock = -1;
     if (job->checkpoints) {
-        TRY(checkpoint_lock(job->checkpoints, &lock));
+        TRY(checkpoint_lock(job->checkpoints, false, &lock));
         enum status status = check_folder(job);
         checkpoint_unlock(lock);
         TRY(status);

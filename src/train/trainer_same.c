@@ -1,6 +1,7 @@
 /* Checks that a checkpoint belongs to the training run that resumes. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/workload.h"
@@ -48,13 +49,34 @@ static void remedy(const char *name, int length, const char *value, int bytes, c
         snprintf(words, size, "give --%.*s %.*s", length, name, bytes, value);
 }
 
+/* Returns whether the value of an option in the checkpoint means the same as its value now. Older programs
+ * stored lists of numbers as the user wrote them, such as mean=0.50. `now` and `was` are words "name=value".
+ */
+static bool means_same(const char *now, size_t now_length, const char *was, size_t was_length, size_t name)
+{
+    const struct workload *workload = workload_find("train");
+    char value[256], text[256];
+    if (now_length == was_length && strncmp(now, was, now_length) == 0)
+        return true;
+    snprintf(value, sizeof value, "%.*s", (int)(was_length - name - 1), was + name + 1);
+    FREED void *values = calloc(1, workload->parameters_bytes);
+    for (size_t i = 0; values && i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        if (!is_named(spec->name, now, (int)name) || option_set(spec, values, value) != STATUS_OK)
+            continue;
+        options_text(spec, values, text, sizeof text);
+        return strlen(text) == now_length - name - 1 && strncmp(text, now + name + 1, strlen(text)) == 0;
+    }
+    return false;
+}
+
 /* Describes the first option whose value differs between the two strings; returns false if there is none. */
 static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {
         size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
         const char *found = word_of(theirs, mine, name, &other);
-        if (found && (other != length || strncmp(mine, found, length) != 0)) {
+        if (found && !means_same(mine, length, found, other, name)) {
             char remedies[128];
             remedy(mine, (int)name, found + name + 1, (int)(other - name - 1), remedies, sizeof remedies);
             snprintf(words, size, "%.*s in the checkpoint, %.*s now; %s", (int)other, found,
@@ -102,28 +124,27 @@ static enum status refuse_samples(const struct train_job *job, const struct chec
         job->checkpoints, words);
 }
 
-enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
-                               bool batch_known)
+static enum status refuse_model(const struct train_job *job, const struct checkpoint *checkpoint)
 {
-    const struct model *model = job->train.model;
+    return status_set(STATUS_USAGE,
+                      "--resume: the checkpoints in %s belong to another model: %s for samples of "
+                      "%ux%ux%ux%u (channels, depth, height, width) and %u classes; use this model and "
+                      "such samples, or name another folder",
+                      job->checkpoints, checkpoint->model, checkpoint->input.channels,
+                      checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
+                      checkpoint->classes);
+}
+
+/* Compares the options in `identity` with those of the checkpoint. */
+static enum status compare_options(const struct train_job *job, const char *identity,
+                                   const struct checkpoint *checkpoint)
+{
     char words[384];
-    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
-        checkpoint->classes != model->classes ||
-        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
-        return status_set(STATUS_USAGE,
-                          "--resume: the checkpoints in %s belong to another model: %s for samples of "
-                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes; use this model and "
-                          "such samples, or name another folder",
-                          job->checkpoints, checkpoint->model, checkpoint->input.channels,
-                          checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
-                          checkpoint->classes);
-    if (!batch_known)
-        return STATUS_OK;
     /* If an option is missing, usually the value of another option is the cause. So report differing values
      * first. */
-    if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
-        !find_lacking(job->identity, checkpoint->identity, true, words, sizeof words) &&
-        !find_lacking(checkpoint->identity, job->identity, false, words, sizeof words))
+    if (!find_other(identity, checkpoint->identity, words, sizeof words) &&
+        !find_lacking(identity, checkpoint->identity, true, words, sizeof words) &&
+        !find_lacking(checkpoint->identity, identity, false, words, sizeof words))
         return STATUS_OK;
     if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
         return refuse_samples(job, checkpoint);
@@ -131,4 +152,44 @@ enum status trainer_check_same(const struct train_job *job, const struct checkpo
                       "--resume: the checkpoints in %s were written with other options: %s, or name another "
                       "folder",
                       job->checkpoints, words);
+}
+
+enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known)
+{
+    const struct model *model = job->train.model;
+    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
+        checkpoint->classes != model->classes ||
+        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
+        return refuse_model(job, checkpoint);
+    return batch_known ? compare_options(job, job->identity, checkpoint) : STATUS_OK;
+}
+
+/* Returns the words of an identity that describe the initial parameters and the samples. They end it. */
+static const char *end_of(const char *identity)
+{
+    size_t length;
+    const char *init = word_of(identity, "init=", 4, &length);
+    const char *samples = word_of(identity, "train-samples=", 13, &length);
+    return init ? init : samples ? samples : identity + strlen(identity);
+}
+
+enum status trainer_check_options(const struct train_job *job, const char *model)
+{
+    CLOSED_BY(checkpoint_free) struct checkpoint latest;
+    bool found;
+    char *identity = NULL;
+    TRY(checkpoint_read_latest(job->checkpoints, false, &latest, &found));
+    if (!found)
+        return STATUS_OK;
+    if (strcmp(latest.model, model) != 0)
+        return refuse_model(job, &latest);
+    if (job->largest)
+        return STATUS_OK;
+    const int options = (int)(end_of(job->identity) - job->identity);
+    if (asprintf(&identity, "%.*s%s", options, job->identity, end_of(latest.identity)) < 0)
+        return status_set(STATUS_EXHAUSTED, "out of memory for the options");
+    enum status status = compare_options(job, identity, &latest);
+    free(identity);
+    return status;
 }
