@@ -18,7 +18,7 @@ cd "$(dirname "$0")/../.." || exit
 list=''
 [[ ${1:-} != --list ]] || { list=yes && shift; }
 build=$1 san=${2:-0}
-# About half of the time, suites wait for files, signals and other processes. More suites than cores keep the cores busy.
+# Suites often wait for files, signals and other processes. More suites than cores keep the cores busy.
 JOBS=${JOBS:-$((($(env -u OMP_NUM_THREADS nproc) * 3 + 1) / 2))}
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
