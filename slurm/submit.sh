@@ -12,7 +12,8 @@
 # Options for both jobs come from the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
 # If a table is submitted again without --redo, its finished tasks are skipped. Logs are in results/sweep/NAME/log/.
 #
-# Exit status: 0 submitted or printed, 2 usage or an error in the table, 4 no sbatch, else the exit status of sbatch.
+# Exit status: 0 submitted or printed; 1 the table could not be checked, or a folder not created; 2 usage or an error in the
+# table; 4 no sbatch or no fdsl-bench; else the exit status of sbatch.
 set -euo pipefail
 
 case ${1-} in

@@ -1,7 +1,7 @@
 /* Measures the device time that a training step needs for its samples before the network runs, in
  * microseconds per batch. Times the generation of the images, each kernel of the augmentation, and each
- * operation of RandAugment. The options are those of --recipe paper with vit-tiny; two more cases also crop
- * the images.
+ * operation of RandAugment. There are four cases: no augmentation; the options of --recipe paper with
+ * vit-tiny; and these options with random crops, resized by a bilinear or a bicubic filter.
  *
  *     gpu_augment_times
  *

@@ -232,7 +232,7 @@ static void learn(const struct engine *engine, int feed, bool fresh, uint32_t ba
     struct model model;
     void *state;
     open_data(feed, fresh, batch, RES, &data);
-    must(model_build(&model_tables[1], data.shape, data.classes, &model)); /* lenet */
+    must(model_build(&model_tables[0], data.shape, data.classes, &model)); /* a weight per pixel and class */
     const struct train train = {.model = &model,
                                 .data = &data,
                                 .seed = 3,
@@ -272,7 +272,7 @@ extern const struct engine engine_omp;
 static void compare_feeds(const struct engine *engine)
 {
     struct model model;
-    must(model_build(&model_tables[1], (struct shape){1, 1, RES, RES}, CLASSES, &model));
+    must(model_build(&model_tables[0], (struct shape){1, 1, RES, RES}, CLASSES, &model));
     static const uint32_t batches[] = {1, 8, TRAIN};
     for (size_t i = 0; i < COUNT_OF(batches); i++) {
         struct train_state stored;
@@ -328,9 +328,10 @@ static void open_train(int argc, char *argv[], void (*check)(const void *input, 
     free(parameters);
 }
 
-#define SMALL                                                                                             \
-    (char *)"", (char *)"--data", (char *)"synth", (char *)"--train-size", (char *)"80", (char *)"--res", \
-        (char *)"16", (char *)"--model", (char *)"logreg"
+#define SMALL                                                                                  \
+    (char *)"", (char *)"--data", (char *)"synth", (char *)"--train-size", (char *)"80",       \
+        (char *)"--test-size", (char *)"10", (char *)"--res", (char *)"16", (char *)"--model", \
+        (char *)"logreg"
 
 static void expect_feeds(const void *input, const void *argument)
 {

@@ -259,8 +259,8 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
 
 /* ---- Options ---- */
 
-/* Expects that a variant accepts or refuses the command line. `device` selects a variant on a device or on
- * the CPU. A refusal must contain `words`. */
+/* Expects that a variant with these traits accepts or refuses the command line. A refusal must contain
+ * `words`. */
 static void expect_accepts_with(const char *line, struct load_traits traits, bool accepted, const char *words)
 {
     const struct variant variant = {.traits = &traits};
@@ -272,6 +272,7 @@ static void expect_accepts_with(const char *line, struct load_traits traits, boo
     close_job(&job);
 }
 
+/* The same for a variant that reads files, on a device or on the CPU. */
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
 {
     expect_accepts_with(line, (struct load_traits){.files = true, .device = device}, accepted, words);

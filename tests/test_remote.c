@@ -306,7 +306,7 @@ Test(servers, certificates_are_checked)
                                                                                             certificate */
     expect_line(1, "the certificate is not trusted");
     shell("$P $N --data $T/plainly/plain/counter-000000.tar");
-    expect_line(1, "refused to follow a redirection from https to another protocol");
+    expect_line(1, "refused to follow a redirection to another protocol");
     setenv("SSL_CERT_FILE", "key.pem", 1);
     shell("$P $N --data $T/web/set/counter.index");
     expect_line(1, "certificate");
@@ -535,9 +535,10 @@ Test(servers, train_stores_no_signatures)
 
 #define TRAIN "$P --variant train-naive --model logreg --batch 10 --epochs 1 "
 
-/* When the set is opened, the program requests the size of every shard, and then the shard, to hash the edges
- * of its samples. Later, it requests each shard once for the training samples and once for the test samples.
- * Requests for several shards must run at the same time, and the samples must be those of the local set. */
+/* When the set is opened, the program requests the size of every shard, and then the shard, to hash the first
+ * and the last bytes of its samples. Later, it requests each shard once for the training samples and once for
+ * the test samples. Requests for several shards must run at the same time, and the samples must be those of
+ * the local set. */
 Test(servers, train_requests_shards_at_the_same_time)
 {
     int before, count, most;

@@ -90,13 +90,13 @@ struct block {
     struct conv conv;
 
     /* From FLAT on. `rows`, `deltas`: batch * tokens * out_pitch floats each. `transposed`: LINEAR weights as
-     * [in][out_vectors]. `row_positions`: offsets of the rows of a batch, in floats. */
+     * [inputs][out_vectors]. `row_positions`: offsets of the rows of a batch, in floats. */
     float *rows, *deltas, *transposed;
     uint32_t *row_positions;
     size_t weight, bias; /* offsets in the net's arenas; LINEAR weights have rows of in_pitch floats */
-    size_t out_vectors;
-    uint32_t tokens;   /* rows per sample; 1 except in transformers */
-    size_t row_values; /* values of a row, without padding */
+    size_t out_vectors;  /* row_values, rounded up to whole vectors, in floats */
+    uint32_t tokens;     /* rows per sample; 1 except in transformers */
+    size_t row_values;   /* values of a row, without padding */
 
     /* Transformers only. Blocks share the memory of `deltas`. */
     const struct block *writer; /* the block that first writes this block's `deltas`; others add to them */

@@ -23,7 +23,8 @@ static size_t values_count(const struct block *block)
 
 /* ---- In-place layers ---- */
 
-/* Applies dropout to values that are stored position by position. `bytes` are in C order. */
+/* Applies dropout to values that are stored position by position. `bytes` has one random byte
+ * per value, in the order (channel, position). */
 static void drop_positions(const struct block *block, const uint8_t *bytes, uint32_t threshold, float *values)
 {
     const float scale = 256.0f / (float)(256 - threshold);

@@ -5,7 +5,7 @@
 #   scripts/check/run.sh BUILD SAN           SAN=1: a build with ASan and UBSan
 #   scripts/check/run.sh --list BUILD SAN    only prints the paths of the suites that it would run
 #
-#   JOBS=N        number of parallel suites; default: one per core
+#   JOBS=N        number of parallel suites; default: three per two cores
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
 #   SKIP=REGEX    leaves out the test_* suites whose names match
 #
@@ -18,7 +18,8 @@ cd "$(dirname "$0")/../.." || exit
 list=''
 [[ ${1:-} != --list ]] || { list=yes && shift; }
 build=$1 san=${2:-0}
-JOBS=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}
+# Suites often wait for files, signals and other processes. More suites than cores keep the cores busy.
+JOBS=${JOBS:-$((($(env -u OMP_NUM_THREADS nproc) * 3 + 1) / 2))}
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 counts=$(mktemp) # one line per suite: tests that passed, tests that failed
@@ -33,8 +34,9 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # The longest suites start first, so that no long suite runs alone at the end.
-longest_first=(test_train_cli test_mpi_pipeline test_train_net test_train_omp test_memory test_sweep test_prepare
-    test_figures test_mpi_train test_train_data test_mpi test_variants)
+longest_first=(test_train_cli test_variants test_lib test_mpi test_hostile test_train_optim test_mpi_train test_train_steps
+    test_sweep test_memory test_prepare test_remote test_live test_compare test_mpi_shares test_command test_mpi_sums
+    test_interrupt test_train_data test_train_verify test_train_net test_load_others test_figures test_mpi_pipeline)
 
 # Suites run in parallel, so there are more threads than processors. Threads that spin at barriers of OpenMP would take
 # processor time from other suites.

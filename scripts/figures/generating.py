@@ -1,5 +1,6 @@
-"""Figures of image generation, from rows of the workload synth: time vs. a parameter with published points, the paper's
-variants and fused, and the stages of generating an image. scripts/figures/draw.py documents the return values."""
+"""Figures of image generation, from rows of the workload synth. They show the time vs. a parameter, beside published points;
+the paper's variants beside `fused`; and the share of each stage in the time of an image. scripts/figures/draw.py documents the
+return values."""
 
 import collections
 

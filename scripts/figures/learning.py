@@ -56,8 +56,8 @@ def about_job(row, without=()):
 
 
 def curves_plot(measured, title, y_name, value, x, about):
-    """Plots value(row) vs. x(row), one line per device, variant, number of threads and number of ranks. In `y_name`, {loss} is
-    replaced by the loss of the job."""
+    """Plots value(row) vs. x(row), one line per value of line_of(): device, variant, threads, ranks, and options of
+    several ranks. In `y_name`, {loss} is replaced by the loss of the job."""
     plot = Plot(title)
     lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
     devices = Devices([row for line in lines for row in line], item="first steps")

@@ -18,7 +18,7 @@ IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # the line style of memcpy on a device is this number plus the device's group
 NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
 DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
-# Columns that are constant along a line. In rows of a loader, options that do not apply to it have their defaults.
+# Columns that are constant along a line. The field of an option that does not apply to a loader can be empty.
 FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 

@@ -9,7 +9,7 @@
 #define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
 
 /* Option names of other programs, above all timm. These names are not accepted. The error message suggests
- * our option for the same purpose, with a value if the option needs one. `ours` is NULL if we have no such
+ * our option for the same purpose, followed by `value` unless it is NULL. `ours` is NULL if we have no such
  * option. */
 static const struct foreign {
     const char *theirs, *ours, *value;

@@ -254,7 +254,9 @@ static enum status explain(const struct http *http, CURLcode code)
     if (code == CURLE_TOO_MANY_REDIRECTS)
         return status_set(STATUS_FAILED, "%s: more than %d redirections", shown, REDIRECTS_MAX);
     if (code == CURLE_UNSUPPORTED_PROTOCOL)
-        return status_set(STATUS_FAILED, "%s: refused to follow a redirection from https to another protocol",
+        return status_set(STATUS_FAILED,
+                          "%s: refused to follow a redirection to another protocol (https may lead only "
+                          "to https, http only to http and https)",
                           shown);
     if (code == CURLE_COULDNT_RESOLVE_HOST)
         return status_set(STATUS_FAILED,

@@ -159,7 +159,7 @@ enum status remote_url_of(const struct remote *remote, const char *name, char ur
     return STATUS_OK;
 }
 
-/* Signs a request to S3: http_request.sign. */
+/* Implements sign() of struct http_request for S3. */
 static enum status sign(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX])
 {

@@ -33,7 +33,7 @@ enum status safetensors_header(const char *const about[], const struct safetenso
                                char **header, size_t *size);
 
 /* Checks that safetensors_write() can write `path` without destroying other data. An existing file must be
- * empty or written by safetensors_write(). STATUS_USAGE with the reason and a remedy. */
+ * empty or begin with the header of safetensors_header(). STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);
 
 /* Lists the tensors of an open file. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without

@@ -74,7 +74,7 @@ enum status monitor_check(const char *path);
 
 /* Starts a thread that samples every `period_ms` milliseconds. The samples are for the CSV file at `path`, a
  * text that must stay valid as long as the monitor. The caller frees `*monitor` with monitor_free().
- * STATUS_FAILED if the thread cannot be started, for example because memory runs out. */
+ * STATUS_EXHAUSTED if memory runs out, STATUS_FAILED if the thread cannot be started. */
 enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
                          struct monitor **monitor);
 

@@ -171,7 +171,7 @@ void data_warn_of_few(const struct data *data, const char *name);
 void data_normalise(struct data *data, bool on);
 
 /* Sets scale and offset for a given mean and standard deviation > 0 of each channel. If samples are bytes,
- * both refer to values scaled to 0 .. 1. */
+ * mean and standard deviation are those of the values scaled to 0 .. 1. */
 void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
                        const double deviation[DATA_CHANNELS_MAX]);
 

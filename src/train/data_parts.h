@@ -32,9 +32,9 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
 /* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. range.count = 0
  * means all samples of the source. For class folders, chooses `limit` samples by taking the classes in turn,
  * and adds them in the order of the source. The first sample of `data` sets the shape and the type. `threads`
- * threads decode. STATUS_FAILED, with the sample's location, if a sample is broken; if the reader skips
- * broken samples, they are counted in the set instead. STATUS_USAGE if a sample differs from the first, or if
- * the set does not fit into memory. */
+ * threads decode. STATUS_FAILED, with the sample's location, if a sample is broken. If the reader skips
+ * broken samples, it leaves them out, and `skipped` of the set counts them. STATUS_USAGE if a sample differs
+ * from the first, or if the set does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part);
 

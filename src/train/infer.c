@@ -47,7 +47,7 @@ struct opened {
     struct model model;
     struct data data;
     struct checkpoint checkpoint;
-    char *samples;   /* options from the checkpoint; the parameters point into it */
+    char *samples;   /* copy of the options in the checkpoint; parameters may point into the copy */
     uint32_t probes; /* batches tried for --batch max; 0: none */
 };
 

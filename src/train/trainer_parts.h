@@ -50,7 +50,8 @@ struct trainer {
 /* ---- trainer_same.c ---- */
 
 /* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
- * options. STATUS_USAGE with the first option that differs and what to give instead. */
+ * options. STATUS_USAGE with a remedy if the model, the samples or an option differs. The message
+ * names the model, the options of the samples that differ, or the first other option that differs. */
 enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
                                bool batch_known);
 

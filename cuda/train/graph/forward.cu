@@ -111,8 +111,8 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
     }
 }
 
-/* Applies dropout and writes the values to global memory. A thread processes 16 values at a time. These
- * values share one random draw. */
+/* Applies dropout and writes the values to global memory. A thread processes 16 values at a time, with one
+ * byte per value of one Philox block. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
                                             uint32_t row, const uint8_t *shared)
