@@ -64,7 +64,8 @@ void remote_ask(struct remote *remote, const char *name);
 enum status remote_fd(struct remote *remote, const char *name, int *fd);
 void remote_done(struct remote *remote, int fd);
 
-/* Reads a whole file of at most `limit` bytes into `*text`, from malloc, with a terminating zero. */
+/* Reads a whole file of at most `limit` bytes. Sets `*text` to its content and a terminating zero, in memory
+ * that the caller frees, and `*size` to the number of bytes without the zero. */
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size);
 
 FDSL_C_END

@@ -113,8 +113,8 @@ struct source {
      * label(), make() and ask() of a state. */
     uint64_t (*label)(const void *state, uint64_t number);
 
-    /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. NULL
-     * if samples are generated, or are parts of one file; they have only a number. */
+    /* Prepends the location of a sample, such as its file and its key, to the message. Returns `status`. This
+     * pointer is NULL for sources whose samples have only a number: generated samples, `idx` and `cifar`. */
     enum status (*locate)(const void *state, uint64_t number, enum status status);
 
     /* Writes the text of each column for a sample. NULL if the label is the only column. */

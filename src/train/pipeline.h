@@ -41,8 +41,8 @@ enum status pipeline_accepts(const struct engine *engine, enum data_feed feed);
 struct pipe_measured pipeline_measured(const void *state);
 void pipeline_layers(const void *state, char *text, size_t size);
 
-/* Collective: sets `*bubble` to the share of its time in which the stage of this rank would wait if messages
- * took no time. Simulates the pipeline with the measured times of all stages. */
+/* Collective: sets `*bubble` to the share of time in which the stage of this rank would wait if messages took
+ * no time. Simulates the pipeline with the measured times of all stages. */
 enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_measured *mine,
                            double *bubble);
 
