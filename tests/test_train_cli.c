@@ -140,7 +140,8 @@ Test(train_cli, row_is_written_before_the_export)
     EXPECT(0, "[ $(wc -l < r.csv) = 2 ] && [ ! -e e ]");
 }
 
-/* A truncated checkpoint is skipped with a warning, and training repeats its epochs. */
+/* A truncated checkpoint is skipped with a warning. Training resumes from the checkpoint before it, and
+ * repeats the epochs in between. */
 Test(train_cli, resumes_from_the_checkpoint_before_a_truncated_one)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");

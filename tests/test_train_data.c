@@ -346,6 +346,11 @@ Test(train_data, inference_reads_only_the_test_samples)
     EXPECT(0, "$P --variant infer-naive --checkpoint m.k --loops 1 && "
               "$P --variant infer-naive --checkpoint two.k --loops 1");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    EXPECT(0, "$P --prepare s --from digits --samples 100 --encode npy && mkdir -p cut/train cut/test && "
+              "cp s/*.tar cut/train && cp s/*.tar cut/test && truncate -s 50000 cut/train/*.tar && "
+              "$P --variant train-naive --model logreg --batch 4 --data cut --epochs 1 --on-error skip "
+              "--checkpoint cut.k && $P --variant infer-naive --checkpoint cut.k --loops 1");
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
     EXPECT(0, "mkdir few && cp two/test/00000[4-6].* few");
     expect_refusal(1, "--variant infer-naive --checkpoint m.k --data few",
                    "there are no samples to test with");

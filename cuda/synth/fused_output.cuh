@@ -173,8 +173,9 @@ static __device__ __forceinline__ void write_run(const output_sink &sink, const 
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
 }
 
-/* Writes a resized tile. A lane writes the same four columns in all rows of its warp, so that it computes the
- * spans of these columns only once. The type `Sum` must be able to represent 255 * area. */
+/* Writes a resized tile. A lane takes four adjacent columns at a time and writes them in all rows of its
+ * warp, so that it computes the spans of these columns only once. The type `Sum` must be able to represent
+ * 255 * area. */
 template <class Sum>
 static __device__ __forceinline__ void write_resized(const output_sink &sink, uint32_t res,
                                                      const struct tile &tile, const uint32_t *canvas)

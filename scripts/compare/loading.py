@@ -498,6 +498,8 @@ def main():
         parser.error("--bench prints a table; name --out FILE for the rows")
     if options.decode is not None and options.decode < 1:
         parser.error("--decode RES must be at least 1")
+    if options.bench and options.gpu and options.decode and not options.shards:
+        parser.error("--bench with --gpu and --decode runs shards-gpu; name --shards DIR")
     if options.workers is None:
         options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:

@@ -10,7 +10,8 @@ from rows import newest, of_one_job
 COMMAND = "scripts/compare/loading.py --decode 224 --files DIR --shards DIR --bench ./fdsl-bench --out results/decode.csv"
 # The decoders: the colour of their bars (plots/common.gp) and their names in the legend.
 DECODERS = {"hardware": (7, "the GPU's JPEG engines"), "hybrid": (3, "CUDA kernels of nvJPEG"), "cpu": (5, "CPU threads")}
-OTHERS = {"torch": (8, "PyTorch's workers"), "dali": (6, "NVIDIA DALI")}
+WORKERS = (8, "PyTorch's workers")
+OTHERS = {"torch": WORKERS, "webdataset": WORKERS, "dali": (6, "NVIDIA DALI")}
 ROW_PX, INSIDE = 22, 0.55  # height of a bar; from this share of the axis on, the text is inside the bar
 
 
@@ -46,7 +47,7 @@ def figure(measured):
                                       + ", not settled" * row.unsettled))
         where = shortened(short_device(row["device"]), 30)
         names.append((y, f"{row['variant']}, {where}{' (yours)' * (row.source == 'yours')}"))
-    kinds = [kind for kind in (*DECODERS.values(), *OTHERS.values()) if bars[kind]]
+    kinds = [kind for kind in (*DECODERS.values(), WORKERS, OTHERS["dali"]) if bars[kind]]
     plot.blocks = [*(bars[kind] for kind in kinds), names, [(0, "")]]
     plot.legend = [(0, "decoded by")] + [(-slot, name) for slot, name in kinds]
     plot.left = int(30 + max(text_px(name, 10.5) for _, name in names))

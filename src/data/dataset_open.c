@@ -544,10 +544,10 @@ enum status dataset_check(const char *url, struct dataset *dataset)
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
                     (unsigned long long)dataset->skipped,
                     dataset->uncounted ? ", and an unknown number more" : "");
+    if (dataset->sample_count == 0 && dataset->wanted && (dataset->listed > 0 || dataset->uncounted))
+        return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
         return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);
-    if (dataset->sample_count == 0 && dataset->listed > 0) /* there are samples, but none is wanted */
-        return STATUS_OK;
     if (dataset->sample_count == 0)
         return status_set(STATUS_USAGE, "--data %s: no samples found; fdsl-bench --prepare %s creates some",
                           path, path);

@@ -62,8 +62,8 @@ enum image_format image_format(const char *extension, const uint8_t *data, size_
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image);
 
-/* Checks only the header of a member, without decoding pixels. STATUS_OK for members of other formats;
- * otherwise as image_decode(). */
+/* Checks only the header of a PNG or JPEG member, without decoding pixels. STATUS_OK for members of other
+ * formats; otherwise as image_decode(). */
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
                                struct image_scratch *scratch);
 

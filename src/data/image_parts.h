@@ -9,8 +9,8 @@
 enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
                              struct jpeg_shape *shape);
 
-/* Returns STATUS_FAILED if an image of `size` bytes has fewer than the `least` bytes of its header. The
- * messages of the libraries do not say so. */
+/* Returns STATUS_FAILED if an image of `size` bytes is shorter than a header of its format, which has at
+ * least `least` bytes. The messages of the libraries do not say so. */
 static inline enum status image_check_size(const char *format, size_t size, size_t least)
 {
     if (size == 0)

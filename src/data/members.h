@@ -70,8 +70,9 @@ enum status members_parse(const char *image, const char *label, const char *memb
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule);
 
-/* Sets the message that a sample has none of the members in `list`. `option` is the name of the option. The
- * message lists the members that the sample has. Returns STATUS_FAILED. */
+/* Sets the message that a sample has none of the members in `list`. `option` is the option that
+ * chooses this member, without dashes: image, label or member. The message lists the members that the sample
+ * has. Returns STATUS_FAILED. */
 enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
                          uint32_t count);
 

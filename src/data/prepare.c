@@ -15,6 +15,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/index.h"
+#include "data/members.h"
 #include "data/unit_writer.h"
 #include "data/samples.h"
 #include "machine/comm.h"
@@ -193,7 +194,7 @@ static void check_images(struct job *job, uint64_t number, const struct source_s
     for (size_t m = 0; m < sample->count; m++) {
         const struct source_member *member = &sample->members[m];
         enum status status =
-            image_check_header(member->extension, member->bytes, member->size, &job->scratch);
+            image_check_header(members_format(member->extension), member->bytes, member->size, &job->scratch);
         if (status == STATUS_FAILED && job->broken++ < BROKEN_TOLD) {
             job->source->locate(job->state, number, status);
             status_warn_own("copied a broken image: %s", status_text());

@@ -106,9 +106,8 @@ static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
     return found;
 }
 
-/* Checks the size and, once per process, the hash of an entry. Removes it, unless `frozen` is true, and
- * closes
- * `*fd` if they are wrong. */
+/* Checks the size and, once per process, the hash of an entry. If they are wrong, removes
+ * it, unless `frozen` is true, and closes `*fd`. */
 static enum status verify(const char *path, const struct cache_entry *entry, bool frozen, int *fd)
 {
     struct stat info;

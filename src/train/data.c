@@ -380,7 +380,9 @@ static enum status open_readers(const struct data_request *request, const char *
 static void tell_skipped(const struct data_request *request, const struct source_reader readers[DATA_PARTS],
                          struct data *data)
 {
-    const bool uncounted = readers[DATA_TRAIN].facts.uncounted || readers[DATA_TEST].facts.uncounted;
+    bool uncounted = false;
+    for (int part = first_part(request); part < DATA_PARTS; part++)
+        uncounted = uncounted || readers[part].facts.uncounted;
     data->skips = !uncounted;
     const uint32_t train = data->sets[DATA_TRAIN].skipped, test = data->sets[DATA_TEST].skipped;
     if (train + test > 0 || uncounted)

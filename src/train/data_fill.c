@@ -458,9 +458,8 @@ static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
     return (!chosen || chosen[at]) && is_in(range, range.first + at);
 }
 
-/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number. It
- * includes
- * `*lost`, the number of samples that opening left out. */
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number,
+ * which includes `*lost`, the number of samples that opening left out. */
 static uint64_t next_numbers(const struct source_reader *reader, struct data_range range,
                              const uint8_t *chosen, uint64_t most, uint64_t *at, uint64_t numbers[CHUNK],
                              uint32_t *lost)

@@ -10,8 +10,8 @@ struct feed {
     const struct train *train;
     struct generator *generator; /* DATA_LIVE only */
     uint64_t *numbers;
-    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then those of
-                         their partners, if train_generated() counts them */
+    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then those
+                         that they are mixed with, if train_generated() counts them */
     /* Only if augment_computes(): */
     struct augment_plan augment;
     uint8_t *images; /* computed from the samples of the latest step; same indices as `samples` */

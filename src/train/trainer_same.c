@@ -64,6 +64,8 @@ static bool means_same(const char *now, size_t now_length, const char *was, size
         const struct option_spec *spec = &workload->options[i];
         if (!is_named(spec->name, now, (int)name) || option_set(spec, values, value) != STATUS_OK)
             continue;
+        if (spec->kind == OPTION_FLAG) /* option_set() sets a flag with any text */
+            return false;
         options_text(spec, values, text, sizeof text);
         return strlen(text) == now_length - name - 1 && strncmp(text, now + name + 1, strlen(text)) == 0;
     }
