@@ -66,7 +66,7 @@ Test(train_dry_run, a_dry_run_writes_the_first_step_and_the_data)
 Test(train_dry_run, a_dry_run_does_not_generate_the_samples, .timeout = 20)
 {
     EXPECT(0, "timeout 10 $P --variant train-naive --data digits --train-size 1000000 --dry-run");
-    EXPECT(0, "timeout 10 $P --variant train-naive --data synth --res 256 --test-size 20000 --dry-run");
+    EXPECT(0, "timeout 10 $P --variant train-naive --data synth --res 32 --test-size 2000000 --dry-run");
     expect_refusal(2, "--train-size 100 --batch 101 --dry-run",
                    "--batch 101 is more than the 100 samples to train on");
     EXPECT(0, "timeout 10 $P --variant ops-naive --rows 1000000 --columns 512 --dry-run");
