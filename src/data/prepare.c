@@ -331,7 +331,8 @@ static enum status make_dataset(struct job *job)
     }
     enum status status = complete ? STATUS_OK : write_units(job);
     progress_clear(&job->progress);
-    tell_broken(job);
+    if (status == STATUS_OK)
+        tell_broken(job);
     TRY(comm_agree(status));
     return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
 }

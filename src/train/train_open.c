@@ -297,7 +297,7 @@ enum status train_open(const struct options *given, void *parameters_, const str
 {
     struct train_parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
-    TRY(ALLOCATED(opened, "out of memory"));
+    TRY(comm_agree(ALLOCATED(opened, "out of memory"))); /* the ranks meet again below */
     job_hide_secrets(&parameters->job);
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
