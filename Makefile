@@ -15,7 +15,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -97,6 +97,7 @@ OMP     ?= $(found_OMP)
 PNG     ?= $(found_PNG)
 JPEG    ?= $(found_JPEG)
 CURL    ?= $(found_CURL)
+EXPAT   ?= $(found_EXPAT)
 JANSSON ?= $(found_JANSSON)
 XXHASH  ?= $(found_XXHASH)
 ZLIB    ?= $(found_ZLIB)
@@ -116,8 +117,8 @@ NCCL    ?= $(call header,nccl.h)
 on = $(filter 1,$($(1)))
 
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JPEG CURL JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUBLAS CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
-ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
+            $(foreach part,CUDA MPI PNG JPEG CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUBLAS CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
@@ -193,6 +194,7 @@ report-parts:
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JPEG) libjpeg   $(if $(call on,JPEG),,no JPEG files)' \
 	  '$(call mark,CURL) libcurl   $(if $(call on,CURL),,no data sets at URLs)' \
+	  '$(call mark,EXPAT) expat     $(if $(call on,EXPAT),,no lists of S3 and Azure: their shards must be named)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index, no .safetensors files, no labels in JSON)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \
@@ -355,7 +357,7 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/core/array.c src/data/s3.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/image_fit.c src/data/tar.c src/data/key.c src/data/members.c src/data/npy.c src/data/idx.c src/data/cifar.c \
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/core/array.c src/data/s3.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/image_fit.c src/data/tar.c src/data/key.c src/data/members.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/data/tensor_file.c \
                 src/data/safetensors.c src/data/safetensors_read.c src/data/zip.c src/data/pickle.c src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/table.c src/core/lock.c src/core/status.c src/core/text.c src/machine/env.c src/machine/memory.c src/machine/system_file.c src/machine/threads.c src/core/axes.c src/core/options.c src/core/options_values.c src/core/options_explain.c src/core/options_help.c \

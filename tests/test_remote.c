@@ -104,7 +104,7 @@ Test(remote, lists_are_read_or_refused)
     static const struct {
         const char *text, *objects, *next;
     } lists[] = {
-        {"<?xml?><ListBucketResult xmlns=\"http://x\"><NextContinuationToken>a&amp;b</NextContinuationToken>"
+        {"<?xml version=\"1.0\"?><ListBucketResult xmlns=\"http://x\"><NextContinuationToken>a&amp;b</NextContinuationToken>"
          "<Contents><Key>k&lt;1&gt;&#x41;&#66;&quot;&apos;</Key><ETag>&quot;e&quot;</ETag><Size>12</Size></"
          "Contents>"
          "<Contents><Key>z</Key><Size>0</Size><Owner><ID>1</ID></Owner></Contents></ListBucketResult>",

@@ -33,6 +33,7 @@ build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and pla
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
 build may  curl/curl.h           libcurl4-openssl-dev libcurl-devel data sets at URLs
+build may  expat.h               libexpat1-dev   expat-devel       lists of objects on S3 and Azure
 build may  jansson.h             libjansson-dev  jansson-devel     JSON and .safetensors files
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets

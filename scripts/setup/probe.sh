@@ -50,6 +50,7 @@ found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
 found JPEG jpeglib.h -ljpeg '' &
 found CURL curl/curl.h -lcurl '' &
+found EXPAT expat.h -lexpat '' &
 found JANSSON jansson.h -ljansson '' &
 found XXHASH xxhash.h -lxxhash '' &
 found ZLIB zlib.h -lz '' &

@@ -14,6 +14,8 @@
 
 #include <curl/curl.h>
 
+#include "data/s3.h"
+
 #define CONNECT_S     10
 #define STALL_S       30 /* a transfer that receives nothing for this long has failed */
 #define REDIRECTS_MAX 5
@@ -32,9 +34,13 @@ struct http {
     uint64_t from;         /* offset of the first requested byte */
     uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
     uint64_t promised;     /* from Content-Length */
+    time_t date;           /* from Date */
     bool overflows, other; /* the body is too long; the reply is for another range or version */
     int unwritten;         /* errno, if the bytes could not be written */
     char url[256];         /* Location of a refused redirection */
+    char region[64];       /* from x-amz-bucket-region */
+    char page[4096];       /* beginning of the body of an error */
+    size_t page_bytes;
 };
 
 /* ---- Connections ---- */
@@ -85,29 +91,60 @@ static bool field(const char *line, size_t size, const char *name, char *value, 
     return true;
 }
 
+/* Forgets the reply to an earlier request. */
+static void begin_reply(struct http *http, long code)
+{
+    http->code = code;
+    http->begin = http->promised = HTTP_UNKNOWN;
+    http->date = 0;
+    http->page_bytes = 0;
+    *http->url = *http->region = '\0';
+    http->reply->version = (struct http_version){.bytes = HTTP_UNKNOWN};
+}
+
+static time_t date_of(const char *text)
+{
+    time_t date = curl_getdate(text, NULL);
+    return date > 0 ? date : 0;
+}
+
 static size_t take_header(char *line, size_t one, size_t size, void *context)
 {
     struct http *http = context;
     struct http_version *version = &http->reply->version;
     uint64_t last;
-    char value[256], tag[HTTP_TAG_MAX];
+    char value[256];
     (void)one;
     if (size > 5 && strncmp(line, "HTTP/", 5) == 0) { /* a new reply, for example after a redirection */
         const char *space = memchr(line, ' ', size);
-        http->code = space ? strtol(space, NULL, 10) : 0;
-        http->begin = 0;
-        http->promised = HTTP_UNKNOWN;
-        *version = (struct http_version){.bytes = HTTP_UNKNOWN};
+        begin_reply(http, space ? strtol(space, NULL, 10) : 0);
     } else if (field(line, size, "Content-Length:", value, sizeof value))
         http->promised = strtoull(value, NULL, 10);
     else if (field(line, size, "Content-Range:", value, sizeof value)) {
-        if (sscanf(value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &http->begin, &last, &version->bytes) < 3)
+        if (sscanf(value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &http->begin, &last, &version->bytes) <
+                3 &&
+            sscanf(value, "bytes */%" SCNu64, &version->bytes) < 1)
             version->bytes = HTTP_UNKNOWN; /* the size may be "*" */
-    } else if (field(line, size, "ETag:", tag, sizeof tag))
-        snprintf(version->tag, sizeof version->tag, "%s", tag);
-    else if (field(line, size, "Location:", value, sizeof value))
-        snprintf(http->url, sizeof http->url, "%s", value);
+    } else if (field(line, size, "ETag:", value, sizeof value)) {
+        bool fits = strlen(value) < sizeof version->tag && strcmp(value, "\"\"") != 0;
+        memcpy(version->tag, fits ? value : "", fits ? strlen(value) + 1 : 1);
+    } else if (field(line, size, "Last-Modified:", value, sizeof value))
+        version->modified = date_of(value);
+    else if (field(line, size, "Date:", value, sizeof value))
+        http->date = date_of(value);
+    else if (field(line, size, "Location:", http->url, sizeof http->url) ||
+             field(line, size, "x-amz-bucket-region:", http->region, sizeof http->region))
+        return size;
     return size;
+}
+
+/* Sets `exact` of the received version. */
+static void judge_version(const struct http *http)
+{
+    struct http_version *version = &http->reply->version;
+    const time_t date = http->date ? http->date : time(NULL);
+    version->exact = (*version->tag && strncmp(version->tag, "W/", 2) != 0) ||
+                     (version->modified && version->modified < date);
 }
 
 /* Returns whether the reply is for the version that the request requires. */
@@ -116,7 +153,9 @@ static bool same_version(const struct http *http)
     const struct http_version *wanted = http->request->version, *is = &http->reply->version;
     return !wanted ||
            ((is->bytes == HTTP_UNKNOWN || wanted->bytes == HTTP_UNKNOWN || is->bytes == wanted->bytes) &&
-            (!*is->tag || !*wanted->tag || strcmp(is->tag, wanted->tag) == 0));
+            (*is->tag && *wanted->tag
+                 ? strcmp(is->tag, wanted->tag) == 0
+                 : !is->modified || !wanted->modified || is->modified == wanted->modified));
 }
 
 /* Writes the next bytes of the body. */
@@ -151,8 +190,12 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
     const struct http_request *request = http->request;
     struct http_reply *reply = http->reply;
     (void)one;
-    if (http->code >= 300)
-        return size; /* ignore the text of an error page */
+    if (http->code >= 300) {
+        size_t room = sizeof http->page - http->page_bytes, count = size < room ? size : room;
+        memcpy(http->page + http->page_bytes, bytes, count);
+        http->page_bytes += count;
+        return size;
+    }
     if (http->code == 200 && !request->whole)
         return 0; /* the server ignores the range */
     if (http->code == 206 && (http->begin != http->from || !same_version(http))) {
@@ -168,9 +211,30 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
 
 /* ---- Requests ---- */
 
+/* Writes the status of a reply, and what S3 or Azure says about it: "403", or "403 AccessDenied: ...". Sets
+ * `region` to that of the bucket, or to "". */
+static void describe(const struct http *http, char text[400], char region[64])
+{
+    struct s3_error error = {0};
+    if (http->request->explained)
+        s3_read_error(http->page, http->page_bytes, &error);
+    error.message[strcspn(error.message, "\r\n")] = '\0'; /* in Azure's, identifiers follow */
+    snprintf(text, 400, "%ld%s%s%s%s", http->code, *error.code ? " " : "", error.code,
+             *error.message ? ": " : "", error.message);
+    snprintf(region, 64, "%s", *http->region ? http->region : error.region);
+}
+
 static enum status refuse(const struct http *http)
 {
-    const char *shown = http->request->shown;
+    const char *shown = http->request->shown, *ours = http->request->region;
+    char text[400], region[64];
+    describe(http, text, region);
+    if (ours && *region && strcmp(region, ours) != 0)
+        return status_set(
+            STATUS_FAILED,
+            "%s: the server refuses the request (%s); the bucket is in the region '%s', but the "
+            "request is for '%s': set AWS_REGION=%s",
+            shown, text, region, ours, region);
     switch (http->code) {
     case 301:
     case 302:
@@ -178,32 +242,35 @@ static enum status refuse(const struct http *http)
     case 307:
     case 308:
         return status_set(STATUS_FAILED,
-                          "%s: the server redirects to '%.80s', which is not followed; use the final "
+                          "%s: the server redirects to '%.80s' (%s), which is not followed; use the final "
                           "address (for S3, set AWS_REGION to the region of the bucket)",
-                          shown, http->url);
+                          shown, http->url, text);
     case 400:
         return status_set(STATUS_FAILED,
-                          "%s: the server refuses the request (400); check the address, the region and "
+                          "%s: the server refuses the request (%s); check the address, the region and "
                           "the credentials",
-                          shown);
+                          shown, text);
     case 401:
     case 403:
         return status_set(STATUS_FAILED,
-                          "%s: access denied (%ld); check the credentials and their permissions", shown,
-                          http->code);
+                          "%s: access denied (%s); check the credentials and their permissions", shown, text);
     case 404:
     case 410:
         return status_set(
             STATUS_FAILED,
-            "%s: the server has no such file (%ld); check the address, and the numbers in {FIRST..LAST}",
-            shown, http->code);
+            "%s: the server has no such file (%s); check the address, and the numbers in {FIRST..LAST}",
+            shown, text);
     case 412:
-    case 416:
         return status_set(STATUS_FAILED, "%s: the file changed while it was read; start again", shown);
+    case 416:
+        return status_set(STATUS_FAILED,
+                          "%s: the server refuses the bytes from %" PRIu64 " on (%s), although it reported a "
+                          "larger file; the file may have changed: start again",
+                          shown, http->from, text);
     default:
         return status_set(STATUS_FAILED,
-                          "%s: the server answers with status %ld; try again later, or ask its operator",
-                          shown, http->code);
+                          "%s: the server answers with status %s; try again later, or ask its operator",
+                          shown, text);
     }
 }
 
@@ -231,6 +298,15 @@ static bool is_passing(CURLcode code)
     }
 }
 
+/* Returns whether the latest reply redirects to a protocol that is not allowed. libcurl has the same error
+ * code for this and for a server that does not speak HTTP. */
+static bool is_other_protocol(const struct http *http)
+{
+    const char *end = strstr(http->url, "://");
+    return http->code >= 300 && http->code < 400 && end && strncasecmp(http->url, "https:", 6) != 0 &&
+           (strncasecmp(http->request->url, "https:", 6) == 0 || strncasecmp(http->url, "http:", 5) != 0);
+}
+
 static enum status explain(const struct http *http, CURLcode code)
 {
     const char *reason = *http->error ? http->error : curl_easy_strerror(code);
@@ -253,6 +329,12 @@ static enum status explain(const struct http *http, CURLcode code)
                           shown, reason);
     if (code == CURLE_TOO_MANY_REDIRECTS)
         return status_set(STATUS_FAILED, "%s: more than %d redirections", shown, REDIRECTS_MAX);
+    if ((code == CURLE_UNSUPPORTED_PROTOCOL && !is_other_protocol(http)) || code == CURLE_WEIRD_SERVER_REPLY)
+        return status_set(
+            STATUS_FAILED,
+            "%s: the server does not speak HTTP on this port; check the port, and whether it needs "
+            "https://",
+            shown);
     if (code == CURLE_UNSUPPORTED_PROTOCOL)
         return status_set(STATUS_FAILED,
                           "%s: refused to follow a redirection to another protocol (https may lead only "
@@ -281,6 +363,8 @@ static enum status set_headers(const struct http_request *request, const char *r
             status = status_set(STATUS_EXHAUSTED, "out of memory for a request");
         else
             *list = longer;
+        if (headers[i])
+            explicit_bzero(headers[i], strlen(headers[i]));
         free(headers[i]);
     }
     /* A weak tag cannot be compared with If-Match (RFC 9110, section 13.1.1). */
@@ -316,6 +400,8 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 128L << 10);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "fdsl-bench/" FDSL_VERSION);
     curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, http->error);
+    curl_easy_setopt(curl, CURLOPT_SUPPRESS_CONNECT_HEADERS,
+                     1L); /* headers of a proxy are not the server's */
     curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_header);
     curl_easy_setopt(curl, CURLOPT_HEADERDATA, http);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
@@ -327,41 +413,71 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
         curl_easy_setopt(curl, CURLOPT_CAINFO, authorities);
 }
 
+/* Removes the headers of an attempt from memory; some of them are secret. */
+static void free_headers(struct curl_slist *headers)
+{
+    for (struct curl_slist *header = headers; header; header = header->next)
+        explicit_bzero(header->data, strlen(header->data));
+    curl_slist_free_all(headers);
+}
+
+/* Sends the request, and receives the reply. `range` may be "". */
+static enum status exchange(struct http *http, const char *range, CURLcode *code)
+{
+    struct curl_slist *headers = NULL;
+    *http->error = '\0';
+    http->overflows = http->other = false;
+    http->unwritten = 0;
+    begin_reply(http, 0);
+    enum status status = set_headers(http->request, range, &headers);
+    if (status == STATUS_OK) {
+        set_options(http, range, headers);
+        *code = curl_easy_perform(http->curl);
+        judge_version(http);
+    }
+    free_headers(headers);
+    return status;
+}
+
+/* A server without ranges sends the whole file. If its version is not known yet, the caller then reads the
+ * file without ranges. Otherwise, a piece of the file was requested. */
+static enum status whole_file(struct http *http)
+{
+    struct http_reply *reply = http->reply;
+    reply->version.bytes = http->promised;
+    if (!http->request->version)
+        return STATUS_OK;
+    http->other = !same_version(http);
+    return http->other ? explain(http, CURLE_OK)
+                       : status_set(STATUS_FAILED,
+                                    "%s: the server sends the whole file instead of the bytes from %" PRIu64
+                                    " on, although it sent a range before; if several servers share this "
+                                    "address, use the address of one of them",
+                                    http->request->shown, http->from);
+}
+
 /* Makes one attempt. Sets `*again` to true if another attempt may succeed. */
 static enum status attempt(struct http *http, bool *again)
 {
     const struct http_request *request = http->request;
     struct http_reply *reply = http->reply;
-    struct curl_slist *headers = NULL;
     char range[64] = "";
+    CURLcode code = CURLE_OK;
+    *again = false;
+    if (request->whole)
+        reply->got = 0;
     http->from = request->first + reply->got;
     if (!request->whole)
         snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, http->from,
                  request->first + request->wanted - 1);
-    else
-        reply->got = 0;
-    *http->error = '\0';
-    http->code = 0;
-    http->overflows = http->other = *again = false;
-    http->unwritten = 0;
-    enum status status = set_headers(request, range, &headers);
-    CURLcode code = CURLE_OK;
-    if (status == STATUS_OK) {
-        set_options(http, range, headers);
-        code = curl_easy_perform(http->curl);
-    }
-    curl_slist_free_all(headers);
-    if (status != STATUS_OK)
-        return status;
+    TRY(exchange(http, range, &code));
+    if (http->code == 416 && !request->version && reply->version.bytes != 0)
+        TRY(exchange(http, "", &code)); /* either the file is empty, or the server refuses all ranges */
     reply->ranged = http->code == 206;
-    if (http->code == 200 && !request->whole) { /* the server ignores the range; the caller decides */
-        reply->version.bytes = http->promised;
-        return STATUS_OK;
-    }
-    if (http->code == 416 && !request->version && request->first == 0) { /* the file is empty */
-        reply->version.bytes = 0;
-        return STATUS_OK;
-    }
+    if (http->code == 200 && !request->whole)
+        return whole_file(http);
+    if (http->code == 416 && !request->version && reply->version.bytes == 0)
+        return STATUS_OK; /* the file is empty */
     if (code != CURLE_OK) {
         *again = !http->overflows && !http->other && !http->unwritten && is_passing(code);
         return explain(http, code);
@@ -370,7 +486,7 @@ static enum status attempt(struct http *http, bool *again)
     if (http->code >= 300 || http->code < 200)
         return refuse(http);
     if (request->whole) {
-        http->other = !same_version(http);
+        http->other = http->code == 206 || !same_version(http);
         return http->other ? explain(http, CURLE_OK) : STATUS_OK;
     }
     *again = reply->got < request->wanted;

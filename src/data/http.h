@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "core/status.h"
 
@@ -14,18 +15,26 @@
 /* Identifies the content of a file. */
 struct http_version {
     uint64_t bytes;         /* size of the whole file; HTTP_UNKNOWN if the server does not say */
-    char tag[HTTP_TAG_MAX]; /* the ETag, with its quotes; empty if the server sends none */
+    char tag[HTTP_TAG_MAX]; /* the ETag, with its quotes; empty if the server sends none, or a longer one */
+    time_t modified;        /* Last-Modified; 0 if the server sends none */
+
+    /* Two contents of the file cannot have the same version. This is true for an ETag, unless it is weak
+     * (RFC 9110, section 8.8.3), and for a Last-Modified at least one second before the answer: a change in
+     * the same second would leave it as it is. */
+    bool exact;
 };
 #define HTTP_UNKNOWN UINT64_MAX
 
 struct http_request {
     const char *url;
-    const char *shown; /* the URL without secrets, for messages */
-    uint64_t first;    /* offset of the first requested byte */
-    uint64_t wanted;   /* number of requested bytes */
-    bool whole;        /* asks for the whole file, of at most `wanted` bytes, without a range */
-    bool redirects;    /* follow up to five redirections; never from HTTPS to HTTP */
-    uint8_t *to;       /* receives the bytes: room for `wanted`; or NULL */
+    const char *shown;  /* the URL without secrets, for messages */
+    uint64_t first;     /* offset of the first requested byte */
+    uint64_t wanted;    /* number of requested bytes */
+    bool whole;         /* asks for the whole file, of at most `wanted` bytes, without a range */
+    bool redirects;     /* follow up to five redirections; never from HTTPS to HTTP */
+    bool explained;     /* the body of an error is that of S3 or Azure (s3_read_error()) */
+    const char *region; /* the region that the request is for; NULL if there are no regions */
+    uint8_t *to;        /* receives the bytes: room for `wanted`; or NULL */
     int fd; /* if `to` is NULL: file that receives the bytes, at their offsets in the remote file */
 
     /* The version that the file must have; NULL if it is not known yet. */
@@ -53,7 +62,8 @@ void http_close(struct http *http);
 /* Reads a part of a file. If the server is busy (408, 429, or 5xx except 501 and 505) or the connection
  * breaks, tries again and continues at the first missing byte (with `whole`, at the first byte). The delay
  * before a try is random, and grows with each try. Makes at most `tries` attempts in all. If the server
- * ignores the requested range, `ranged` is false and nothing is read.
+ * ignores or refuses ranges and `request->version` is NULL, `ranged` is false and nothing is read; if a
+ * version is given, that is a failure.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, if access is denied, if the
  * file does not have the version `request->version`, or if the body's length differs from its headers. */

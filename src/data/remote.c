@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifdef HAVE_XXHASH
@@ -54,6 +56,19 @@ static bool is_known(struct remote *remote, const struct file *file)
     return known;
 }
 
+/* Stores what a server says about a file. Two contents with the same version could be mixed in one file, so
+ * a file whose version is not exact is read in one piece. */
+static void set_version(struct remote *remote, struct file *file, const struct http_reply *reply)
+{
+    pthread_mutex_lock(&remote->lock);
+    if (!file->known) {
+        file->version = reply->version;
+        file->ranged = reply->ranged && reply->version.exact;
+        file->known = true;
+    }
+    pthread_mutex_unlock(&remote->lock);
+}
+
 enum status remote_examine(struct remote *remote, struct http *http, struct file *file, int tries)
 {
     char url[REMOTE_URL_MAX], shown[REMOTE_URL_MAX];
@@ -67,15 +82,14 @@ enum status remote_examine(struct remote *remote, struct http *http, struct file
     request.wanted = 1;
     request.to = &byte;
     TRY(http_get(http, &request, tries, &reply));
+    if (!reply.version.exact && reply.version.modified && remote->options.cache_dir) {
+        /* If the file was written in this second, its date is exact from the next second on. */
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        TRY(http_get(http, &request, tries, &reply));
+    }
     if (reply.version.bytes == HTTP_UNKNOWN)
         return status_set(STATUS_FAILED, "%s: the server does not say how long the file is", shown);
-    pthread_mutex_lock(&remote->lock);
-    if (!file->known) {
-        file->version = reply.version;
-        file->ranged = reply.ranged;
-        file->known = true;
-    }
-    pthread_mutex_unlock(&remote->lock);
+    set_version(remote, file, &reply);
     return STATUS_OK;
 }
 
@@ -111,6 +125,8 @@ enum status remote_open(const char *url, const struct remote_options *options, s
         return remote_out_of_memory();
     if (options)
         opened->options = *options;
+    if (getrandom(&opened->run, sizeof opened->run, 0) != sizeof opened->run)
+        opened->run = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
     pthread_mutex_init(&opened->lock, NULL);
     pthread_mutex_init(&opened->alone, NULL);
     pthread_cond_init(&opened->work, NULL);
@@ -122,6 +138,8 @@ enum status remote_open(const char *url, const struct remote_options *options, s
     }
     return status;
 }
+
+static struct cache_entry entry_of(const struct remote *remote, const struct file *file);
 
 static void free_file(void *node)
 {
@@ -142,17 +160,24 @@ void remote_close(struct remote *remote)
     pthread_mutex_unlock(&remote->lock);
     for (uint32_t i = 0; i < remote->thread_count; i++)
         pthread_join(remote->threads[i], NULL);
+    for (struct file *file = remote->passing; file; file = file->passing_later) {
+        const struct cache_entry entry = entry_of(remote, file);
+        cache_remove(remote->options.cache_dir, &entry);
+    }
     tdestroy(remote->tree, free_file);
     while (remote->spare_count > 0)
         close(remote->spare[--remote->spare_count]);
     http_close(remote->http);
-    memset(&remote->credentials, 0, sizeof remote->credentials);
+    explicit_bzero(&remote->credentials, sizeof remote->credentials);
+    if (remote->suffix)
+        explicit_bzero(remote->suffix, strlen(remote->suffix)); /* the signature of Azure */
     free(remote->threads);
     free(remote->files);
     free(remote->base);
     free(remote->shown);
     free(remote->suffix);
     free(remote->prefix);
+    free(remote->identity);
     free(remote);
 }
 
@@ -173,18 +198,42 @@ bool remote_cached(const struct remote *remote)
 
 /* ---- The cache ---- */
 
+/* The name in the cache is a hash of a text that says which bytes are meant. The text begins with a number,
+ * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL. */
 static struct cache_entry entry_of(const struct remote *remote, const struct file *file)
 {
-    char text[REMOTE_URL_MAX + HTTP_TAG_MAX];
-    int length = snprintf(text, sizeof text, "%s%s\n%s\n%" PRIu64, remote->base, file->name,
-                          file->version.tag, file->version.bytes);
-    struct cache_entry entry = {.bytes = file->version.bytes};
+    char text[3 * REMOTE_URL_MAX];
+    const struct http_version *version = &file->version;
+    const bool strong = *version->tag && strncmp(version->tag, "W/", 2) != 0; /* the date does not matter */
+    struct cache_entry entry = {.bytes = version->bytes};
+    int length =
+        snprintf(text, sizeof text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
+                 remote->identity, version->tag, strong ? 0 : (long long)version->modified, version->bytes,
+                 version->exact ? 0 : remote->run);
 #ifdef HAVE_XXHASH
     entry.source = XXH3_64bits(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
 #else
     (void)length;
 #endif
     return entry;
+}
+
+/* Records that a file is cached for this run only, and warns about the first. */
+static void note_passing(struct remote *remote, struct file *file)
+{
+    pthread_mutex_lock(&remote->lock);
+    bool first = !remote->passing;
+    if (!file->passing) {
+        file->passing = true;
+        file->passing_later = remote->passing;
+        remote->passing = file;
+    }
+    pthread_mutex_unlock(&remote->lock);
+    if (first)
+        status_warn(
+            "%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the content; "
+            "--cache-dir keeps such files during this run only",
+            remote->shown, file->name);
 }
 
 /* Reads a file into a draft of the cache. */
@@ -213,6 +262,8 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
         return STATUS_OK;
     if (remote->options.frozen)
         return remote_read_to_memory(remote, file, fd);
+    if (!file->version.exact)
+        note_passing(remote, file);
     CLOSED_BY(cache_abandon) struct cache_draft draft;
     TRY(cache_begin(folder, &entry, remote->options.cache_bytes, &draft, fd));
     if (*fd >= 0)

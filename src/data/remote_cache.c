@@ -14,6 +14,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifdef HAVE_XXHASH
@@ -22,10 +23,12 @@
 
 #include "core/file.h"
 
-#define LOCK_NAME  "lock"
-#define DRAFT_END  ".part"
-#define ENTRY_END  ".data"
-#define NAME_CHARS (16 + 1 + 16) /* two hashes in hex, and a dash */
+#define LOCK_NAME   "lock"
+#define DRAFT_END   ".part"
+#define ENTRY_END   ".data"
+#define WAIT_NS     50000000      /* between attempts to reserve room */
+#define WAITS_QUIET 600           /* attempts before a warning */
+#define NAME_CHARS  (16 + 1 + 16) /* two hashes in hex, and a dash */
 
 /* The entries that this process has verified. */
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
@@ -106,17 +109,31 @@ static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
     return found;
 }
 
-/* Checks the size and, once per process, the hash of an entry. If they are wrong, removes
- * it, unless `frozen` is true, and closes `*fd`. */
+void cache_remove(const char *folder, const struct cache_entry *entry)
+{
+    char path[PATH_MAX];
+    if (find_name(folder, entry->source, path))
+        unlink(path);
+}
+
+/* Opens a file of the cache. Neither follows links, nor waits for the other end of a pipe that somebody put
+ * in the place of the file: callers check that the file is regular. */
+static int open_file(const char *path, int flags)
+{
+    return open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+}
+
+/* Checks the kind, the size and, once per process, the hash of an entry. If they are wrong, removes
+ * it, unless `frozen` is true, and closes `*fd`. `*fd` is -1 for a link. */
 static enum status verify(const char *path, const struct cache_entry *entry, bool frozen, int *fd)
 {
     struct stat info;
     uint64_t hash, named = 0;
     const char *dash = strrchr(path, '-');
-    if (fstat(*fd, &info) != 0)
+    if (*fd >= 0 && fstat(*fd, &info) != 0)
         return failed(path, "examine");
-    bool right =
-        (uint64_t)info.st_size == entry->bytes && dash && sscanf(dash + 1, "%16" SCNx64, &named) == 1;
+    bool right = *fd >= 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == entry->bytes && dash &&
+                 sscanf(dash + 1, "%16" SCNx64, &named) == 1;
     if (right && !is_verified(entry->source, false)) {
         TRY(hash_file(*fd, entry->bytes, path, &hash));
         right = hash == named;
@@ -130,7 +147,8 @@ static enum status verify(const char *path, const struct cache_entry *entry, boo
                 path);
     if (!frozen)
         unlink(path);
-    close(*fd);
+    if (*fd >= 0)
+        close(*fd);
     *fd = -1;
     return STATUS_OK;
 }
@@ -141,10 +159,10 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, bool
     *fd = -1;
     if (!find_name(folder, entry->source, path))
         return STATUS_OK;
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (*fd < 0)
+    *fd = open_file(path, O_RDONLY);
+    if (*fd < 0 && errno != ELOOP && errno != ENXIO)               /* a link, or a socket */
         return errno == ENOENT ? STATUS_OK : failed(path, "open"); /* another process may have removed it */
-    if (!frozen)
+    if (*fd >= 0 && !frozen)
         futimens(*fd, NULL); /* sets the time of the latest use; if this fails, the entry only looks older */
     enum status status = verify(path, entry, frozen, fd);
     if (status != STATUS_OK && *fd >= 0) {
@@ -173,7 +191,7 @@ static int by_age(const void *a_, const void *b_)
 /* Removes a draft whose process has ended. */
 static void remove_stale(int folder, const char *name)
 {
-    int fd = openat(folder, name, O_RDWR | O_CLOEXEC);
+    int fd = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
         unlinkat(folder, name, 0);
     if (fd >= 0)
@@ -189,11 +207,11 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
         const char *end = strrchr(entry->d_name, '.');
         if (end && strcmp(end, DRAFT_END) == 0) {
             remove_stale(dirfd(stream), entry->d_name);
-            if (fstatat(dirfd(stream), entry->d_name, &info, 0) == 0)
+            if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0)
                 *bytes += (uint64_t)info.st_size; /* another process is writing this draft */
         }
         if (!end || strcmp(end, ENTRY_END) != 0 || strlen(entry->d_name) >= sizeof(*list)->name ||
-            fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
+            fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
             continue;
         if (*count == room) {
             room = room ? 2 * room : 256;
@@ -210,8 +228,9 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
     return STATUS_OK;
 }
 
-/* Removes the least recently used entries until `bytes` more fit. The caller holds the lock of the folder. */
-static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit)
+/* Removes the least recently used entries until `bytes` more fit. Sets `*fits` to false if the drafts of
+ * other processes leave too little room. The caller holds the lock of the folder. */
+static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit, bool *fits)
 {
     DIR *stream = opendir(folder);
     struct old *list = NULL;
@@ -226,22 +245,37 @@ static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit)
         if (unlinkat(dirfd(stream), list[i].name, 0) == 0 || errno == ENOENT)
             used -= list[i].bytes;
     }
+    *fits = !limit || used + bytes <= limit;
     free(list);
     closedir(stream);
     return status;
 }
 
-/* Calls make_room() while no other process does. */
-static enum status make_room_alone(const char *folder, uint64_t bytes, uint64_t limit)
+/* Locks the folder. While a process holds the lock, no other process adds bytes to the folder or renames a
+ * file in it. If the file system has no locks, the cache may exceed its limit. close() releases the lock. */
+static enum status lock_folder(const char *folder, int *fd)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/" LOCK_NAME, folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
+    *fd = open_file(path, O_RDWR | O_CREAT);
+    if (*fd < 0)
         return failed(path, "create");
-    flock(fd, LOCK_EX); /* if the file system has no locks, the cache may briefly exceed its limit */
-    enum status status = make_room(folder, bytes, limit);
-    close(fd);
+    flock(*fd, LOCK_EX);
+    return STATUS_OK;
+}
+
+/* Gives a draft its size, and makes room for it. Fails to (`*fits`) while the drafts of other processes leave
+ * too little room: their sizes count already. */
+static enum status reserve(const char *folder, uint64_t bytes, uint64_t limit,
+                           const struct cache_draft *draft, bool *fits)
+{
+    int lock;
+    TRY(lock_folder(folder, &lock));
+    enum status status =
+        ftruncate(draft->fd, 0) == 0 ? make_room(folder, bytes, limit, fits) : failed(draft->path, "write");
+    if (status == STATUS_OK && *fits && ftruncate(draft->fd, (off_t)bytes) != 0)
+        status = failed(draft->path, "write");
+    close(lock);
     return status;
 }
 
@@ -265,25 +299,38 @@ enum status cache_open(const char *folder, uint64_t limit, bool frozen)
         return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "--cache-dir %s: %s%s", folder, strerror(errno), remedy(errno));
-    return frozen ? STATUS_OK : make_room_alone(folder, 0, limit);
+    if (frozen)
+        return STATUS_OK;
+    int lock;
+    bool fits;
+    TRY(lock_folder(folder, &lock));
+    enum status status = make_room(folder, 0, limit, &fits);
+    close(lock);
+    return status;
 }
 
 /* ---- Writing ---- */
 
 /* Opens and locks the draft. Opens it again if another process renames or removes the file before this
- * process has locked it. */
+ * process has locked it, and after removing something that is not a regular file. */
 static enum status lock_draft(struct cache_draft *draft)
 {
     struct stat opened, named;
     for (;;) {
-        draft->fd = open(draft->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (draft->fd < 0)
+        draft->fd = open_file(draft->path, O_RDWR | O_CREAT);
+        const bool odd = draft->fd < 0 ? errno == ELOOP || errno == ENXIO
+                                       : fstat(draft->fd, &opened) == 0 && !S_ISREG(opened.st_mode);
+        if (draft->fd < 0 && !odd)
             return failed(draft->path, "create");
-        if (flock(draft->fd, LOCK_EX) != 0)
+        if (!odd && flock(draft->fd, LOCK_EX) != 0)
             return failed(draft->path, "lock");
-        if (fstat(draft->fd, &opened) == 0 && stat(draft->path, &named) == 0 && opened.st_ino == named.st_ino)
+        if (odd && unlink(draft->path) != 0 && errno != ENOENT)
+            return failed(draft->path, "remove");
+        if (!odd && lstat(draft->path, &named) == 0 && opened.st_ino == named.st_ino)
             return STATUS_OK;
-        close(draft->fd);
+        if (draft->fd >= 0)
+            close(draft->fd);
+        draft->fd = -1;
     }
 }
 
@@ -306,9 +353,15 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
         cache_abandon(draft);
         return STATUS_OK;
     }
-    TRY(make_room_alone(folder, entry->bytes, limit));
-    if (ftruncate(draft->fd, 0) != 0)
-        return failed(draft->path, "write");
+    bool fits = false;
+    for (int i = 0; !fits; i++) {
+        if (i == WAITS_QUIET)
+            status_warn("%s: waiting for room below --cache-bytes, which other processes are filling",
+                        folder);
+        if (i > 0)
+            nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
+        TRY(reserve(folder, entry->bytes, limit, draft, &fits));
+    }
     int failure = posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1);
     if (failure != 0)
         errno = failure;
@@ -325,7 +378,15 @@ enum status cache_complete(const char *folder, const struct cache_entry *entry, 
     *fd = -1;
     TRY(hash_file(draft->fd, entry->bytes, draft->path, &hash));
     snprintf(path, sizeof path, "%s/%016" PRIx64 "-%016" PRIx64 ENTRY_END, folder, entry->source, hash);
-    if (fsync(draft->fd) != 0 || rename(draft->path, path) != 0)
+    if (fsync(draft->fd) != 0)
+        return failed(draft->path, "store");
+    int lock;
+    TRY(lock_folder(folder, &lock));
+    const bool stored = rename(draft->path, path) == 0;
+    const int cause = errno;
+    close(lock);
+    errno = cause;
+    if (!stored)
         return failed(draft->path, "store");
     file_sync_folder(path);
     is_verified(entry->source, true);

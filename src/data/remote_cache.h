@@ -26,14 +26,18 @@ struct cache_draft {
  * cannot be created or used. */
 enum status cache_open(const char *folder, uint64_t limit, bool frozen);
 
+/* Removes an entry, if it exists. */
+void cache_remove(const char *folder, const struct cache_entry *entry);
+
 /* Opens an entry for reading and marks it as used. The first time that this process opens the entry, compares
- * the content with the hash in the name, and removes the entry if they differ. If `frozen` is true, neither
- * marks nor removes it. Sets `*fd` to -1 if there is no such entry. */
+ * the content with the hash in the name, and removes the entry if they differ, or if it is not a regular
+ * file. If `frozen` is true, neither marks nor removes it. Sets `*fd` to -1 if there is no such entry. */
 enum status cache_find(const char *folder, const struct cache_entry *entry, bool frozen, int *fd);
 
 /* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
  * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until
- * `entry` fits into `limit` bytes (0: unlimited). STATUS_USAGE if `entry` alone exceeds the limit. */
+ * `entry` fits into `limit` bytes (0: unlimited), and waits while the drafts of other processes leave too
+ * little room. STATUS_USAGE if `entry` alone exceeds the limit. */
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         struct cache_draft *draft, int *fd);
 

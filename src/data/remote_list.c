@@ -6,6 +6,7 @@
 
 #define LIST_BYTES_MAX (UINT64_C(16) << 20) /* maximum size of one page of a list */
 #define NAMES_MAX      1000000
+#define EMPTY_MAX      1000 /* maximum number of consecutive pages without an object */
 
 /* Adds a file to the list. */
 static enum status list_file(struct remote *remote, const char *name, struct file **file)
@@ -23,6 +24,9 @@ static enum status list_file(struct remote *remote, const char *name, struct fil
     *file = remote_find_file(remote, name);
     if (!*file)
         return remote_out_of_memory();
+    if ((*file)->listed)
+        return status_set(STATUS_USAGE, "--data: '%s' is named twice; its samples would be read twice", name);
+    (*file)->listed = true;
     remote->files[remote->count++] = *file;
     return STATUS_OK;
 }
@@ -62,19 +66,42 @@ static enum status expand(struct remote *remote, const char *text)
     return STATUS_OK;
 }
 
+/* State while the pages of a list are read. */
+struct listing {
+    struct remote *remote;
+    char last[S3_TOKEN_MAX]; /* the latest key */
+    bool empty;              /* the page has no objects */
+};
+
 static enum status add_object(void *context, const struct s3_object *object)
 {
-    struct remote *remote = context;
+    struct listing *listing = context;
+    struct remote *remote = listing->remote;
     struct file *file;
     size_t length = strlen(remote->prefix);
-    if (strncmp(object->name, remote->prefix, length) != 0 || !object->name[length])
+    listing->empty = false;
+    /* S3 sorts keys by their bytes. Azure's order depends on the kind of the account. */
+    if (remote->service == SERVICE_S3 && *listing->last && strcmp(object->name, listing->last) <= 0)
+        return status_set(
+            STATUS_FAILED,
+            "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or read "
+            "twice; name the shards, as in %s/shard-{000000..000099}.tar",
+            object->name, listing->last, remote->shown);
+    snprintf(listing->last, sizeof listing->last, "%s", object->name);
+    if (strncmp(object->name, remote->prefix, length) != 0)
+        return status_set(STATUS_FAILED,
+                          "the list has '%.300s', which does not begin with the prefix '%.300s'",
+                          object->name, remote->prefix);
+    if (!object->name[length])
         return STATUS_OK; /* the prefix itself, which some tools store as an empty object */
     TRY(list_file(remote, object->name + length, &file));
+    /* Azure's lists have tags without quotes. A file without a tag is examined later. */
+    const bool quoted = *object->tag == '"' || strncmp(object->tag, "W/", 2) == 0;
+    const int tag_length =
+        snprintf(file->version.tag, sizeof file->version.tag, quoted ? "%s" : "\"%s\"", object->tag);
     file->version.bytes = object->bytes;
-    snprintf(file->version.tag, sizeof file->version.tag, "%s%s%s",
-             *object->tag == '"' || !*object->tag ? "" : "\"", object->tag,
-             *object->tag == '"' || !*object->tag ? "" : "\"");
-    file->known = file->ranged = true;
+    file->known = file->ranged = file->version.exact =
+        *object->tag && *object->tag != 'W' && tag_length < (int)sizeof file->version.tag;
     return STATUS_OK;
 }
 
@@ -106,7 +133,9 @@ static enum status list_url(const struct remote *remote, const char *next, char 
 
 static enum status list_objects(struct remote *remote)
 {
-    char next[S3_TOKEN_MAX] = "", url[REMOTE_URL_MAX];
+    char next[S3_TOKEN_MAX] = "", before[S3_TOKEN_MAX], url[REMOTE_URL_MAX];
+    struct listing listing = {.remote = remote};
+    int empty = 0; /* consecutive pages without an object */
     FREED uint8_t *page = malloc(LIST_BYTES_MAX);
     if (!page)
         return remote_out_of_memory();
@@ -119,8 +148,18 @@ static enum status list_objects(struct remote *remote)
         request.wanted = LIST_BYTES_MAX;
         request.to = page;
         TRY(http_get(remote->http, &request, tries, &reply));
-        if (s3_list((char *)page, reply.got, add_object, remote, next) != STATUS_OK)
-            return status_prefix(STATUS_FAILED, "%s", remote->shown);
+        memcpy(before, next, sizeof before);
+        listing.empty = true;
+        enum status status = s3_list((char *)page, reply.got, add_object, &listing, next);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s", remote->shown);
+        empty = listing.empty ? empty + 1 : 0;
+        if (*next && (strcmp(next, before) == 0 || empty == EMPTY_MAX))
+            return status_set(STATUS_FAILED,
+                              "%s: the list does not end: the server sends %s; name the shards, as in "
+                              "%s/shard-{000000..000099}.tar",
+                              remote->shown, empty == EMPTY_MAX ? "only empty pages" : "the same page again",
+                              remote->shown);
         tries = REMOTE_TRIES;
     } while (*next);
     return remote->count == 0

@@ -25,11 +25,14 @@ struct transfer;
 struct file {
     const char *name; /* owned */
     struct http_version version;
-    bool known;                /* `version` and `ranged` are set */
-    bool ranged;               /* the server can send ranges */
-    bool examining;            /* a connection requests the version, or will do so */
-    bool asked;                /* a transfer into memory begins when the version is known */
-    struct file *later;        /* next in the queue of files to examine */
+    bool known;         /* `version` and `ranged` are set */
+    bool ranged;        /* the file can be read in ranges */
+    bool listed;        /* in `remote->files` */
+    bool passing;       /* in the cache, but only for this run; see `remote->passing` */
+    bool examining;     /* a connection requests the version, or will do so */
+    bool asked;         /* a transfer into memory begins when the version is known */
+    struct file *later; /* next in the queue of files to examine */
+    struct file *passing_later;
     struct transfer *transfer; /* running or complete; NULL if there is none, or remote_fd() has taken it */
 };
 
@@ -54,6 +57,8 @@ struct remote {
     char host[S3_FIELD_MAX], region[S3_FIELD_MAX];
     struct s3_credentials credentials;
     struct remote_options options;
+    char *identity; /* the query without the parameters of a signature; part of the names in the cache */
+    uint64_t run;   /* a random number, for files that are cached for this run only */
 
     struct file **files; /* the listed files; files that are not listed are only in `tree` */
     uint32_t count, room;
@@ -63,6 +68,7 @@ struct remote {
     pthread_cond_t work, done;
     struct transfer *queue; /* transfers with pieces to take */
     struct file *unknown;   /* files to examine */
+    struct file *passing;   /* files to remove from the cache when the data set is closed */
     bool stopping;
     pthread_t *threads;
     uint32_t thread_count;
@@ -86,7 +92,7 @@ struct file *remote_find_file(struct remote *remote, const char *name);
  * `*leaf`. */
 enum status remote_split(const char *url, struct remote *remote, char **leaf);
 
-/* Sets `remote->service` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
+/* Sets `remote->service`, `identity` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
  * credentials. Removes the percent-encoding of `leaf`, which may be NULL. */
 enum status remote_find_service(struct remote *remote, char *leaf);
 

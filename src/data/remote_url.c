@@ -6,10 +6,38 @@
 
 #include "data/remote_parts.h"
 
+/* Refuses kinds of URLs that cannot be read, and says how to write the same place. */
+static enum status check_scheme(const char *url)
+{
+    static const char *const known[] = {"https://", "http://", "s3://"};
+    static const struct {
+        const char *schemes, *remedy;
+    } others[] = {
+        {" az abfs abfss wasb wasbs adl ",
+         "for Azure, write https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX/?SAS"},
+        {" gs gcs ", "for Google Cloud Storage, write s3://BUCKET/PREFIX/ with an HMAC key and "
+                     "AWS_ENDPOINT_URL=https://storage.googleapis.com"},
+        {" s3a s3n ", "write s3://BUCKET/PREFIX/"},
+    };
+    const char *remedy = "use https://, http://, s3:// or file://";
+    const int length = (int)(strstr(url, "://") - url);
+    char word[16];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strncmp(url, known[i], strlen(known[i])) == 0)
+            return STATUS_OK;
+    snprintf(word, sizeof word, " %.*s ", length, url);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (length < 10 && strstr(others[i].schemes, word))
+            remedy = others[i].remedy;
+    return status_set(STATUS_USAGE, "--data: %.*s:// is an unknown kind of URL; %s",
+                      length < 40 ? length : 40, url, remedy);
+}
+
 enum status remote_split(const char *url, struct remote *remote, char **leaf)
 {
     size_t length = strcspn(url, "?");
     const char *host = strstr(url, "://") + 3;
+    TRY(check_scheme(url));
     if (strcspn(host, "/?") == 0 && strncmp(url, "s3:", 3) != 0)
         return status_set(STATUS_USAGE, "--data: a URL needs a host: https://HOST/PATH/NAME.tar");
     if (strcspn(host, "/?") > strcspn(host, "@"))
@@ -69,13 +97,12 @@ static enum status find_s3(struct remote *remote, char *leaf)
     if (leaf)
         decode(leaf, "?%");
 
-    const char *endpoint = getenv("AWS_ENDPOINT_URL_S3"), *region = getenv("AWS_REGION");
+    const char *endpoint = getenv("AWS_ENDPOINT_URL_S3");
     const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
     int length = slash ? (int)(slash - bucket) : 0;
     char encoded[REMOTE_URL_MAX] = "", *base = NULL;
     endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
-    region = region ? region : getenv("AWS_DEFAULT_REGION");
-    snprintf(remote->region, sizeof remote->region, "%s", region ? region : "us-east-1");
+    TRY(s3_find_region(remote->region));
     if (length == 0 || !s3_encode(slash + 1, true, encoded, sizeof encoded))
         return status_set(STATUS_USAGE, "--data %s: name a bucket: s3://BUCKET/PREFIX/", remote->shown);
     if (endpoint) { /* path style */
@@ -125,17 +152,93 @@ static enum status find_azure(struct remote *remote, char *leaf)
     return STATUS_OK;
 }
 
+/* ---- Queries ---- */
+
+/* Parameters that belong to a signature: they are renewed while the data stay the same. The parameters of a
+ * group are a signature only if the query has all parameters in `marks`; in other queries they may select
+ * data. `names` may end in '*'. */
+static const struct {
+    const char *marks, *names;
+} signatures[] = {
+    {"sig", "sig"},
+    /* Azure. snapshot and versionid are not in the list, because they select data. */
+    {"sig sv", "sv ss srt sr sp st se sip spr si sdd ses skoid sktid skt ske sks skv saoid suoid scid"},
+    {"X-Amz-Signature", "X-Amz-*"},
+    {"X-Goog-Signature", "X-Goog-*"},
+    {"Signature AWSAccessKeyId", "Signature AWSAccessKeyId Expires x-amz-security-token"}, /* version 2 */
+    {"Signature GoogleAccessId", "Signature GoogleAccessId Expires"},
+    {"Signature Key-Pair-Id", "Signature Key-Pair-Id Expires Policy Hash-Algorithm"}, /* CloudFront */
+};
+
+/* Returns the next parameter of a query, and its length; NULL at the end. `*at` begins at the '?'. */
+static const char *next_parameter(const char **at, size_t *length)
+{
+    const char *begin = *at + (**at == '?' || **at == '&');
+    if (!**at)
+        return NULL;
+    *length = strcspn(begin, "&");
+    *at = begin + *length;
+    return begin;
+}
+
+/* Returns whether a query has a parameter with this name. */
+static bool has_parameter(const char *query, const char *name, size_t name_length)
+{
+    size_t length;
+    for (const char *at = query, *parameter; (parameter = next_parameter(&at, &length));)
+        if (strcspn(parameter, "=&") == name_length && memcmp(parameter, name, name_length) == 0)
+            return true;
+    return false;
+}
+
+/* Returns whether a parameter belongs to a signature of the query. */
+static bool is_signature(const char *query, const char *parameter)
+{
+    const size_t length = strcspn(parameter, "=&");
+    for (size_t i = 0; i < sizeof signatures / sizeof *signatures; i++) {
+        bool marked = true;
+        for (const char *mark = signatures[i].marks; marked && *mark; mark += strspn(mark, " ")) {
+            size_t size = strcspn(mark, " ");
+            marked = has_parameter(query, mark, size);
+            mark += size;
+        }
+        for (const char *name = signatures[i].names; marked && *name; name += strspn(name, " ")) {
+            size_t size = strcspn(name, " ");
+            bool prefix = name[size - 1] == '*';
+            if (prefix ? length >= size && strncmp(parameter, name, size - 1) == 0
+                       : length == size && strncmp(parameter, name, size) == 0)
+                return true;
+            name += size;
+        }
+    }
+    return false;
+}
+
+/* Returns the query without the parameters of signatures, from malloc; NULL if memory runs out. */
+static char *identity_of(const char *query)
+{
+    char *identity = calloc(1, strlen(query) + 2), *to = identity;
+    size_t length;
+    for (const char *at = query, *parameter; to && (parameter = next_parameter(&at, &length));)
+        if (!is_signature(query, parameter)) {
+            *to = to == identity ? '?' : '&';
+            to++;
+            memcpy(to, parameter, length);
+            to += length;
+        }
+    return identity;
+}
+
 enum status remote_find_service(struct remote *remote, char *leaf)
 {
+    remote->identity = identity_of(remote->suffix);
+    if (!remote->identity)
+        return remote_out_of_memory();
     if (strncmp(remote->base, "s3://", 5) == 0) {
         remote->service = SERVICE_S3;
         return find_s3(remote, leaf);
     }
-    if (strncmp(remote->base, "http://", 7) != 0 && strncmp(remote->base, "https://", 8) != 0)
-        return status_set(STATUS_USAGE,
-                          "--data %s: unknown kind of URL; use https://, http://, s3:// or file://",
-                          remote->shown);
-    if (strstr(remote->suffix, "sig=")) {
+    if (has_parameter(remote->suffix, "sig", 3)) {
         remote->service = SERVICE_AZURE;
         return find_azure(remote, leaf);
     }
@@ -191,6 +294,8 @@ struct http_request remote_request(const struct remote *remote, const char *url,
     return (struct http_request){.url = url,
                                  .shown = shown,
                                  .redirects = remote->service != SERVICE_S3,
+                                 .explained = remote->service != SERVICE_WEB,
+                                 .region = remote->service == SERVICE_S3 ? remote->region : NULL,
                                  .sign = is_signed ? sign : NULL,
                                  .signer = remote};
 }

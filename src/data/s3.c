@@ -11,22 +11,31 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #endif
+#ifdef HAVE_EXPAT
+#include <expat.h>
+#endif
 
 #include "core/file.h"
 
 #define DIGEST_BYTES 32
 #define HEX_BYTES    (2 * DIGEST_BYTES + 1)
 #define LINE_MAX_    (2 * S3_TOKEN_MAX)
+#define LIST_EXAMPLE "s3://BUCKET/PREFIX/shard-{000000..000099}.tar"
 
 /* ---- Credentials ---- */
 
-/* Copies an environment variable; an unset variable becomes "". STATUS_USAGE if it is too long. */
-static enum status from_environment(const char *name, char *value, size_t size)
+/* A setting of the environment or of a profile. */
+struct setting {
+    const char *variable, *name; /* in the environment, and in a profile */
+    char *value;                 /* receives it; empty if it is not set */
+    size_t room;
+};
+
+static enum status set_value(const struct setting *setting, const char *name, const char *value)
 {
-    const char *text = getenv(name);
-    if (text && strlen(text) >= size)
-        return status_set(STATUS_USAGE, "%s is longer than %zu characters", name, size - 1);
-    snprintf(value, size, "%s", text ? text : "");
+    if (strlen(value) >= setting->room)
+        return status_set(STATUS_USAGE, "%s is longer than %zu characters", name, setting->room - 1);
+    memcpy(setting->value, value, strlen(value) + 1);
     return STATUS_OK;
 }
 
@@ -40,68 +49,108 @@ static char *trim(char *text)
 }
 
 /* Takes one line "NAME = VALUE" of a profile. */
-static void take_line(char *line, struct s3_credentials *credentials)
+static enum status take_line(char *line, const struct setting *settings, size_t count)
 {
     char *equals = strchr(line, '=');
     if (!equals)
-        return;
+        return STATUS_OK;
     *equals = '\0';
     const char *name = trim(line), *value = trim(equals + 1);
-    if (strcmp(name, "aws_access_key_id") == 0)
-        snprintf(credentials->key, sizeof credentials->key, "%s", value);
-    else if (strcmp(name, "aws_secret_access_key") == 0)
-        snprintf(credentials->secret, sizeof credentials->secret, "%s", value);
-    else if (strcmp(name, "aws_session_token") == 0)
-        snprintf(credentials->token, sizeof credentials->token, "%s", value);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(name, settings[i].name) == 0)
+            return set_value(&settings[i], name, value);
+    return STATUS_OK;
 }
 
-/* Reads the lines of one profile, "[NAME]". Returns whether the file has it. */
-static bool read_profile(FILE *file, const char *profile, struct s3_credentials *credentials)
+/* Returns whether a section is the profile. ~/.aws/credentials has sections [NAME]; ~/.aws/config has
+ * [default] and [profile NAME]. */
+static bool is_profile(char *section, const char *profile, bool config)
 {
-    static char line[LINE_MAX_];
-    bool inside = false, found = false;
-    while (fgets(line, sizeof line, file)) {
+    if (config && strncmp(section, "profile", 7) == 0 && (section[7] == ' ' || section[7] == '\t'))
+        section = trim(section + 7);
+    else if (config && strcmp(section, "default") != 0)
+        return false;
+    return strcmp(section, profile) == 0;
+}
+
+/* Reads the settings of the profile AWS_PROFILE from the file that `variable` names, by default ~/.aws/NAME.
+ * Sets `*found` to true if the file has this profile. */
+static enum status read_profile(const char *variable, const char *name, const struct setting *settings,
+                                size_t count, bool *found)
+{
+    const char *profile = getenv("AWS_PROFILE"), *home = getenv("HOME"), *path = getenv(variable);
+    char line[LINE_MAX_], usual[PATH_MAX];
+    bool inside = false;
+    enum status status = STATUS_OK;
+    snprintf(usual, sizeof usual, "%s/.aws/%s", home ? home : "", name);
+    FILE *file = fopen(path ? path : usual, "re");
+    if (!file)
+        return STATUS_OK;
+    setvbuf(file, NULL, _IONBF, 0); /* a buffer of stdio would keep a copy of the secret */
+    while (status == STATUS_OK && fgets(line, sizeof line, file)) {
         char *text = trim(line), *end = strchr(text, ']');
         if (*text == '[' && end) {
             *end = '\0';
-            inside = strcmp(trim(text + 1), profile) == 0;
-            found |= inside;
+            inside = is_profile(trim(text + 1), profile ? profile : "default", strcmp(name, "config") == 0);
+            *found |= inside;
         } else if (inside)
-            take_line(text, credentials);
+            status = take_line(text, settings, count);
     }
-    memset(line, 0, sizeof line);
-    return found;
+    explicit_bzero(line, sizeof line);
+    fclose(file);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path ? path : usual);
 }
 
-static enum status from_file(struct s3_credentials *credentials)
+static enum status read_environment(const struct setting *settings, size_t count)
 {
-    const char *profile = getenv("AWS_PROFILE"), *path = getenv("AWS_SHARED_CREDENTIALS_FILE");
-    char usual[PATH_MAX];
-    if (!path) {
-        snprintf(usual, sizeof usual, "%s/.aws/credentials", getenv("HOME") ? getenv("HOME") : "");
-        path = usual;
+    for (size_t i = 0; i < count; i++) {
+        const char *value = getenv(settings[i].variable);
+        *settings[i].value = '\0';
+        if (value)
+            TRY(set_value(&settings[i], settings[i].variable, value));
     }
-    FILE *file = fopen(path, "re");
-    bool found = file && read_profile(file, profile ? profile : "default", credentials);
-    if (file)
-        fclose(file);
-    if (!found && profile)
-        return status_set(STATUS_USAGE, "AWS_PROFILE: %s has no profile '%s'", path, profile);
     return STATUS_OK;
 }
 
 enum status s3_find_credentials(struct s3_credentials *credentials)
 {
-    *credentials = (struct s3_credentials){0};
-    TRY(from_environment("AWS_ACCESS_KEY_ID", credentials->key, sizeof credentials->key));
-    TRY(from_environment("AWS_SECRET_ACCESS_KEY", credentials->secret, sizeof credentials->secret));
-    TRY(from_environment("AWS_SESSION_TOKEN", credentials->token, sizeof credentials->token));
-    if (!*credentials->key)
-        TRY(from_file(credentials));
+    const struct setting settings[] = {
+        {"AWS_ACCESS_KEY_ID", "aws_access_key_id", credentials->key, sizeof credentials->key},
+        {"AWS_SECRET_ACCESS_KEY", "aws_secret_access_key", credentials->secret, sizeof credentials->secret},
+        {"AWS_SESSION_TOKEN", "aws_session_token", credentials->token, sizeof credentials->token},
+    };
+    const char *profile = getenv("AWS_PROFILE");
+    bool found = false;
+    TRY(read_environment(settings, 3));
+    if (!*credentials->key) {
+        TRY(read_profile("AWS_SHARED_CREDENTIALS_FILE", "credentials", settings, 3, &found));
+        if (!*credentials->key)
+            TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 3, &found));
+        if (!found && profile)
+            return status_set(
+                STATUS_USAGE,
+                "AWS_PROFILE: no profile '%s' in ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) "
+                "or ~/.aws/config (AWS_CONFIG_FILE)",
+                profile);
+    }
     if (*credentials->key && !*credentials->secret)
         return status_set(STATUS_USAGE, "an access key for S3 is set, but its secret is not; set "
                                         "AWS_SECRET_ACCESS_KEY");
     return STATUS_OK;
+}
+
+enum status s3_find_region(char region[S3_FIELD_MAX])
+{
+    const struct setting settings[] = {{"AWS_REGION", "region", region, S3_FIELD_MAX},
+                                       {"AWS_DEFAULT_REGION", "region", region, S3_FIELD_MAX}};
+    bool found;
+    for (size_t i = 0; i < 2; i++) {
+        TRY(read_environment(&settings[i], 1));
+        if (*region)
+            return STATUS_OK;
+    }
+    TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found));
+    return *region ? STATUS_OK : set_value(settings, "region", "us-east-1");
 }
 
 /* ---- Signatures ---- */
@@ -162,7 +211,8 @@ static bool sign_text(const char *secret, const char *day, const char *region, c
                 hmac(key, sizeof key, "s3", key) && hmac(key, sizeof key, "aws4_request", key) &&
                 hmac(key, sizeof key, text, key);
     to_hex(key, hex);
-    memset(first, 0, sizeof first);
+    explicit_bzero(first, sizeof first);
+    explicit_bzero(key, sizeof key);
     return done;
 }
 
@@ -182,6 +232,8 @@ enum status s3_sign(const struct s3_request *request, const struct s3_credential
     bool done = canonical &&
                 canonical_request(request, credentials->token, date, names, canonical, room) < (int)room &&
                 EVP_Digest(canonical, strlen(canonical), digest, NULL, EVP_sha256(), NULL);
+    if (canonical)
+        explicit_bzero(canonical, room); /* it contains the session token */
     free(canonical);
     if (!done)
         return status_set(STATUS_FAILED, "cannot sign a request");
@@ -209,142 +261,232 @@ enum status s3_sign(const struct s3_request *request, const struct s3_credential
 
 #endif
 
-/* ---- Lists ---- */
+/* ---- Lists and errors ---- */
 
-/* A part of an XML text. The parser relies on two properties of the lists: they contain no comments, and the
- * elements whose content is read have no nested elements of the same name. */
-struct span {
-    const char *begin, *end;
+#ifdef HAVE_EXPAT
+
+#define XML_PATH_MAX 128
+
+/* The texts of an answer. */
+struct texts {
+    char name[S3_TOKEN_MAX], bytes[32], tag[S3_FIELD_MAX]; /* of the current object */
+    char next[S3_TOKEN_MAX], truncated[8], encoding[8];    /* of the page */
+    struct s3_error error;
 };
 
-/* Finds the first element with this name inside `from`, and sets `*inside` to its content and `*after` to
- * what follows it. Returns false if there is none, or if it does not end. */
-static bool find_element(struct span from, const char *name, struct span *inside, struct span *after)
-{
-    size_t length = strlen(name);
-    for (const char *at = from.begin; (at = memchr(at, '<', (size_t)(from.end - at))); at++) {
-        if ((size_t)(from.end - at) < length + 2 || memcmp(at + 1, name, length) != 0)
-            continue;
-        const char *end = memchr(at, '>', (size_t)(from.end - at));
-        if (!end || !strchr(" />", at[1 + length]))
-            continue;
-        *after = (struct span){end + 1, from.end};
-        *inside = (struct span){end + 1, end + 1};
-        if (end[-1] == '/')
-            return true;
-        for (const char *close = end + 1; (close = memchr(close, '<', (size_t)(from.end - close))); close++)
-            if ((size_t)(from.end - close) >= length + 3 && close[1] == '/' &&
-                memcmp(close + 2, name, length) == 0 && close[2 + length] == '>') {
-                inside->end = close;
-                after->begin = close + length + 3;
-                return true;
-            }
-        return false;
+/* The elements that are read. The first FIELDS_OF_OBJECT entries occur once per object, the others once. */
+static const struct {
+    const char *path;
+    size_t offset, room;
+} fields[] = {
+#define TEXT(path, field)                                                     \
+    {                                                                         \
+        path, offsetof(struct texts, field), sizeof((struct texts *)0)->field \
     }
-    return false;
-}
-
-/* Writes a character of Unicode as UTF-8. Returns the number of bytes; 0 if the code is 0, a surrogate or
- * above U+10FFFF. */
-static size_t put_character(unsigned long code, char *to)
-{
-    if (code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-        return 0;
-    if (code < 0x80) {
-        to[0] = (char)code;
-        return 1;
-    }
-    size_t count = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = count; i-- > 1; code >>= 6)
-        to[i] = (char)(0x80 | (code & 0x3f));
-    to[0] = (char)((count == 2 ? 0xc0 : count == 3 ? 0xe0 : 0xf0) | code);
-    return count;
-}
-
-/* Decodes one entity after '&'. Returns the number of bytes written, 0 if it is not valid; moves `*at` to its
- * last character. */
-static size_t put_entity(const char **at, const char *end, char *to)
-{
-    static const struct {
-        const char *name;
-        char value;
-    } known[] = {{"amp;", '&'}, {"lt;", '<'}, {"gt;", '>'}, {"quot;", '"'}, {"apos;", '\''}};
-    const char *from = *at + 1, *close = memchr(from, ';', (size_t)(end - from));
-    if (!close || close - from > 10)
-        return 0;
-    *at = close;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strncmp(from, known[i].name, strlen(known[i].name)) == 0) {
-            *to = known[i].value;
-            return 1;
-        }
-    bool hex = from[0] == '#' && from[1] == 'x';
-    return from[0] == '#' ? put_character(strtoul(from + 1 + hex, NULL, hex ? 16 : 10), to) : 0;
-}
-
-/* Copies the text of an element, with entities decoded. Returns false if it is too long or not text. */
-static bool text_of(struct span from, const char *name, char *text, size_t size)
-{
-    struct span inside, after;
-    size_t length = 0;
-    *text = '\0';
-    if (!find_element(from, name, &inside, &after))
-        return false;
-    for (const char *at = inside.begin; at < inside.end; at++) {
-        size_t count = 1;
-        if (length + 5 > size || *at == '<' || *at == '\0')
-            return false;
-        text[length] = *at;
-        if (*at == '&' && (count = put_entity(&at, inside.end, text + length)) == 0)
-            return false;
-        length += count;
-    }
-    text[length] = '\0';
-    return true;
-}
-
-/* The names of elements in the lists of the two services. */
-struct dialect {
-    const char *root, *object, *name, *bytes, *tag, *next;
+    TEXT("/ListBucketResult/Contents/Key", name),
+    TEXT("/ListBucketResult/Contents/Size", bytes),
+    TEXT("/ListBucketResult/Contents/ETag", tag),
+    TEXT("/EnumerationResults/Blobs/Blob/Name", name),
+    TEXT("/EnumerationResults/Blobs/Blob/Properties/Content-Length", bytes),
+    TEXT("/EnumerationResults/Blobs/Blob/Properties/Etag", tag),
+    TEXT("/ListBucketResult/NextContinuationToken", next),
+    TEXT("/ListBucketResult/IsTruncated", truncated),
+    TEXT("/ListBucketResult/EncodingType", encoding),
+    TEXT("/EnumerationResults/NextMarker", next),
+    TEXT("/Error/Code", error.code),
+    TEXT("/Error/Message", error.message),
+    TEXT("/Error/Region", error.region),
+#undef TEXT
 };
-static const struct dialect dialects[] = {
-    {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken"},
-    {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker"},
+enum { FIELDS = sizeof fields / sizeof *fields, FIELDS_OF_OBJECT = 6, FIELD_NONE = FIELDS };
+
+/* State while an answer is parsed. */
+struct reader {
+    XML_Parser parser;
+    enum status (*add)(void *context, const struct s3_object *object); /* NULL: read an error */
+    void *context;
+    enum status status;
+    char path[XML_PATH_MAX]; /* names of the open elements, such as "/ListBucketResult/Contents" */
+    int field;               /* the field whose text is read, or FIELD_NONE */
+    size_t length;           /* of this text */
+    unsigned seen;           /* a bit for each field that has occurred */
+    struct texts texts;
 };
 
-static enum status add_object(const struct dialect *dialect, struct span object,
-                              enum status (*add)(void *context, const struct s3_object *object),
-                              void *context)
+static void stop(struct reader *reader, enum status status)
 {
-    char name[S3_TOKEN_MAX], bytes[32], tag[S3_FIELD_MAX], *end;
-    if (!text_of(object, dialect->name, name, sizeof name) || !*name)
+    reader->status = status;
+    XML_StopParser(reader->parser, XML_FALSE);
+}
+
+static bool is_object(const struct reader *reader)
+{
+    return strcmp(reader->path, "/ListBucketResult/Contents") == 0 ||
+           strcmp(reader->path, "/EnumerationResults/Blobs/Blob") == 0;
+}
+
+static void begin_element(void *context, const char *name, const char **attributes)
+{
+    struct reader *reader = context;
+    const char *space = strrchr(name, '\n'), *local = space ? space + 1 : name; /* "NAMESPACE\nNAME" */
+    size_t length = strlen(reader->path), size = strlen(local);
+    if (reader->status != STATUS_OK)
+        return;
+    if (length == 0 && strcmp(local, "Error") != 0 &&
+        (!reader->add ||
+         (strcmp(local, "ListBucketResult") != 0 && strcmp(local, "EnumerationResults") != 0))) {
+        stop(reader, status_set(STATUS_FAILED, "the answer is not a list of objects"));
+        return;
+    }
+    if (reader->field != FIELD_NONE || length + 1 + size >= sizeof reader->path) {
+        stop(reader, status_set(STATUS_FAILED, "the list has an unknown structure: %.40s in %s", local,
+                                reader->path));
+        return;
+    }
+    reader->path[length] = '/';
+    memcpy(reader->path + length + 1, local, size + 1);
+    if (is_object(reader)) {
+        reader->seen &= ~((1u << FIELDS_OF_OBJECT) - 1);
+        *reader->texts.name = *reader->texts.bytes = *reader->texts.tag = '\0';
+    }
+    for (int i = 0; i < FIELDS; i++)
+        if (strcmp(reader->path, fields[i].path) == 0)
+            reader->field = i;
+    if (reader->field == FIELD_NONE)
+        return;
+    if (reader->seen & 1u << reader->field || attributes[0]) /* Azure's <Name Encoded="true"> is encoded */
+        stop(reader, status_set(STATUS_FAILED, "the list has %s with an attribute, or twice", reader->path));
+    reader->seen |= 1u << reader->field;
+    reader->length = 0;
+}
+
+static void take_text(void *context, const char *text, int size)
+{
+    struct reader *reader = context;
+    if (reader->status != STATUS_OK || reader->field == FIELD_NONE)
+        return;
+    size_t room = fields[reader->field].room - 1 - reader->length, count = (size_t)size;
+    if (count > room && strncmp(reader->path, "/Error/", 7) != 0) {
+        stop(reader, status_set(STATUS_FAILED, "the list has %s with more than %zu characters", reader->path,
+                                fields[reader->field].room - 1));
+        return;
+    }
+    count = count < room ? count : room;
+    char *value = (char *)&reader->texts + fields[reader->field].offset;
+    memcpy(value + reader->length, text, count);
+    reader->length += count;
+    value[reader->length] = '\0';
+}
+
+static enum status add_object(struct reader *reader)
+{
+    const struct texts *texts = &reader->texts;
+    if (!*texts->name)
         return status_set(STATUS_FAILED, "the list has an object without a name");
-    bool sized = text_of(object, dialect->bytes, bytes, sizeof bytes) && *bytes >= '0' && *bytes <= '9';
     errno = 0;
-    unsigned long long value = sized ? strtoull(bytes, &end, 10) : 0;
-    if (!sized || *end || errno)
-        return status_set(STATUS_FAILED, "the list has no valid size of '%s'", name);
-    text_of(object, dialect->tag, tag, sizeof tag);
-    return add(context, &(struct s3_object){name, value, tag});
+    char *end = NULL;
+    unsigned long long bytes =
+        *texts->bytes >= '0' && *texts->bytes <= '9' ? strtoull(texts->bytes, &end, 10) : 0;
+    if (!end || *end || errno)
+        return status_set(STATUS_FAILED, "the list has no valid size of '%s'", texts->name);
+    return reader->add(reader->context, &(struct s3_object){texts->name, bytes, texts->tag});
+}
+
+static void end_element(void *context, const char *name)
+{
+    struct reader *reader = context;
+    (void)name;
+    if (reader->status != STATUS_OK)
+        return;
+    if (reader->add && is_object(reader)) {
+        enum status status = add_object(reader);
+        if (status != STATUS_OK) {
+            stop(reader, status);
+            return;
+        }
+    }
+    reader->field = FIELD_NONE;
+    *strrchr(reader->path, '/') = '\0';
+}
+
+/* Refuses document types, whose entities can expand to any size. */
+static void refuse_doctype(void *context, const char *name, const char *system, const char *public_,
+                           int internal)
+{
+    (void)name, (void)system, (void)public_, (void)internal;
+    stop(context, status_set(STATUS_FAILED, "the answer is not a list of objects (it has a document type)"));
+}
+
+static enum status parse(const char *text, size_t size, struct reader *reader)
+{
+    reader->field = FIELD_NONE;
+    reader->parser = XML_ParserCreateNS(NULL, '\n');
+    TRY(ALLOCATED(reader->parser && size <= INT_MAX, "out of memory for a list of objects"));
+    XML_SetUserData(reader->parser, reader);
+    XML_SetElementHandler(reader->parser, begin_element, end_element);
+    XML_SetCharacterDataHandler(reader->parser, take_text);
+    XML_SetStartDoctypeDeclHandler(reader->parser, refuse_doctype);
+    enum XML_Status parsed = XML_Parse(reader->parser, text, (int)size, XML_TRUE);
+    if (reader->status == STATUS_OK && parsed != XML_STATUS_OK)
+        reader->status = status_set(
+            STATUS_FAILED, "the list of objects is cut or damaged at offset %ld: %s; try again",
+            (long)XML_GetCurrentByteIndex(reader->parser), XML_ErrorString(XML_GetErrorCode(reader->parser)));
+    XML_ParserFree(reader->parser);
+    return reader->status;
 }
 
 enum status s3_list(const char *text, size_t size,
                     enum status (*add)(void *context, const struct s3_object *object), void *context,
                     char next[S3_TOKEN_MAX])
 {
-    struct span whole = {text, text + size}, root, rest, object;
+    struct reader reader = {.add = add, .context = context};
+    const struct texts *texts = &reader.texts;
     *next = '\0';
-    for (size_t d = 0; d < sizeof dialects / sizeof *dialects; d++) {
-        const struct dialect *dialect = &dialects[d];
-        if (!find_element(whole, dialect->root, &root, &rest))
-            continue;
-        rest = root;
-        while (find_element(rest, dialect->object, &object, &rest))
-            TRY(add_object(dialect, object, add, context));
-        text_of(rest, dialect->next, next, S3_TOKEN_MAX);
-        if (!*next)
-            text_of(root, dialect->next, next, S3_TOKEN_MAX); /* S3 may put the token before the objects */
-        return STATUS_OK;
-    }
-    return status_set(STATUS_FAILED, "the answer is not a list of objects");
+    TRY(parse(text, size, &reader));
+    if (*texts->error.code)
+        return status_set(STATUS_FAILED, "the server answers with the error %s: %s", texts->error.code,
+                          texts->error.message);
+    if (*texts->encoding)
+        return status_set(STATUS_FAILED,
+                          "the list has encoded names (EncodingType %s), which were not requested",
+                          texts->encoding);
+    bool truncated = strcmp(texts->truncated, "true") == 0;
+    if (*texts->truncated && !truncated && strcmp(texts->truncated, "false") != 0)
+        return status_set(STATUS_FAILED, "the list has IsTruncated '%s' instead of true or false",
+                          texts->truncated);
+    if (truncated && !*texts->next)
+        return status_set(
+            STATUS_FAILED,
+            "the list is incomplete, but has no NextContinuationToken: the server only has version 1 "
+            "of S3's lists, which is not supported; name the shards, as in " LIST_EXAMPLE);
+    memcpy(next, texts->next, sizeof texts->next);
+    return STATUS_OK;
 }
+
+void s3_read_error(const char *text, size_t size, struct s3_error *error)
+{
+    struct reader reader = {.add = NULL};
+    (void)parse(text, size, &reader); /* a damaged text may still have a code */
+    *error = reader.texts.error;
+}
+
+#else
+
+enum status s3_list(const char *text, size_t size,
+                    enum status (*add)(void *context, const struct s3_object *object), void *context,
+                    char next[S3_TOKEN_MAX])
+{
+    (void)text, (void)size, (void)add, (void)context;
+    *next = '\0';
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build cannot read lists of S3 and Azure: install expat (libexpat1-dev) and build "
+                      "again, or name the shards, as in " LIST_EXAMPLE);
+}
+
+void s3_read_error(const char *text, size_t size, struct s3_error *error)
+{
+    (void)text, (void)size;
+    *error = (struct s3_error){0};
+}
+
+#endif

@@ -21,10 +21,15 @@ struct s3_credentials {
 };
 
 /* Finds credentials: in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, else in the profile
- * AWS_PROFILE (default: default) of the file AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials).
- * If there are none, `key` stays empty, and requests are not signed. STATUS_USAGE if a key has no secret, or
- * if AWS_PROFILE names a profile that the file lacks. */
+ * AWS_PROFILE (default: default) of the file AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials), else
+ * of AWS_CONFIG_FILE (default: ~/.aws/config). If there are none, `key` stays empty, and requests are not
+ * signed. STATUS_USAGE if a key has no secret, or if no file has the profile that AWS_PROFILE names. The
+ * caller erases the credentials, even after a failure. */
 enum status s3_find_credentials(struct s3_credentials *credentials);
+
+/* Finds the region: in AWS_REGION or AWS_DEFAULT_REGION, else in the profile of AWS_CONFIG_FILE, else
+ * us-east-1. */
+enum status s3_find_region(char region[S3_FIELD_MAX]);
 
 /* The parts of a request that are signed. The strings are percent-encoded, as they are sent. */
 struct s3_request {
@@ -54,11 +59,18 @@ struct s3_object {
     const char *tag; /* the ETag; may be empty */
 };
 
-/* Reads one page of a list: S3's ListBucketResult, or Azure's EnumerationResults. Calls `add` for each
- * object. Sets `next` to the token of the next page, or to "". STATUS_FAILED with the reason if the text is
- * not such a list. */
+/* Reads one page of a list: S3's ListBucketResult (version 2), or Azure's EnumerationResults. Calls `add` for
+ * each object. Sets `next` to the token of the next page, or to "". STATUS_FAILED with the reason if the text
+ * is not such a list, or is cut; STATUS_UNAVAILABLE in builds without expat. */
 enum status s3_list(const char *text, size_t size,
                     enum status (*add)(void *context, const struct s3_object *object), void *context,
                     char next[S3_TOKEN_MAX]);
+
+/* What the body of an answer with an error says. Each text may be empty, or cut. */
+struct s3_error {
+    char code[64], message[256];
+    char region[64]; /* where the bucket is */
+};
+void s3_read_error(const char *text, size_t size, struct s3_error *error);
 
 #endif
