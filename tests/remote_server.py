@@ -11,13 +11,25 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /changing/NAME       the file, with another ETag in each answer
 /slow/NAME           the file, after 50 ms
 /requests/N          the number of requests for files in /slow/, and the most that ran at the same time during the last N
+/dated/NAME          the file, without an ETag; /dated/NAME?f=OTHER the file OTHER
+/redated/NAME        the file, without an ETag, with another Last-Modified in each answer
+/weak/NAME           the file, with the weak ETag W/"1"
+/bare/NAME           the file, with neither an ETag nor a Last-Modified
+/once/NAME           the file; 503 for the first request with this path
+/later/NAME          the file; the whole file if a range that does not begin at 0 is requested
+/refusing/NAME       the file; 416 if a range is requested
+/unnamed/NAME        the file; 206 without Content-Range
+/echo                the headers of the request; /away a redirection to /echo of the host localhost
 /short/NAME          fewer bytes than Content-Length says
 /endless/NAME        a body that does not end
 /list/...            an HTML page instead of a list
 /secure/NAME         a redirection to https; /plainly/NAME a redirection to http; /loop a redirection to itself
+/error-CODE/...      S3: an error
+/list-KIND/...       S3: a faulty list (faulty_list())
 /BUCKET/...          S3: lists of three objects per page, and objects, for requests with a correct signature
 /account/box/...     Azure: lists of three objects per page, and objects, for requests whose query has sig=se+cret/
 """
+import email.utils
 import hashlib
 import hmac
 import http.server
@@ -38,6 +50,13 @@ PAGE = 3
 FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
 COUNT = itertools.count(1)
 SLOW_S = 0.05
+ERRORS = {  # status, message, further elements and headers
+    "PermanentRedirect": (301, "Use the endpoint.", "<Endpoint>x</Endpoint>", {"x_amz_bucket_region": "eu-far-1"}),
+    "AuthorizationHeaderMalformed": (400, "The region is wrong.", "<Region>eu-far-1</Region>", {}),
+    "AccessDenied": (403, "Access Denied\nRequestId: 1", "", {"x_amz_bucket_region": REGION}),
+    "NoSuchBucket": (404, "No\x7fbucket", "", {}),
+}
+seen = set()  # paths of requests
 slow = []  # per request for a file in /slow/: number of such requests in progress when it arrived
 running = 0
 LOCK = threading.Lock()
@@ -71,8 +90,36 @@ def signature(headers, path, query):
     return fields["Signature"] == digest(key, text).hex()
 
 
+def faulty_list(kind, token):
+    """Returns a page of a list. Its objects are those of /web/plain, with wrong sizes."""
+    entries = ["<Contents><Key>plain/counter-%06d.tar</Key><Size>1</Size><ETag>&quot;a&quot;</ETag></Contents>" % i
+               for i in range(4)]
+    following = "<NextContinuationToken>%s</NextContinuationToken>"
+    body = {
+        "overlapping": entries[1] + entries[2] if token else entries[0] + entries[1] + following % "a",
+        "descending": entries[1] + entries[0],
+        "repeated": entries[0] + entries[0],
+        "constant": following % "a",
+        "empty": following % (int(token) + 1 if token.isdigit() else 1),
+        "version1": "<IsTruncated>true</IsTruncated>" + entries[0],
+        "other": entries[0].replace("plain/", "planet/"),
+        "encoded": "<EncodingType>url</EncodingType>" + entries[0],
+        "error": "</ListBucketResult><Error>",
+        "doctype": "",
+        "cut": entries[0],
+        "open": entries[0].replace("</Contents>", ""),
+    }[kind]
+    text = "<ListBucketResult>" + body + "</ListBucketResult>"
+    if kind == "error":
+        text = "<Error><Code>InternalError</Code><Message>We failed.</Message></Error>"
+    if kind == "doctype":
+        text = "<!DOCTYPE a [<!ENTITY b \"c\">]>" + text
+    return text.encode()[:-12 if kind == "cut" else None]
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -86,25 +133,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def give(self, name, ranges=True, tag=None, cut=False):
+    def give(self, name, ranges=True, tag=None, cut=False, modified=None, partial=True):
         path = os.path.join(sys.argv[1], name)
         if not os.path.isfile(path):
             return self.answer(404)
         with open(path, "rb") as stream:
             data = stream.read()
-        tag = tag or '"%s"' % hashlib.md5(data).hexdigest()
+        if tag is None:
+            tag = '"%s"' % hashlib.md5(data).hexdigest()
         if self.headers["If-Match"] not in (None, tag):
             return self.answer(412)
+        version = {"ETag": tag} if tag else {}
+        if modified:
+            version["Last_Modified"] = email.utils.formatdate(modified, usegmt=True)
         asked = self.headers["Range"]
         if not asked or not ranges:
-            return self.answer(200, data, ETag=tag)
+            return self.answer(200, data, **version)
         first, last = asked.split("=")[1].split("-")
         first, last = int(first), min(int(last), len(data) - 1)
         if first > last:
             return self.answer(416)
         body = data[first:last + 1]
-        headers = {"Content_Range": "bytes %d-%d/%d" % (first, last, len(data)), "ETag": tag,
-                   "Content_Length": str(len(body))}
+        headers = {"Content_Length": str(len(body)), **version}
+        if partial:
+            headers["Content_Range"] = "bytes %d-%d/%d" % (first, last, len(data))
         self.answer(206, body[:len(body) // 2] if cut and len(body) > 1 else body, **headers)
         self.close_connection |= cut
 
@@ -142,6 +194,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         first = int(query.get(token, ["token 0/"])[0].strip("token /"))
         last = first + PAGE
         return names[first:last], "token %d/" % last if last < len(names) else ""
+
+    def dated(self, kind, name, query):
+        """Serves a file without a strong ETag."""
+        name = urllib.parse.parse_qs(query).get("f", [name])[0]
+        modified = os.path.getmtime(os.path.join(sys.argv[1], name))
+        with LOCK:
+            modified += next(COUNT) if kind == "redated" else 0
+        return self.give(name, tag='W/"1"' if kind == "weak" else "", modified=modified if kind != "bare" else None)
+
+    def error(self, code):
+        status, message, more, headers = ERRORS[code]
+        return self.answer(status, ("<Error><Code>%s</Code><Message>%s</Message>%s</Error>" % (code, message, more)).encode(),
+                           **headers)
+
+    def is_first(self):
+        """Returns whether this is the first request with its path."""
+        path = self.path.split("?")[0]
+        with LOCK:
+            first = path not in seen
+            seen.add(path)
+        return first
 
     def s3(self, path, query):
         if not signature(self.headers, self.path.split("?")[0], query):
@@ -190,6 +263,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind == "changing":
             with LOCK:
                 return self.give(name, tag='"%d"' % next(COUNT))
+        if kind in ("dated", "redated", "weak", "bare"):
+            return self.dated(kind, name, query)
+        if kind in ("once", "oncebucket") and self.is_first():
+            return self.answer(503)
+        if kind == "once":
+            return self.give(name)
+        if kind == "later":
+            return self.give(name, ranges=(self.headers["Range"] or "").startswith("bytes=0-"))
+        if kind == "refusing":
+            return self.answer(416) if self.headers["Range"] else self.give(name)
+        if kind == "unnamed":
+            return self.give(name, partial=(self.headers["Range"] or "") == "bytes=0-0")
+        if kind == "echo":
+            return self.answer(200, str(self.headers).encode())
+        if kind == "away":
+            return self.answer(302, Location="http://localhost:%d/echo" % self.server.server_address[1])
+        if kind.startswith("error-"):
+            return self.error(kind[6:])
+        if kind.startswith("list-"):
+            token = urllib.parse.parse_qs(query).get("continuation-token", [""])[0]
+            return self.answer(200, faulty_list(kind[5:], token))
         if kind == "short":
             return self.give(name, cut=True)
         if kind == "endless":

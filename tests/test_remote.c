@@ -9,12 +9,19 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
 
 #include "data/http.h"
 #include "data/remote.h"
+#include "data/remote_cache.h"
 #include "data/s3.h"
 
 /* ---- Signatures ---- */
@@ -81,8 +88,18 @@ Test(remote, credentials_come_from_the_environment_or_a_profile)
     cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
     cr_expect(strstr(status_text(), "AWS_SECRET_ACCESS_KEY"), "%s", status_text());
     setenv("AWS_PROFILE", "none", 1);
+    setenv("AWS_CONFIG_FILE", "config", 1);
     cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
     cr_expect(strstr(status_text(), "no profile 'none'"), "%s", status_text());
+    write_file("config", "[none]\naws_access_key_id = N\n[profile none]\naws_access_key_id = C\n"
+                         "aws_secret_access_key = S\n");
+    cr_assert_eq(s3_find_credentials(&found), STATUS_OK, "%s", status_text());
+    cr_expect(strcmp(found.key, "C") == 0 && strcmp(found.secret, "S") == 0);
+    char text[S3_FIELD_MAX + 64];
+    snprintf(text, sizeof text, "[none]\naws_access_key_id = %0*d\n", S3_FIELD_MAX, 0);
+    write_file("file", text);
+    cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "file: aws_access_key_id is longer than 255"), "%s", status_text());
     setenv("AWS_ACCESS_KEY_ID", "X", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "Y", 1);
     cr_assert_eq(s3_find_credentials(&found), STATUS_OK);
@@ -90,8 +107,119 @@ Test(remote, credentials_come_from_the_environment_or_a_profile)
     leave_folder(home);
 }
 
+Test(remote, the_region_comes_from_the_environment_or_a_profile)
+{
+    static const struct {
+        const char *profile, *region, *usual, *found;
+    } cases[] = {
+        {NULL, NULL, NULL, "eu-a"},         {"other", NULL, NULL, "eu-b"},
+        {"plain", NULL, NULL, "us-east-1"}, {"none", NULL, NULL, "us-east-1"},
+        {"other", NULL, "eu-c", "eu-c"},    {NULL, "eu-d", "eu-c", "eu-d"},
+        {NULL, "", "eu-c", "eu-c"},
+    };
+    char region[S3_FIELD_MAX];
+    enter_folder(home);
+    setenv("AWS_CONFIG_FILE", "config", 1);
+    unsetenv("AWS_REGION");
+    unsetenv("AWS_DEFAULT_REGION");
+    cr_assert_eq(s3_find_region(region), STATUS_OK);
+    cr_expect_str_eq(region, "us-east-1"); /* no file */
+    write_file("config", "[other]\nregion = wrong\n[default]\nregion=eu-a\n[profile other]\n region = eu-b\n"
+                         "[plain]\nregion = wrong\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cases[i].profile ? setenv("AWS_PROFILE", cases[i].profile, 1) : unsetenv("AWS_PROFILE");
+        cases[i].region ? setenv("AWS_REGION", cases[i].region, 1) : unsetenv("AWS_REGION");
+        cases[i].usual ? setenv("AWS_DEFAULT_REGION", cases[i].usual, 1) : unsetenv("AWS_DEFAULT_REGION");
+        cr_assert_eq(s3_find_region(region), STATUS_OK);
+        cr_expect_str_eq(region, cases[i].found, "case %zu: %s", i, region);
+    }
+    setenv("HOME", ".", 1);
+    unsetenv("AWS_CONFIG_FILE");
+    unsetenv("AWS_REGION");
+    unsetenv("AWS_DEFAULT_REGION");
+    unsetenv("AWS_PROFILE");
+    cr_assert(mkdir(".aws", 0755) == 0);
+    write_file(".aws/config", "[default]\nregion=eu-e\n");
+    cr_assert_eq(s3_find_region(region), STATUS_OK);
+    cr_expect_str_eq(region, "eu-e");
+    leave_folder(home);
+}
+
+#if defined HAVE_CRYPTO && defined HAVE_CURL && defined HAVE_XXHASH && !defined __SANITIZE_ADDRESS__
+/* Returns the number of places in writable memory, apart from `own`, that hold the secret whose inverted
+ * bytes are in `inverse`. */
+static int count_copies(const char *inverse, size_t size, const char *own)
+{
+    int copies = 0;
+    char line[256];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    cr_assert(maps && memory >= 0);
+    static char bytes[1 << 20];
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long begin, end;
+        char mode[5];
+        if (sscanf(line, "%lx-%lx %4s", &begin, &end, mode) != 3 || mode[1] != 'w')
+            continue;
+        while (begin < end) {
+            const size_t part = end - begin < sizeof bytes ? end - begin : sizeof bytes;
+            const ssize_t count = pread(memory, bytes, part, (off_t)begin);
+            for (ssize_t i = 0; i + (ssize_t)size <= count; i++) {
+                size_t same = 0;
+                const char *at = (const char *)begin + i;
+                while (same < size && bytes[i + (ssize_t)same] == (char)~inverse[same])
+                    same++;
+                copies += same == size && at != own && !(at >= bytes && at < bytes + sizeof bytes);
+            }
+            if (count < (ssize_t)part || end - begin <= sizeof bytes)
+                break;
+            begin += sizeof bytes - size; /* the secret may cross the border of two parts */
+        }
+    }
+    explicit_bzero(bytes, sizeof bytes);
+    fclose(maps);
+    close(memory);
+    return copies;
+}
+
+/* After a data set is closed, neither the heap nor the stack has a copy of the secret key. */
+Test(remote, secrets_are_erased)
+{
+    enum { SIZE = 40 };
+    char inverse[SIZE];
+    enter_folder(home);
+    static char secret[SIZE + 1], text[256];
+    for (int i = 0; i < SIZE; i++)
+        secret[i] = (char)('A' + rand() % 26);
+    for (int i = 0; i < SIZE; i++)
+        inverse[i] = (char)~secret[i];
+    cr_expect_eq(count_copies(inverse, SIZE, NULL), 1, "the search finds the secret itself");
+    const int length = snprintf(text, sizeof text,
+                                "[default]\naws_access_key_id=A\naws_secret_access_key=%s\n"
+                                "aws_session_token = %s\n",
+                                secret, secret);
+    const int fd = open("file", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert(write(fd, text, (size_t)length) == length && close(fd) == 0);
+    explicit_bzero(secret, sizeof secret);
+    explicit_bzero(text, sizeof text);
+    cr_assert_eq(count_copies(inverse, SIZE, NULL), 0);
+    setenv("AWS_SHARED_CREDENTIALS_FILE", "file", 1);
+    setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1", 1);
+    struct remote *remote;
+    struct s3_credentials credentials;
+    cr_assert_eq(s3_find_credentials(&credentials), STATUS_OK, "%s", status_text());
+    cr_expect_eq(count_copies(inverse, SIZE, credentials.secret), 1, "only the session token remains");
+    explicit_bzero(&credentials, sizeof credentials);
+    cr_expect_eq(remote_open("s3://bucket/a.tar", NULL, &remote), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "connect"), "%s", status_text());
+    cr_expect_eq(count_copies(inverse, SIZE, NULL), 0);
+    leave_folder(home);
+}
+#endif
+
 /* ---- Lists ---- */
 
+#ifdef HAVE_EXPAT
 static enum status note(void *context, const struct s3_object *object)
 {
     char *text = context;
@@ -104,12 +232,17 @@ Test(remote, lists_are_read_or_refused)
     static const struct {
         const char *text, *objects, *next;
     } lists[] = {
-        {"<?xml version=\"1.0\"?><ListBucketResult xmlns=\"http://x\"><NextContinuationToken>a&amp;b</NextContinuationToken>"
+        {"<?xml version=\"1.0\"?><ListBucketResult "
+         "xmlns=\"http://x\"><NextContinuationToken>a&amp;b</NextContinuationToken>"
          "<Contents><Key>k&lt;1&gt;&#x41;&#66;&quot;&apos;</Key><ETag>&quot;e&quot;</ETag><Size>12</Size></"
          "Contents>"
          "<Contents><Key>z</Key><Size>0</Size><Owner><ID>1</ID></Owner></Contents></ListBucketResult>",
          "k<1>AB\"' 12 \"e\";z 0 ;", "a&b"},
         {"<ListBucketResult/>", "", ""},
+        {"<?xml version='1.0' encoding='ISO-8859-1'?><a:ListBucketResult xmlns:a='u'><!-- <Contents> -->"
+         "<a:Contents><a:Size>3</a:Size><a:Key>\xe9<![CDATA[<&]]></a:Key><b/></a:Contents>"
+         "<a:IsTruncated>false</a:IsTruncated></a:ListBucketResult>",
+         "\xc3\xa9<& 3 ;", ""},
         {"<EnumerationResults "
          "a=\"b\"><Blobs><Blob><Name>n</Name><Properties><Content-Length>7</Content-Length>"
          "<Etag>t</Etag></Properties></Blob></Blobs><NextMarker /></EnumerationResults>",
@@ -123,6 +256,20 @@ Test(remote, lists_are_read_or_refused)
          NULL, NULL},
         {"<ListBucketResult><Contents><Key>a&nbsp;</Key><Size>1</Size></Contents></ListBucketResult>", NULL,
          NULL},
+        {"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><IsTruncated>maybe</IsTruncated></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><EncodingType>url</EncodingType></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Key>b</Key><Size>1</Size></Contents></ListBucketResult>",
+         NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a<b/></Key><Size>1</Size></Contents></ListBucketResult>", NULL,
+         NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents>", NULL, NULL},
+        {"<ListBucketResult></ListBucketResult><ListBucketResult/>", NULL, NULL},
+        {"<!DOCTYPE a [<!ENTITY b 'c'>]><ListBucketResult/>", NULL, NULL},
+        {"<EnumerationResults><Blobs><Blob><Name Encoded='true'>n</Name><Properties><Content-Length>7"
+         "</Content-Length></Properties></Blob></Blobs></EnumerationResults>",
+         NULL, NULL},
         {"<ListBucketResult><Contents><Key>&#0;</Key><Size>1</Size></Contents></ListBucketResult>", NULL,
          NULL},
     };
@@ -136,6 +283,47 @@ Test(remote, lists_are_read_or_refused)
         }
     }
 }
+
+/* Fields have limits. Texts that are too long are refused, and never cut. */
+Test(remote, long_fields_of_lists_are_refused)
+{
+    static const struct {
+        const char *before, *after;
+        size_t most;
+    } fields[] = {{"<Contents><Size>1</Size><Key>", "</Key></Contents>", S3_TOKEN_MAX - 1},
+                  {"<Contents><Key>a</Key><Size>1</Size><ETag>", "</ETag></Contents>", S3_FIELD_MAX - 1},
+                  {"<NextContinuationToken>", "</NextContinuationToken>", S3_TOKEN_MAX - 1}};
+    static char objects[2 * S3_TOKEN_MAX], text[2 * S3_TOKEN_MAX], long_[S3_TOKEN_MAX + 1];
+    memset(long_, 'x', sizeof long_);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        for (size_t length = fields[i].most; length <= fields[i].most + 1; length++) {
+            char next[S3_TOKEN_MAX];
+            *objects = '\0';
+            snprintf(text, sizeof text, "<ListBucketResult>%s%.*s%s</ListBucketResult>", fields[i].before,
+                     (int)length, long_, fields[i].after);
+            cr_expect_eq(s3_list(text, strlen(text), note, objects, next),
+                         length > fields[i].most ? STATUS_FAILED : STATUS_OK, "%zu: %zu", i, length);
+            if (length == fields[i].most)
+                cr_expect_geq(strlen(objects) + strlen(next), length);
+        }
+}
+
+/* The time to parse a page grows with its size only: 16 MiB of unclosed elements took minutes once. */
+Test(remote, hostile_lists_end_soon, .timeout = 20)
+{
+    enum { BYTES = 16 << 20 };
+    static const char *const parts[] = {"<Contents", "<Contents>", "<Contents><Key>",
+                                        "&amp;",     "<!--",       "<a b=''/>"};
+    char *text = malloc(BYTES), next[S3_TOKEN_MAX];
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        size_t length = (size_t)sprintf(text, "<ListBucketResult>");
+        while (length + strlen(parts[i]) < BYTES)
+            length += (size_t)(stpcpy(text + length, parts[i]) - (text + length));
+        cr_expect_eq(s3_list(text, length, note, next, next), STATUS_FAILED);
+    }
+    free(text);
+}
+#endif
 
 Test(remote, secrets_of_a_url_are_not_shown)
 {
@@ -231,6 +419,15 @@ static void expect_same(const char *urls[], size_t count)
         cr_expect_eq(shell("$P $N --data \"%s\"", urls[i]), 0, "%s: %s", urls[i], out);
         cr_expect(says(local) && says(",any,"), "%s: %s is not in %s", urls[i], local, out);
     }
+}
+
+/* Adds a secret to a request. */
+static enum status add_secret(const struct http_request *request, const char *range,
+                              char *headers[HTTP_HEADERS_MAX])
+{
+    (void)request, (void)range;
+    headers[0] = strdup("Authorization: secret");
+    return STATUS_OK;
 }
 
 Test(servers, a_set_is_read_from_every_service)
@@ -329,6 +526,111 @@ Test(servers, one_broken_request_in_ten_loses_nothing)
         expect_same(urls, 1);
 }
 
+/* The first request of a data set is repeated once, so that a wrong address fails soon. */
+Test(servers, the_first_request_is_tried_twice)
+{
+    SHELL(0, "$P $N --data $U/once/plain/counter-000000.tar");
+    SHELL_PRINTS(1, "tried 2 times: ", "$P $N --data $U/busy/plain/counter-000000.tar");
+#if defined HAVE_CRYPTO && defined HAVE_EXPAT
+    set_credentials();
+    SHELL(0, "mkdir files/twice && cp files/plain/*0.tar files/twice && $P $N --data s3://oncebucket/twice/");
+#endif
+}
+
+/* Starts a process that answers connections with `greeting`. Sets $G to its address. */
+static pid_t greet(const char *greeting)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    char text[64];
+    const int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert(bind(to, (struct sockaddr *)&address, size) == 0 && listen(to, 9) == 0 &&
+              getsockname(to, (struct sockaddr *)&address, &size) == 0);
+    snprintf(text, sizeof text, "127.0.0.1:%d", ntohs(address.sin_port));
+    setenv("G", text, 1);
+    const pid_t pid = fork();
+    for (int fd; pid == 0 && (fd = accept(to, NULL, NULL)) >= 0; close(fd))
+        if (write(fd, greeting, strlen(greeting)) < 0 || usleep(100000) != 0)
+            _exit(1);
+    close(to);
+    return pid;
+}
+
+Test(servers, ports_that_do_not_speak_http_are_reported)
+{
+    static const char *const greetings[] = {"SSH-2.0-OpenSSH_9.2\r\n", "\x15\x03\x01\x00\x02\x02\x46",
+                                            "+OK\r\n"};
+    for (size_t i = 0; i < sizeof greetings / sizeof *greetings; i++) {
+        const pid_t pid = greet(greetings[i]);
+        shell("$P $N --data http://$G/a.tar");
+        expect_line(1, "the server does not speak HTTP on this port");
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    }
+}
+
+/* Nothing of a request may be part of the next request on the same connection, nor of one to another host. */
+Test(servers, requests_share_nothing)
+{
+    struct http *http;
+    struct http_reply reply;
+    char url[128], body[4096];
+    const struct http_request plain = {.url = url,
+                                       .shown = "x",
+                                       .whole = true,
+                                       .redirects = true,
+                                       .wanted = sizeof body - 1,
+                                       .to = (uint8_t *)body};
+    cr_assert_eq(http_open(&http), STATUS_OK);
+    for (int i = 0; i < 6; i++) {
+        struct http_request request = plain;
+        const struct http_version version = {.bytes = HTTP_UNKNOWN, .tag = "\"a\""};
+        memset(body, 0, sizeof body);
+        snprintf(url, sizeof url, "%s/%s", getenv("U"),
+                 i == 2   ? "away"
+                 : i == 4 ? "error-AccessDenied"
+                          : "echo");
+        if (i == 0 || i == 2) {
+            request.sign = add_secret;
+            request.version = &version;
+        }
+        request.explained = i == 4;
+        if (i == 5)
+            snprintf(url, sizeof url, "%s/web/none", getenv("U"));
+        const enum status got = http_get(http, &request, 1, &reply);
+        cr_expect_eq(got, i < 4 ? STATUS_OK : STATUS_FAILED, "%d: %s", i, status_text());
+        cr_expect_eq(strstr(body, "secret") != NULL, i == 0, "%d: %s", i, body);
+        cr_expect_eq(strstr(body, "If-Match") != NULL, i == 0 || i == 2, "%d: %s", i, body);
+        cr_expect(!strstr(body, "Range"), "%d: %s", i, body);
+        if (i == 1) { /* this request has a range */
+            request.whole = false;
+            (void)http_get(http, &request, 1, &reply);
+        }
+        if (i == 4)
+            cr_expect(strstr(status_text(), "(403 AccessDenied: Access Denied)"), "%s", status_text());
+        if (i == 5)
+            cr_expect(strstr(status_text(), "(404)"), "%s", status_text());
+    }
+    http_close(http);
+}
+
+Test(servers, servers_with_odd_ranges_are_read_or_refused)
+{
+    const char *urls[] = {
+        "$U/refusing/plain/counter-{000000..000004}.tar", "$U/dated/plain/counter-{000000..000004}.tar",
+        "$U/weak/plain/counter-{000000..000004}.tar", "$U/bare/plain/counter-{000000..000004}.tar"};
+    expect_same(urls, sizeof urls / sizeof *urls);
+    SHELL_PRINTS(1, "empty.tar: offset 0: the shard is empty", "$P $N --data $U/refusing/empty.tar");
+    SHELL(0, "cat files/plain/*.tar files/plain/*.tar > files/large.tar"); /* more than one piece */
+    shell("$P $N --data $U/later/large.tar");
+    expect_line(
+        1, "the server sends the whole file instead of the bytes from ");
+    shell("$P $N --data $U/unnamed/plain/counter-000000.tar");
+    expect_line(1, "the server sent another range");
+    shell("$P $N --data $U/redated/plain/counter-000000.tar");
+    expect_line(1, "the file changed while it was read");
+}
+
 Test(servers, each_fault_is_reported_in_one_line)
 {
     static const struct {
@@ -346,13 +648,44 @@ Test(servers, each_fault_is_reported_in_one_line)
         {1, "$U/account/box/plain/?sig=wrong", "access denied (403)"},
         {1, "http://127.0.0.1:1/x.tar", "Couldn't connect to server"},
         {2, "http://user:secret@127.0.0.1/x.tar", "a URL with a user or password is refused"},
-        {2, "ftp://127.0.0.1/x.tar", "unknown kind of URL"},
+        {2, "ftp://127.0.0.1/x.tar", "ftp:// is an unknown kind of URL; use https://"},
+        {2, "abfss://box@account.dfs.core.windows.net/x.tar", "write https://ACCOUNT.blob.core.windows.net"},
+        {2, "az://box/x.tar", "write https://ACCOUNT.blob.core.windows.net"},
+        {2, "wasbs://box@account.blob.core.windows.net/", "write https://ACCOUNT.blob.core.windows.net"},
+        {2, "gs://bucket/x.tar", "write s3://BUCKET/PREFIX/ with an HMAC key"},
+        {2, "hdfs://host/x.tar", "hdfs:// is an unknown kind of URL"},
+        {2, "s3a://bucket/x.tar", "s3a:// is an unknown kind of URL; write s3://"},
+        {2, "$U/web/plain/counter-{000000,000000}.tar", "'counter-000000.tar' is named twice"},
         {2, "$U/web/plain/counter-{000004..000000}.tar", "the range {000004..000000} counts down"},
         {2, "$U/web/plain/counter-{0..5000000}.tar", "has more than 1000000 files"},
         {2, "$U/web/plain/counter-{0.tar", "a brace without its counterpart"},
         {2, "$U/web/plain/counter-0}.tar", "a brace without its counterpart"},
         {2, "s3://", "name a bucket"},
+#ifdef HAVE_EXPAT
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
+        {1, "s3://list-repeated/plain/",
+         "the list has 'plain/counter-000000.tar' after 'plain/counter-000000.tar'"},
+        {1, "s3://list-overlapping/plain/",
+         "the list has 'plain/counter-000001.tar' after 'plain/counter-000001.tar'"},
+        {1, "s3://list-descending/plain/", "keys must ascend"},
+        {1, "s3://list-constant/plain/", "the list does not end: the server sends the same page again"},
+        {1, "s3://list-empty/plain/", "the list does not end: the server sends only empty pages"},
+        {1, "s3://list-version1/plain/", "the server only has version 1 of S3's lists"},
+        {1, "s3://list-other/plain/",
+         "'planet/counter-000000.tar', which does not begin with the prefix 'plain/'"},
+        {1, "s3://list-encoded/plain/", "the list has encoded names"},
+        {1, "s3://list-doctype/plain/", "it has a document type"},
+        {1, "s3://list-error/plain/", "the server answers with the error InternalError: We failed."},
+        {1, "s3://list-cut/plain/", "the list of objects is cut or damaged at offset"},
+        {1, "s3://list-open/plain/", "the list of objects is cut or damaged at offset"},
+        {1, "s3://error-PermanentRedirect/plain/",
+         "(301 PermanentRedirect: Use the endpoint.); the bucket is in the region 'eu-far-1', but the "
+         "request is for "
+         "'eu-test-1': set AWS_REGION=eu-far-1"},
+        {1, "s3://error-AuthorizationHeaderMalformed/plain/", "set AWS_REGION=eu-far-1"},
+        {1, "s3://error-AccessDenied/plain/", "access denied (403 AccessDenied: Access Denied); check"},
+        {1, "s3://error-NoSuchBucket/a.tar", "a.tar: the server has no such file (404 NoSuchBucket: No"},
+#endif
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
         {2, "https://", "a URL needs a host"},
         {2, "$U/web/a.tar,$U/web/b.tar",
@@ -494,6 +827,226 @@ Test(servers, options_of_the_cache_are_checked)
         SHELL(2, "$P $N %s", refused[i][0]);
         cr_expect(says(refused[i][1]), "'%s' is not in: %s", refused[i][1], out);
     }
+}
+
+/* Returns the checksum of a run. */
+static unsigned long long checksum_of(const char *url)
+{
+    unsigned long long sum = 0;
+    SHELL(0, "$P $N --data \"%s\" --cache-dir cache", url);
+    SHELL(0,
+          "$P $N --data \"%s\" --cache-dir cache 2>/dev/null | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'",
+          url);
+    cr_assert_eq(sscanf(out, "%llx", &sum), 1, "%s", out);
+    return sum;
+}
+
+/* Parameters of a query select the data, unless they belong to a signature. */
+Test(servers, the_cache_distinguishes_queries_but_not_signatures)
+{
+    static const char *const same[][2] = {
+        {"$U/web/plain/counter-000000.tar?X-Amz-Date=1&X-Amz-Signature=a&id=1",
+         "$U/web/plain/counter-000000.tar?X-Amz-Date=2&X-Amz-Security-Token=t&id=1&X-Amz-Signature=b"},
+        {"$U/web/plain/counter-000000.tar?X-Goog-Expires=1&X-Goog-Signature=a",
+         "$U/web/plain/counter-000000.tar?X-Goog-Expires=2&X-Goog-Signature=b"},
+        {"$U/web/plain/counter-000000.tar?AWSAccessKeyId=a&Signature=b&Expires=1",
+         "$U/web/plain/counter-000000.tar?AWSAccessKeyId=a&Signature=c&Expires=2"},
+        {"$U/account/box/plain/counter-000000.tar?sv=1&se=1&sp=r&sr=c&sig=se%2Bcret%2F",
+         "$U/account/box/plain/"
+         "counter-000000.tar?sv=2&st=1&se=2&sp=rl&sr=b&spr=https&sip=1&sig=se%2Bcret%2F"},
+    };
+    static const char *const different[][2] = {
+        {"$U/dated/x.tar?f=plain/counter-000000.tar", "$U/dated/x.tar?f=plain/counter-000001.tar"},
+        {"$U/web/plain/counter-000000.tar?versionId=1", "$U/web/plain/counter-000000.tar?versionId=2"},
+        {"$U/web/plain/counter-000000.tar?se=1", "$U/web/plain/counter-000000.tar?se=2"},
+        {"$U/web/plain/counter-000000.tar?Expires=1&X-Amz-Signature=a",
+         "$U/web/plain/counter-000000.tar?Expires=2&X-Amz-Signature=a"},
+        {"$U/account/box/plain/counter-000000.tar?sv=1&snapshot=1&sig=se%2Bcret%2F",
+         "$U/account/box/plain/counter-000000.tar?sv=1&snapshot=2&sig=se%2Bcret%2F"},
+    };
+    SHELL(0, "touch -d 2001-01-01 files/plain/*.tar");
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        SHELL(0, "rm -rf cache");
+        cr_expect_eq(checksum_of(same[i][0]), checksum_of(same[i][1]));
+        cr_expect_eq(count_files(".data"), 1, "%s", same[i][0]);
+    }
+    for (size_t i = 0; i < sizeof different / sizeof *different; i++) {
+        SHELL(0, "rm -rf cache");
+        const bool other = checksum_of(different[i][0]) != checksum_of(different[i][1]);
+        cr_expect_eq(count_files(".data"), 2, "%s", different[i][0]);
+        cr_expect_eq(other, i == 0);
+    }
+}
+
+/* A shard that another of the same size replaces is read again, whatever the server says about versions. */
+Test(servers, the_cache_returns_no_stale_shard)
+{
+    static const char *const kinds[] = {"web", "dated", "weak", "bare"};
+    char url[64];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        snprintf(url, sizeof url, "$U/%s/s.tar", kinds[i]);
+        SHELL(0, "rm -rf cache; cp files/plain/counter-000000.tar files/s.tar");
+        const unsigned long long before = checksum_of(url); /* the file was written in this second */
+        SHELL(0, "cp files/plain/counter-000001.tar files/s.tar");
+        const unsigned long long after = checksum_of(url);
+        cr_expect_neq(before, after, "%s", kinds[i]);
+        cr_expect_eq(checksum_of(url), after, "%s", kinds[i]);
+        cr_expect_eq(count_files(".data"), i < 3 ? 2 : 0, "%s", kinds[i]);
+    }
+}
+
+Test(servers, a_shard_without_a_version_is_cached_for_one_run)
+{
+    SHELL(0, "$P $M --variant shards --epochs 2 --data $U/bare/plain/counter-{000000..000001}.tar "
+             "--cache-dir cache");
+    const char *warning = strstr(out, "--cache-dir keeps such files during this run only");
+    cr_expect(warning && !strstr(warning + 1, "--cache-dir keeps"), "one warning: %s", out);
+    cr_expect_eq(count_files(".data") + count_files(".part"), 0);
+    SHELL(
+        0,
+        "$P $M --variant shards-mmap --cache warm --data $U/bare/plain/counter-000000.tar --cache-dir cache");
+    EXPECT_OUT(",warm,");
+}
+
+/* Earlier versions of the program left the query out of the name. */
+Test(servers, entries_with_names_of_earlier_versions_are_not_read)
+{
+    static const char *const url = "$U/web/plain/counter-000000.tar";
+    char text[256], tag[33];
+    unsigned long long bytes;
+    const unsigned long long sum = checksum_of(url);
+    SHELL(0, "rm -r cache; mkdir cache; cd files/plain; stat -c %%s counter-000000.tar; md5sum < "
+             "counter-000000.tar");
+    cr_assert_eq(sscanf(out, "%llu %32s", &bytes, tag), 2, "%s", out);
+    const int length =
+        snprintf(text, sizeof text, "%s/web/plain/counter-000000.tar\n\"%s\"\n%llu", getenv("U"), tag, bytes);
+    void *zeros = calloc(1, bytes);
+    SHELL(0, "head -c %llu /dev/zero > cache/%016llx-%016llx.data", bytes,
+          (unsigned long long)XXH3_64bits(text, (size_t)length),
+          (unsigned long long)XXH3_64bits(zeros, bytes));
+    free(zeros);
+    cr_expect_eq(checksum_of(url), sum);
+    cr_expect_eq(count_files(".data"), 2);
+}
+
+/* ---- The folder of the cache ---- */
+
+static const struct cache_entry entry = {.source = 7, .bytes = 5};
+
+/* Writes the entry and opens it again. */
+static void write_entry(void)
+{
+    struct cache_draft draft;
+    int fd;
+    char text[5] = "";
+    cr_assert_eq(cache_begin("cache", &entry, 0, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert(fd < 0 && write(draft.fd, "abcde", 5) == 5);
+    cr_assert_eq(cache_complete("cache", &entry, &draft, &fd), STATUS_OK, "%s", status_text());
+    close(fd);
+    cr_assert_eq(cache_find("cache", &entry, false, &fd), STATUS_OK, "%s", status_text());
+    cr_assert(fd >= 0 && pread(fd, text, 5, 0) == 5 && memcmp(text, "abcde", 5) == 0);
+    close(fd);
+}
+
+/* A pipe, a link or a socket in the place of a file of the cache is neither waited for nor followed. */
+Test(remote, odd_files_in_a_cache_are_replaced, .timeout = 20)
+{
+    static const char *const makes[] = {"mkfifo", "ln -s /dev/zero", "ln -s none", "ln -s loop",
+                                        "python3 -c 'import socket,sys; socket.socket(1).bind(sys.argv[1])'"};
+    enter_folder(home);
+    setenv("D", "cache/0000000000000007", 1);
+    for (size_t i = 0; i < sizeof makes / sizeof *makes; i++) {
+        int fd;
+        SHELL(0, "rm -rf cache; mkdir cache; %s $D-0000000000000001.data; %s $D.part", makes[i], makes[i]);
+        cr_assert_eq(cache_open("cache", 100, false), STATUS_OK, "%s", status_text());
+        cr_assert_eq(cache_find("cache", &entry, true, &fd), STATUS_OK, "%s: %s", makes[i], status_text());
+        cr_expect_eq(fd, -1);
+        SHELL(0, "test -e $D-0000000000000001.data -o -L $D-0000000000000001.data");
+        cr_assert_eq(cache_find("cache", &entry, false, &fd), STATUS_OK, "%s: %s", makes[i], status_text());
+        cr_expect_eq(fd, -1);
+        SHELL(1, "test -e $D-0000000000000001.data -o -L $D-0000000000000001.data");
+        write_entry();
+    }
+    SHELL(0, "rm -rf cache; mkdir cache; mkfifo cache/lock");
+    write_entry();
+    leave_folder(home);
+}
+
+/* A draft that a killed process left never mixes with the new bytes. */
+Test(remote, drafts_begin_empty)
+{
+    enter_folder(home);
+    SHELL(0, "mkdir cache; printf 'remains of a draft' > cache/0000000000000007.part");
+    write_entry();
+    leave_folder(home);
+}
+
+#define LIMIT UINT64_C(10)
+
+/* Adds entries of 3 to 5 bytes, each of its own source. */
+static void fill_cache(int process, int rounds)
+{
+    for (int round = 0; round < rounds; round++) {
+        const struct cache_entry own = {.source = (uint64_t)(process * rounds + round) + 1,
+                                        .bytes = (uint64_t)(3 + (process + round) % 3)};
+        struct cache_draft draft;
+        int fd;
+        if (cache_begin("cache", &own, LIMIT, &draft, &fd) != STATUS_OK || fd >= 0 ||
+            pwrite(draft.fd, "abcdef", own.bytes, 0) != (ssize_t)own.bytes ||
+            cache_complete("cache", &own, &draft, &fd) != STATUS_OK)
+            _exit(1);
+        close(fd);
+    }
+}
+
+/* Returns the number of bytes in the cache. The caller holds its lock. */
+static uint64_t bytes_in_cache(void)
+{
+    uint64_t bytes = 0;
+    struct stat info;
+    DIR *folder = opendir("cache");
+    for (struct dirent *found; (found = readdir(folder));)
+        if (found->d_name[0] != '.' && fstatat(dirfd(folder), found->d_name, &info, 0) == 0)
+            bytes += (uint64_t)info.st_size;
+    closedir(folder);
+    return bytes;
+}
+
+/* Processes that start together never exceed the limit while the lock is free. */
+Test(remote, processes_together_keep_the_limit, .timeout = 100)
+{
+    enum { PROCESSES = 6, ROUNDS = 30 };
+    pid_t pids[PROCESSES];
+    uint64_t most = 0;
+    int running = PROCESSES, ended, checks = 0;
+    enter_folder(home);
+    cr_assert_eq(cache_open("cache", LIMIT, false), STATUS_OK);
+    const int lock = open("cache/lock", O_RDWR | O_CLOEXEC);
+    cr_assert(lock >= 0 && flock(lock, LOCK_EX) == 0); /* until all processes have started */
+    for (int i = 0; i < PROCESSES; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            fill_cache(i, ROUNDS);
+            _exit(0);
+        }
+    }
+    usleep(100000);
+    while (running > 0) {
+        uint64_t bytes = bytes_in_cache();
+        most = bytes > most ? bytes : most;
+        checks++;
+        flock(lock, LOCK_UN);
+        while (waitpid(-1, &ended, WNOHANG) > 0) {
+            cr_expect_eq(ended, 0);
+            running--;
+        }
+        flock(lock, LOCK_EX);
+    }
+    close(lock);
+    cr_expect_leq(most, LIMIT, "%llu bytes of at most %llu", (unsigned long long)most,
+                  (unsigned long long)LIMIT);
+    cr_expect(most >= 6 && checks > ROUNDS, "%llu bytes, %d checks", (unsigned long long)most, checks);
+    leave_folder(home);
 }
 
 /* ---- Other users of data sets ---- */
