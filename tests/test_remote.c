@@ -623,8 +623,7 @@ Test(servers, servers_with_odd_ranges_are_read_or_refused)
     SHELL_PRINTS(1, "empty.tar: offset 0: the shard is empty", "$P $N --data $U/refusing/empty.tar");
     SHELL(0, "cat files/plain/*.tar files/plain/*.tar > files/large.tar"); /* more than one piece */
     shell("$P $N --data $U/later/large.tar");
-    expect_line(
-        1, "the server sends the whole file instead of the bytes from ");
+    expect_line(1, "the server sends the whole file instead of the bytes from ");
     shell("$P $N --data $U/unnamed/plain/counter-000000.tar");
     expect_line(1, "the server sent another range");
     shell("$P $N --data $U/redated/plain/counter-000000.tar");

@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
@@ -17,6 +19,7 @@
 
 #include "core/text.h"
 #include "data/image_fit.h"
+#include "data/remote_cache.h"
 #include "data/s3.h"
 #include "data/cifar.h"
 #include "data/idx.h"
@@ -420,6 +423,243 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
     free(text);
 }
 
+/* Input of a target that builds a file: each call takes one byte; 0 at the end. */
+struct fuzz_bytes {
+    const uint8_t *at, *end;
+};
+
+static inline unsigned fuzz_take(struct fuzz_bytes *bytes)
+{
+    return bytes->at < bytes->end ? *bytes->at++ : 0;
+}
+
+/* A list that a target builds, and how many of its objects the parser has returned. */
+struct fuzz_listing {
+    struct fuzz_listed {
+        char name[64], tag[64];
+        uint64_t bytes;
+    } objects[6];
+    unsigned count, found;
+};
+
+/* Writes up to eight characters to `stream`, in one of the forms that XML allows, and appends them to `text`
+ * as UTF-8. */
+static inline void fuzz_xml_text(struct fuzz_bytes *bytes, FILE *stream, char text[64])
+{
+    static const struct {
+        const char *utf8, *entity;
+        unsigned code;
+    } characters[] = {{"a", "a", 'a'},
+                      {"/", "/", '/'},
+                      {"&", "&amp;", '&'},
+                      {"<", "&lt;", '<'},
+                      {">", "&gt;", '>'},
+                      {"\"", "&quot;", '"'},
+                      {"'", "&apos;", '\''},
+                      {"]", "]", ']'},
+                      {"\xc3\xa9", "\xc3\xa9", 0xe9},
+                      {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80", 0x1f600},
+                      {"\r", "&#13;", '\r'},
+                      {"%", "%", '%'},
+                      {"\t", "\t", '\t'},
+                      {" ", " ", ' '}};
+    for (unsigned left = 1 + fuzz_take(bytes) % 8; left > 0; left--) {
+        const unsigned i = fuzz_take(bytes) % (sizeof characters / sizeof *characters);
+        const unsigned form = fuzz_take(bytes) % 5;
+        strcat(text, characters[i].utf8);
+        if (form == 1)
+            fprintf(stream, "&#%u;", characters[i].code);
+        else if (form == 2)
+            fprintf(stream, "&#x%X;", characters[i].code);
+        else if (form == 3 && characters[i].code != '\r')
+            fprintf(stream, "<![CDATA[%s]]>", characters[i].utf8);
+        else
+            fprintf(stream, "%s%s", form == 4 ? "<!-- <Key> -->" : "", characters[i].entity);
+    }
+}
+
+/* Writes an object in the form of S3 or Azure, with its elements in any order, and other elements. */
+static inline void fuzz_xml_object(struct fuzz_bytes *bytes, bool azure, FILE *stream,
+                                   struct fuzz_listed *object)
+{
+    const unsigned order = fuzz_take(bytes);
+    object->bytes = (uint64_t)fuzz_take(bytes) << fuzz_take(bytes) % 57;
+    fputs(azure ? "<Blob>" : "<Contents>\n", stream);
+    for (unsigned i = 0; i < 3; i++)
+        switch ((i + order) % 3) {
+        case 0:
+            fputs(azure ? "<Name>" : "<Key>", stream);
+            fuzz_xml_text(bytes, stream, object->name);
+            fputs(azure ? "</Name >" : "</Key>", stream);
+            break;
+        case 1:
+            fprintf(stream,
+                    azure ? "<Properties><Content-Length>%llu</Content-Length></Properties>"
+                          : "<Size>%llu</Size>",
+                    (unsigned long long)object->bytes);
+            break;
+        default:
+            if (order & 4)
+                fputs("<Owner a='b'><Key>x</Key><Size/></Owner>", stream);
+            if (order & 8)
+                break; /* no tag */
+            fputs(azure ? "<Properties><Etag>" : "<ETag>", stream);
+            fuzz_xml_text(bytes, stream, object->tag);
+            fputs(azure ? "</Etag></Properties>" : "</ETag>", stream);
+        }
+    fputs(azure ? "</Blob>" : "</Contents>", stream);
+}
+
+static inline enum status fuzz_listed(void *context, const struct s3_object *object)
+{
+    struct fuzz_listing *listing = context;
+    const struct fuzz_listed *wanted = &listing->objects[listing->found++];
+    if (listing->found > listing->count || strcmp(object->name, wanted->name) != 0 ||
+        strcmp(object->tag, wanted->tag) != 0 || object->bytes != wanted->bytes)
+        abort();
+    return STATUS_OK;
+}
+
+/* Builds a list of objects from the bytes, and parses it: the parser must return the same objects and token.
+ * A part of the list must be refused. In builds without expat, all lists are. */
+static inline void fuzz_lists(const uint8_t *data, size_t size)
+{
+    struct fuzz_bytes bytes = {data, data + size};
+    struct fuzz_listing listing = {.count = 0};
+    char *text = NULL, token[64] = "", next[S3_TOKEN_MAX];
+    const unsigned form = fuzz_take(&bytes), cut = fuzz_take(&bytes) << 8 | fuzz_take(&bytes);
+    const bool azure = form & 1;
+    FILE *stream = open_memstream(&text, &size);
+    if (!stream)
+        return;
+    fputs(form & 2 ? "<?xml version='1.0' encoding='UTF-8'?>\n" : form & 4 ? "\xEF\xBB\xBF" : "", stream);
+    fputs(azure      ? "<EnumerationResults a='b'>"
+          : form & 8 ? "<ListBucketResult xmlns='u'>"
+                     : "<ListBucketResult>",
+          stream);
+    for (int late = 0; late < 2; late++) {
+        if ((form >> 4 & 1) == (unsigned)late && form & 32) {
+            fputs(azure ? "<NextMarker>" : "<IsTruncated>true</IsTruncated><NextContinuationToken>", stream);
+            fuzz_xml_text(&bytes, stream, token);
+            fputs(azure ? "</NextMarker>" : "</NextContinuationToken>", stream);
+        }
+        if (late == 1)
+            break;
+        fputs(azure ? "<Blobs>" : "<KeyCount>9</KeyCount>", stream);
+        for (; bytes.at < bytes.end && listing.count < 6; listing.count++)
+            fuzz_xml_object(&bytes, azure, stream, &listing.objects[listing.count]);
+        fputs(azure ? "</Blobs>" : "", stream);
+    }
+    fputs(azure ? "</EnumerationResults>" : "</ListBucketResult>", stream);
+    if (fclose(stream) != 0)
+        return;
+    const enum status status = s3_list(text, size, fuzz_listed, &listing, next);
+#ifdef HAVE_EXPAT
+    if (status != STATUS_OK || listing.found != listing.count || strcmp(next, token) != 0)
+        abort();
+#else
+    if (status != STATUS_UNAVAILABLE)
+        abort();
+#endif
+    listing.found = 0;
+    char *part =
+        malloc(cut % size + 1); /* exactly as long as the part, so that a read past its end is found */
+    if (part && (memcpy(part, text, cut % size), true) &&
+        s3_list(part, cut % size, fuzz_listed, &listing, next) == STATUS_OK)
+        abort();
+    free(part);
+    free(text);
+}
+
+/* Writes a file into the folder of a cache. */
+static inline void fuzz_put(const char *path, const uint8_t *data, size_t size)
+{
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+        abort();
+    close(fd);
+}
+
+/* Aborts if an open entry does not have exactly these bytes. */
+static inline void fuzz_same(int fd, const uint8_t *data, size_t size)
+{
+    struct stat info;
+    uint8_t *copy = malloc(size + 1);
+    if (!copy || fstat(fd, &info) != 0 || (size_t)info.st_size != size ||
+        pread(fd, copy, size + 1, 0) != (ssize_t)size || memcmp(copy, data, size) != 0)
+        abort();
+    free(copy);
+    close(fd);
+}
+
+/* The first bytes say how an entry of a cache and its draft differ from the remaining bytes, which are the
+ * content. The entry is found only if it has this content; after it is written again, it is always found.
+ * Builds without xxHash have no cache. */
+static inline void fuzz_cache(const uint8_t *data, size_t size)
+{
+#ifdef HAVE_XXHASH
+    static struct cache_entry entry = {.source = 1}; /* a process hashes the content of each source once */
+    struct fuzz_bytes bytes = {data, data + size};
+    const unsigned kind = fuzz_take(&bytes) % 8, at = fuzz_take(&bytes) << 8 | fuzz_take(&bytes);
+    const unsigned draft_kind = fuzz_take(&bytes) % 4, flip = fuzz_take(&bytes), limited = fuzz_take(&bytes);
+    char folder[] = "/dev/shm/fdsl-fuzz-XXXXXX", path[128], draft_path[128], lock[128], stored[128];
+    const size_t length = (size_t)(bytes.end - bytes.at);
+    uint8_t *changed = malloc(length + 2);
+    struct cache_draft draft = {.fd = -1};
+    uint64_t hash = 0;
+    int fd;
+    status_launched(1, 2); /* no warnings */
+    if (!changed || !mkdtemp(folder)) {
+        free(changed);
+        return;
+    }
+    entry.source++;
+    entry.bytes = length;
+    hash = length ? XXH3_64bits(bytes.at, length) : 0;
+    memcpy(changed, bytes.at, length);
+    snprintf(lock, sizeof lock, "%s/lock", folder);
+    snprintf(draft_path, sizeof draft_path, "%s/%016llx.part", folder, (unsigned long long)entry.source);
+    snprintf(stored, sizeof stored, "%s/%016llx-%016llx.data", folder, (unsigned long long)entry.source,
+             (unsigned long long)hash);
+    snprintf(path, sizeof path, "%s/%016llx-%016llx.data", folder, (unsigned long long)entry.source,
+             (unsigned long long)(hash ^ (kind == 4 ? 1 + flip : 0)));
+    if (length)
+        changed[at % length] ^= kind == 1 ? flip : 0;
+    changed[length] = (uint8_t)flip;
+    bool made = kind == 5 ? mkfifo(path, 0600) == 0
+                : kind == 6
+                    ? symlink("/dev/zero", path) == 0
+                    : (fuzz_put(path, changed, kind == 2 ? at % (length + 1) : length + (kind == 3)), true);
+    made &= draft_kind == 1   ? mkfifo(draft_path, 0600) == 0
+            : draft_kind == 2 ? symlink(path, draft_path) == 0
+            : draft_kind == 3 ? (fuzz_put(draft_path, changed, length + 1), true)
+                              : true;
+    const bool intact = kind == 0 || kind == 7 || (kind == 1 && (!flip || !length)) ||
+                        (kind == 2 && at % (length + 1) == length);
+    for (int frozen = 1; made && frozen >= 0; frozen--) {
+        if (cache_find(folder, &entry, frozen, &fd) != STATUS_OK || (fd >= 0) != intact)
+            abort();
+        if (fd >= 0)
+            fuzz_same(fd, bytes.at, length);
+    }
+    if (intact)
+        unlink(path);
+    const enum status begun = cache_begin(folder, &entry, limited & 1 ? length + 1 : 0, &draft, &fd);
+    if (begun != STATUS_OK || fd >= 0 || pwrite(draft.fd, bytes.at, length, 0) != (ssize_t)length ||
+        cache_complete(folder, &entry, &draft, &fd) != STATUS_OK)
+        abort();
+    fuzz_same(fd, bytes.at, length);
+    if (cache_find(folder, &entry, false, &fd) != STATUS_OK || fd < 0)
+        abort();
+    fuzz_same(fd, bytes.at, length);
+    if (unlink(stored) != 0 || unlink(lock) != 0 || rmdir(folder) != 0) /* nothing else is left */
+        abort();
+    free(changed);
+#else
+    (void)data, (void)size;
+#endif
+}
+
 /* Checks the markers of an image. Then decodes the whole image, and a random crop of it. Large images are not
  * decoded, because that takes too long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
@@ -453,6 +693,7 @@ static const struct {
                     {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
                     {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
                     {"members", fuzz_members}, {"objects", fuzz_objects},
-                    {"jpeg", fuzz_jpeg}};
+                    {"jpeg", fuzz_jpeg},       {"lists", fuzz_lists},
+                    {"cache", fuzz_cache}};
 
 #endif
