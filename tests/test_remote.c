@@ -284,6 +284,49 @@ Test(remote, lists_are_read_or_refused)
     }
 }
 
+static enum status print(void *context, const struct s3_object *object)
+{
+    fprintf(context, "%s %llu %s\n", object->name, (unsigned long long)object->bytes, object->tag);
+    return STATUS_OK;
+}
+
+/* Python's XML parser finds the same objects and tokens in valid and in mutated lists, and refuses the same
+ * lists. */
+Test(remote, lists_are_read_as_by_python, .timeout = 60)
+{
+    enum { COUNT = 3000 };
+    size_t page_bytes, wanted_bytes, found_bytes;
+    int refused = 0;
+    if (shell("python3 -c 'import xml.etree.ElementTree'") != 0)
+        cr_skip_test("python3 is not installed");
+    for (int seed = 1; seed <= 2; seed++) {
+        char command[64];
+        snprintf(command, sizeof command, "tests/s3_lists.py %d %d", COUNT, seed);
+        FILE *stream = popen(command, "re");
+        cr_assert_not_null(stream);
+        for (int i = 0; i < COUNT; i++) {
+            char next[S3_TOKEN_MAX], *found = NULL;
+            cr_assert(fscanf(stream, "%zu %zu%*1[\n]", &page_bytes, &wanted_bytes) == 2, "seed %d: page %d",
+                      seed, i);
+            char *page = malloc(page_bytes + 1), *wanted = calloc(1, wanted_bytes + 1);
+            cr_assert(fread(page, 1, page_bytes, stream) == page_bytes &&
+                      fread(wanted, 1, wanted_bytes, stream) == wanted_bytes);
+            page[page_bytes] = '\0';
+            FILE *text = open_memstream(&found, &found_bytes);
+            const bool fails = s3_list(page, page_bytes, print, text, next) != STATUS_OK;
+            fprintf(text, "%s\n", next);
+            fclose(text);
+            cr_expect_str_eq(fails ? "REFUSED" : found, wanted, "seed %d: %s\n%s", seed, page, status_text());
+            refused += fails;
+            free(page);
+            free(wanted);
+            free(found);
+        }
+        cr_assert_eq(pclose(stream), 0);
+    }
+    cr_expect(refused > COUNT / 2 && refused < 2 * COUNT - COUNT / 2, "%d refused", refused);
+}
+
 /* Fields have limits. Texts that are too long are refused, and never cut. */
 Test(remote, long_fields_of_lists_are_refused)
 {
