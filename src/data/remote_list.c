@@ -139,6 +139,8 @@ static enum status list_objects(struct remote *remote)
     FREED uint8_t *page = malloc(LIST_BYTES_MAX);
     if (!page)
         return remote_out_of_memory();
+    if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
+        return STATUS_UNAVAILABLE; /* before anything is requested */
     int tries = REMOTE_TRIES_FIRST;
     do {
         struct http_reply reply;
