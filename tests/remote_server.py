@@ -15,6 +15,7 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /redated/NAME        the file, without an ETag, with another Last-Modified in each answer
 /weak/NAME           the file, with the weak ETag W/"1"
 /bare/NAME           the file, with neither an ETag nor a Last-Modified
+/turning/NAME        3 million bytes without a version, which are a or b, in turns
 /once/NAME           the file; 503 for the first request with this path
 /later/NAME          the file; the whole file if a range that does not begin at 0 is requested
 /refusing/NAME       the file; 416 if a range is requested
@@ -133,12 +134,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def give(self, name, ranges=True, tag=None, cut=False, modified=None, partial=True):
+    def give(self, name, ranges=True, tag=None, cut=False, modified=None, partial=True, data=None):
         path = os.path.join(sys.argv[1], name)
-        if not os.path.isfile(path):
+        if not data and not os.path.isfile(path):
             return self.answer(404)
-        with open(path, "rb") as stream:
-            data = stream.read()
+        if not data:
+            with open(path, "rb") as stream:
+                data = stream.read()
         if tag is None:
             tag = '"%s"' % hashlib.md5(data).hexdigest()
         if self.headers["If-Match"] not in (None, tag):
@@ -265,6 +267,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.give(name, tag='"%d"' % next(COUNT))
         if kind in ("dated", "redated", "weak", "bare"):
             return self.dated(kind, name, query)
+        if kind == "turning":
+            with LOCK:
+                letter = b"ab"[next(COUNT) % 2]
+            return self.give(name, tag="", data=bytes([letter]) * 3000000)
         if kind in ("once", "oncebucket") and self.is_first():
             return self.answer(503)
         if kind == "once":

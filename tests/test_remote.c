@@ -209,6 +209,10 @@ Test(remote, secrets_are_erased)
     struct s3_credentials credentials;
     cr_assert_eq(s3_find_credentials(&credentials), STATUS_OK, "%s", status_text());
     cr_expect_eq(count_copies(inverse, SIZE, credentials.secret), 1, "only the session token remains");
+    char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX];
+    const struct s3_request request = {"host", "/", "", "", "region", "UNSIGNED-PAYLOAD", 0};
+    cr_assert_eq(s3_sign(&request, &credentials, date, authorization), STATUS_OK);
+    cr_expect_eq(count_copies(inverse, SIZE, credentials.secret), 1, "only the session token remains");
     explicit_bzero(&credentials, sizeof credentials);
     cr_expect_eq(remote_open("s3://bucket/a.tar", NULL, &remote), STATUS_FAILED);
     cr_expect(strstr(status_text(), "connect"), "%s", status_text());
@@ -637,7 +641,7 @@ Test(servers, requests_share_nothing)
             request.sign = add_secret;
             request.version = &version;
         }
-        request.explained = i == 4;
+        request.explained = i >= 4;
         if (i == 5)
             snprintf(url, sizeof url, "%s/web/none", getenv("U"));
         const enum status got = http_get(http, &request, 1, &reply);
@@ -655,6 +659,22 @@ Test(servers, requests_share_nothing)
             cr_expect(strstr(status_text(), "(404)"), "%s", status_text());
     }
     http_close(http);
+}
+
+/* A file without a version is read with one request, because parts of several requests may differ. */
+Test(servers, versions_are_never_mixed)
+{
+    struct remote *remote;
+    char url[128], *text;
+    size_t size;
+    snprintf(url, sizeof url, "%s/turning/x.bin", getenv("U"));
+    cr_assert_eq(remote_open(url, NULL, &remote), STATUS_OK, "%s", status_text());
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(remote_text(remote, "x.bin", 1 << 22, &text, &size), STATUS_OK, "%s", status_text());
+        cr_expect(size == 3000000 && memcmp(text, text + 1, size - 1) == 0);
+        free(text);
+    }
+    remote_close(remote);
 }
 
 Test(servers, servers_with_odd_ranges_are_read_or_refused)
@@ -948,6 +968,21 @@ Test(servers, a_shard_without_a_version_is_cached_for_one_run)
         0,
         "$P $M --variant shards-mmap --cache warm --data $U/bare/plain/counter-000000.tar --cache-dir cache");
     EXPECT_OUT(",warm,");
+    /* Another process does not read the shard of a run that has not ended, or that was killed. */
+    struct remote *remote;
+    char url[128];
+    int fd;
+    SHELL(0, "cp files/plain/counter-000000.tar files/s.tar");
+    snprintf(url, sizeof url, "%s/bare/s.tar", getenv("U"));
+    const unsigned long long before = checksum_of("$U/bare/s.tar");
+    cr_assert_eq(remote_open(url, &(struct remote_options){.cache_dir = "cache"}, &remote), STATUS_OK);
+    cr_assert_eq(remote_fd(remote, "s.tar", &fd), STATUS_OK, "%s", status_text());
+    cr_expect_eq(count_files(".data"), 1);
+    SHELL(0, "cp files/plain/counter-000001.tar files/s.tar");
+    cr_expect_neq(checksum_of("$U/bare/s.tar"), before);
+    remote_done(remote, fd);
+    remote_close(remote);
+    cr_expect_eq(count_files(".data"), 0);
 }
 
 /* Earlier versions of the program left the query out of the name. */
@@ -976,12 +1011,12 @@ Test(servers, entries_with_names_of_earlier_versions_are_not_read)
 static const struct cache_entry entry = {.source = 7, .bytes = 5};
 
 /* Writes the entry and opens it again. */
-static void write_entry(void)
+static void write_entry(uint64_t limit)
 {
     struct cache_draft draft;
     int fd;
     char text[5] = "";
-    cr_assert_eq(cache_begin("cache", &entry, 0, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert_eq(cache_begin("cache", &entry, limit, &draft, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd < 0 && write(draft.fd, "abcde", 5) == 5);
     cr_assert_eq(cache_complete("cache", &entry, &draft, &fd), STATUS_OK, "%s", status_text());
     close(fd);
@@ -1007,19 +1042,24 @@ Test(remote, odd_files_in_a_cache_are_replaced, .timeout = 20)
         cr_assert_eq(cache_find("cache", &entry, false, &fd), STATUS_OK, "%s: %s", makes[i], status_text());
         cr_expect_eq(fd, -1);
         SHELL(1, "test -e $D-0000000000000001.data -o -L $D-0000000000000001.data");
-        write_entry();
+        write_entry(0);
     }
     SHELL(0, "rm -rf cache; mkdir cache; mkfifo cache/lock");
-    write_entry();
+    write_entry(0);
+    const struct cache_entry empty = {.source = 7};
+    int fd;
+    SHELL(0, "rm $D-*.data; mkfifo $D-0000000000000000.data");
+    cr_assert_eq(cache_find("cache", &empty, false, &fd), STATUS_OK, "%s", status_text());
+    cr_expect_eq(fd, -1);
     leave_folder(home);
 }
 
-/* A draft that a killed process left never mixes with the new bytes. */
-Test(remote, drafts_begin_empty)
+/* A draft that a killed process left neither mixes with the new bytes nor takes room. */
+Test(remote, drafts_begin_empty, .timeout = 20)
 {
     enter_folder(home);
     SHELL(0, "mkdir cache; printf 'remains of a draft' > cache/0000000000000007.part");
-    write_entry();
+    write_entry(10);
     leave_folder(home);
 }
 
@@ -1041,12 +1081,18 @@ static void fill_cache(int process, int rounds)
     }
 }
 
-/* Returns the number of bytes in the cache. The caller holds its lock. */
-static uint64_t bytes_in_cache(void)
+/* Returns the number of bytes in the cache, and a hash of the names of its entries. The caller holds its
+ * lock. */
+static uint64_t bytes_in_cache(uint64_t *names)
 {
     uint64_t bytes = 0;
     struct stat info;
     DIR *folder = opendir("cache");
+    *names = 0;
+    for (struct dirent *found; (found = readdir(folder));)
+        if (strstr(found->d_name, ".data"))
+            *names += XXH3_64bits(found->d_name, strlen(found->d_name));
+    rewinddir(folder);
     for (struct dirent *found; (found = readdir(folder));)
         if (found->d_name[0] != '.' && fstatat(dirfd(folder), found->d_name, &info, 0) == 0)
             bytes += (uint64_t)info.st_size;
@@ -1054,12 +1100,13 @@ static uint64_t bytes_in_cache(void)
     return bytes;
 }
 
-/* Processes that start together never exceed the limit while the lock is free. */
+/* Processes that start together never exceed the limit while the lock is free. While another process holds
+ * it, no entry appears or vanishes. */
 Test(remote, processes_together_keep_the_limit, .timeout = 100)
 {
     enum { PROCESSES = 6, ROUNDS = 30 };
     pid_t pids[PROCESSES];
-    uint64_t most = 0;
+    uint64_t most = 0, names, later_names;
     int running = PROCESSES, ended, checks = 0;
     enter_folder(home);
     cr_assert_eq(cache_open("cache", LIMIT, false), STATUS_OK);
@@ -1074,7 +1121,10 @@ Test(remote, processes_together_keep_the_limit, .timeout = 100)
     }
     usleep(100000);
     while (running > 0) {
-        uint64_t bytes = bytes_in_cache();
+        uint64_t bytes = bytes_in_cache(&names);
+        usleep(1000);
+        (void)bytes_in_cache(&later_names);
+        cr_expect_eq(names, later_names);
         most = bytes > most ? bytes : most;
         checks++;
         flock(lock, LOCK_UN);
