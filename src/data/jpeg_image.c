@@ -254,8 +254,8 @@ static void choose_colours(struct jpeg_decompress_struct *jpeg, enum jpeg_format
 }
 
 /* Converts a row of CMYK in place to pixels of `step` bytes: R = (255 - C) (255 - K) / 255. The file stores
- * the complements, 255 - C and 255 - K: Photoshop and most other programs do so, and Pillow and
- * torchvision.io assume it even for files without Adobe's marker. */
+ * the complements, 255 - C and 255 - K: Photoshop and most other programs do so, and Pillow assumes it even
+ * for files without Adobe's marker. */
 static void convert_cmyk(uint8_t *row, uint32_t width, uint32_t step)
 {
     for (uint32_t x = 0; x < width; x++) {
