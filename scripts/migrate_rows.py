@@ -64,8 +64,8 @@ PARAMETERS = {
 }
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
-    "load": f"""store shards sample_bytes skipped displacement shards_per_batch resident_share_before resident_share_after
-        storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share jpeg_engine_share cpu_cores open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
+    "load": f"""store shards sample_bytes skipped jpeg_warnings displacement shards_per_batch resident_share_before
+        resident_share_after storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share jpeg_engine_share cpu_cores open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
         close_p50_s close_p99_s close_p999_s decode_s augment_s peak_memory_bytes memory_efficiency checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples skipped train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
@@ -83,7 +83,7 @@ COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}"
 STEPS_LOG = """schema time_utc host job_id revision workload variant device ranks seed model epoch step samples_seen loss accuracy lr
     gradient_norm items_per_s gpu_utilisation_percent gpu_memory_bytes test_loss test_acc"""
 COLUMNS["monitor"], COLUMNS["steps"] = MONITOR.split(), STEPS_LOG.split()
-CURRENT = {"synth": 7, "load": 11, "train": 10, "infer": 7, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
+CURRENT = {"synth": 7, "load": 12, "train": 10, "infer": 7, "exchange": 1, "ops": 1, "monitor": 2, "steps": 1}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -114,7 +114,7 @@ ADDED_AFTER = {
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE,
              7: "peak_memory_bytes memory_efficiency",
              8: "image label member out_res fit channels", 9: "layout decoder decoded_by resident_bytes resident_share",
-             10: "jpeg_engine_share cpu_cores"},
+             10: "jpeg_engine_share cpu_cores", 11: "jpeg_warnings"},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "

@@ -251,6 +251,23 @@ Test(choice, samples_damaged_in_only_some_crops_are_skipped)
     expect_refused(1, "Premature end of JPEG file; --on-error skip omits such samples",
                    "$P --variant files --data d --out-res 8 --cache any");
 }
+
+/* Files with zeros after their last code have all their pixels. Their warnings are counted per run. */
+Test(choice, accepted_warnings_about_jpegs_are_counted)
+{
+    EXPECT(0,
+           "$P --prepare d --from digits --samples 20 --encode jpeg --store files && cd d && rm digits.index "
+           "&& for f in */000/00000[345].jpg; do { head -c -2 $f && head -c 30 /dev/zero && "
+           "printf '\\377\\331'; } > new && mv new $f; done");
+    EXPECT(0, FILES "--data d --decode --epochs 2");
+    cr_expect(number(out, 1, "items") == 40 && number(out, 1, "jpeg_warnings") == 6, "%s", out);
+    EXPECT(0, FILES "--data d --out-res 8");
+    cr_expect(number(out, 1, "jpeg_warnings") == 3, "%s", out);
+    EXPECT_PRINTS(0, "sum 3\n",
+                  "$P --variant train-naive --model logreg --data d --dry-run 2>&1 | "
+                  "awk '/accepted [0-9]+ warnings? of libjpeg/ { sub(/.*accepted /, \"\"); "
+                  "sum += $1 } END { print \"sum\", sum }'");
+}
 #endif
 
 /* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */

@@ -430,7 +430,7 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/11, ops/1, train/10, infer/7, exchange/1, monitor/1, monitor/2, steps/1)"},
+     "load/12, ops/1, train/10, infer/7, exchange/1, monitor/1, monitor/2, steps/1)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"cat tests/data/rows/synth_3.csv",
      "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
@@ -449,7 +449,7 @@ static const struct {
     {"head -3 $F | sed '3s/node01/\\xff/'", "bad.csv, line 3: not UTF-8 text"},
     {"head -3 $F | sed '3s/node01/\\x00/'", "bad.csv, line 3: a NUL byte"},
     {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
-     "bad.csv, line 1: rows of load/11 have a column 'sample_bytes'"},
+     "bad.csv, line 1: rows of load/12 have a column 'sample_bytes'"},
     {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
     {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv",
      "bad.csv, line 2: open_p50_s is 'soon', not a number"},

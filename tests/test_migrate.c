@@ -54,15 +54,16 @@ Test(migrate, older_schemas_become_current)
                  {"synth_4", "synth/7", "roofline_share"},
                  {"synth_5", "synth/7", "roofline_share"},
                  {"synth_6", "synth/7", ""},
-                 {"load_3", "load/11", ""},
-                 {"load_4", "load/11", ""},
-                 {"load_4_b", "load/11", ""},
-                 {"load_5", "load/11", ""},
-                 {"load_6", "load/11", ""},
-                 {"load_7", "load/11", ""},
-                 {"load_8", "load/11", ""},
-                 {"load_9", "load/11", ""},
-                 {"load_10", "load/11", ""},
+                 {"load_3", "load/12", ""},
+                 {"load_4", "load/12", ""},
+                 {"load_4_b", "load/12", ""},
+                 {"load_5", "load/12", ""},
+                 {"load_6", "load/12", ""},
+                 {"load_7", "load/12", ""},
+                 {"load_8", "load/12", ""},
+                 {"load_9", "load/12", ""},
+                 {"load_10", "load/12", ""},
+                 {"load_11", "load/12", ""},
                  {"train_1", "train/10", "time_cv time_sd_s"},
                  {"train_2", "train/10", "roofline_share time_cv time_sd_s"},
                  {"train_2_b", "train/10", "roofline_share time_cv time_sd_s"},
@@ -221,7 +222,7 @@ Test(migrate, the_program_names_the_script)
 
 Test(migrate, current_files_are_not_touched)
 {
-    EXPECT_PRINTS(0, "a.csv: has the current schema, load/11\n",
+    EXPECT_PRINTS(0, "a.csv: has the current schema, load/12\n",
                   "cp " OLD "load_5.csv a.csv && " MIGRATE
                   "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
                   "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
@@ -272,10 +273,10 @@ static const struct {
      "line 1: unknown column 'speed' in rows of load/5, and its values would be lost"},
     {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
-    {"sed 's,^load/5,load/12,' $F", "rows of load/12, newer than load/11, which this script writes"},
-    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/10, "
+    {"sed 's,^load/5,load/13,' $F", "rows of load/13, newer than load/12, which this script writes"},
+    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/12, train/10, "
                                    "infer/7, exchange/1, ops/1, monitor/2, steps/1"},
-    {"sed 's,^load/5,load/11,' $F", "line 1: the columns are not those of load/11"},
+    {"sed 's,^load/5,load/12,' $F", "line 1: the columns are not those of load/12"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };
 
@@ -301,7 +302,7 @@ Test(migrate, links_are_followed)
 {
     EXPECT(0, "mkdir d && cp " OLD "load_4.csv d/a.csv && ln -s d/a.csv l.csv && " MIGRATE
               "l.csv && test -L l.csv && "
-              "grep -c ^load/11 d/a.csv");
+              "grep -c ^load/12 d/a.csv");
 }
 
 #define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
@@ -326,7 +327,7 @@ Test(migrate, files_without_permission_to_write_do_not_change)
         "%s", out);
     EXPECT(0,
            "cmp d/a.csv " OLD "load_4.csv && cmp d/b.csv " OLD "load_4.csv && test $(ls -A d | wc -l) = 2");
-    EXPECT(0, AS_OTHER "--output free d/a.csv d/b.csv && grep -c ^load/11 free/b.csv", as);
+    EXPECT(0, AS_OTHER "--output free d/a.csv d/b.csv && grep -c ^load/12 free/b.csv", as);
     EXPECT(0, "chmod 755 d");
 }
 
@@ -363,7 +364,7 @@ Test(migrate, waits_for_the_lock)
 {
     EXPECT_PRINTS(1, "a.csv: another process has had it locked for 0.1 s; wait until that process ends",
                   "cp " OLD "load_4.csv a.csv && flock a.csv " MIGRATE "--lock-timeout 0.1 a.csv");
-    EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/11 a.csv");
+    EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/12 a.csv");
 }
 
 Test(migrate, a_kept_file_is_not_overwritten)

@@ -228,9 +228,11 @@ Test(prepare, synth_samples_are_the_images_and_labels_of_run_0)
     size_t png_size, raw_size;
     uint8_t pixels[32 * 32];
     struct png_shape shape;
+    uint32_t turn;
     read_file("000004.png", &png, &png_size);
     read_file("raw", &raw, &raw_size);
-    cr_assert_eq(png_decode(png, png_size, pixels, sizeof pixels, &shape), STATUS_OK, "%s", status_text());
+    cr_assert_eq(png_decode(png, png_size, pixels, sizeof pixels, &shape, &turn), STATUS_OK, "%s",
+                 status_text());
     cr_assert(raw_size == sizeof pixels && memcmp(raw, pixels, sizeof pixels) == 0);
     free(png);
     free(raw);
@@ -280,8 +282,10 @@ static void expect_picture(const char *name, const void *pixels, size_t size)
     size_t count;
     uint8_t decoded[CIFAR_IMAGE_BYTES];
     struct png_shape shape;
+    uint32_t turn;
     read_file(name, &bytes, &count);
-    cr_assert_eq(png_decode(bytes, count, decoded, sizeof decoded, &shape), STATUS_OK, "%s", status_text());
+    cr_assert_eq(png_decode(bytes, count, decoded, sizeof decoded, &shape, &turn), STATUS_OK, "%s",
+                 status_text());
     cr_assert_eq((size_t)shape.width * shape.height * shape.channels, size);
     cr_assert_eq(memcmp(decoded, pixels, size), 0);
     free(bytes);

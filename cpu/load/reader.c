@@ -145,6 +145,7 @@ static void clear(struct worker *worker)
 {
     worker->checksum = (struct checksum){0};
     losses_clear(&worker->losses);
+    worker->decoded.jpeg_warnings = 0;
     worker->decode_s = worker->augment_s = 0;
     worker->status = STATUS_OK;
     worker->failure[0] = '\0';
@@ -175,10 +176,12 @@ static enum status finish(struct reader *reader, uint64_t number)
     result->number = number;
     result->checksum = (struct checksum){0};
     result->decode_s = result->augment_s = 0;
+    result->jpeg_warnings = 0;
     for (int w = 0; w < reader->threads; w++) {
         const struct worker *worker = &reader->workers[w];
         checksum_merge(&result->checksum, &worker->checksum);
         losses_merge(&lost, &worker->losses);
+        result->jpeg_warnings += worker->decoded.jpeg_warnings;
         result->decode_s += worker->decode_s / reader->threads;
         result->augment_s += worker->augment_s / reader->threads;
     }

@@ -501,6 +501,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     for (uint32_t b = 0; b < queue->delivery->buffers; b++)
         queue->buffers[b].filled = 0;
     losses_clear(&queue->losses);
+    queue->jpeg_warnings = 0;
     queue->stopped = false;
     queue->failure[0] = '\0';
 }
@@ -535,9 +536,11 @@ static enum status finish_run(struct delivery *delivery, uint64_t number)
                         cudaMemcpyDeviceToHost));
     delivery->result.number = number;
     delivery->result.checksum = {};
+    delivery->result.jpeg_warnings = 0;
     for (uint32_t w = 0; w < delivery->workers; w++) {
         checksum_merge(&delivery->result.checksum, &checksums[w]);
         losses_merge(&lost, &delivery->queues[w].losses);
+        delivery->result.jpeg_warnings += delivery->queues[w].jpeg_warnings;
     }
     delivery->result.skipped = lost.checksum.count;
     return verifier_finish(&delivery->verifier, number, &delivery->result.checksum, &lost);

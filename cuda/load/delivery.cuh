@@ -72,7 +72,8 @@ struct output_queue {
     uint64_t delivered, freed; /* number of batches delivered, and of batches whose slots are free again */
     uint32_t first;            /* slot of the epoch's first sample */
 
-    struct losses losses; /* samples that could not be read in this run */
+    struct losses losses;   /* samples that could not be read in this run */
+    uint64_t jpeg_warnings; /* accepted warnings of libjpeg in this run (data/jpeg_image.h) */
     enum status status;
     bool stopped;       /* failed only because another worker failed */
     char failure[1024]; /* error message, if the run failed */

@@ -128,17 +128,23 @@ static enum status decode_here(struct decoding *job, const struct unpack_entry *
     return STATUS_OK;
 }
 
-/* Returns the error for a JPEG file with damaged markers. Returns libjpeg's error if libjpeg also fails to
- * decode the file. */
-static enum status damaged(struct decoding *job, const struct unpack_entry *entry)
+/* Decodes an image for the device in this thread, as nvJPEG would decode it. This is for files that are
+ * damaged or unusual: libjpeg decides whether they are valid. */
+static enum status decode_instead(struct decoding *job, const struct unpack_entry *entry, uint8_t *pixels)
 {
-    const struct dataset_member *member = image_of(job, entry->sample);
+    struct ring_worker *worker = job->worker;
+    const struct jpeg_shape *shape = &worker->ring->delivery.arrays.pictures[entry->sample].shape;
     struct image image;
-    bool is_image;
-    TRY(image_fit(&job->worker->ring->delivery.fit, members_format(member->extension), file_of(job, entry),
-                  member->size, job->epoch, entry->sample, &job->worker->decoding->scratch, &image,
-                  &is_image));
-    return status_set(STATUS_FAILED, "the markers of this JPEG file are damaged, or its size has changed");
+    TRY(image_decode_stored(file_of(job, entry), image_of(job, entry->sample)->size,
+                            &worker->decoding->scratch, &image));
+    if (image.width != shape->width || image.height != shape->height) /* these pixels could overflow */
+        return status_set(STATUS_FAILED, "the size of this image has changed since the data set was opened");
+    if (worker->unpacked_latest) /* the kernel of the previous chunk reads its pixels */
+        CUDA_TRY(cudaEventSynchronize(worker->unpacked_latest));
+    CUDA_TRY(
+        cudaMemcpyAsync(pixels, image.pixels, image_values(&image), cudaMemcpyHostToDevice, worker->copies));
+    CUDA_TRY(cudaStreamSynchronize(worker->copies)); /* the next image replaces the pixels in `scratch` */
+    return STATUS_OK;
 }
 
 /* Adds an image to the batch that the device decodes. */
@@ -151,9 +157,10 @@ static enum status decode_there(struct decoding *job, const struct unpack_entry 
     uint8_t *pixels = decoding->pixels + job->pixels;
     struct image_box box;
     TRY(image_fit_part(&job->load->fit, shape, job->epoch, entry->sample, &box, &fit->turn));
-    if (!jpeg_intact(file, size, shape->width, shape->height)) /* pixels of another size could overflow */
-        return damaged(job, entry);
-    image_batch_add(&decoding->batch, file, size, pixels, shape->width);
+    if (jpeg_intact(file, size, shape->width, shape->height)) /* pixels of another size could overflow */
+        image_batch_add(&decoding->batch, file, size, pixels, shape->width);
+    else
+        TRY(decode_instead(job, entry, pixels));
     fit->stride = 3 * shape->width;
     fit->pixels = pixels + (uint64_t)box.top * fit->stride + 3 * box.left;
     fit->width = box.width;
@@ -202,7 +209,7 @@ static enum status decode_each(struct decoding *job, struct unpack_entry *entrie
 }
 
 /* Decodes the batch on the device. Removes entries of images that nvJPEG refused. The batch has the images of
- * the entries in the same order, without those that this thread decoded. */
+ * the entries in the same order, without those that this thread decoded; `next` is the next one in it. */
 static enum status decode_batch(struct decoding *job, struct unpack_entry *entries, uint32_t *count,
                                 struct fit_entry *fits)
 {
@@ -211,7 +218,8 @@ static enum status decode_batch(struct decoding *job, struct unpack_entry *entri
     uint32_t kept = 0, next = 0;
     TRY(image_batch_decode(&ring->decoder, batch, job->worker->copies));
     for (uint32_t i = 0; i < *count; i++) {
-        if (is_on_device(ring, entries[i].sample) && batch->broken[next++]) {
+        bool sent = next < batch->count && batch->files[next] == file_of(job, &entries[i]);
+        if (sent && batch->broken[next++]) {
             TRY(lose(job, &entries[i], status_set(STATUS_FAILED, "nvJPEG cannot decode this image")));
             continue;
         }
@@ -233,7 +241,9 @@ enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpac
                            index,  chunk->epoch,
                            0,      align_to(*fits + *count * sizeof *fit, PIXEL_ALIGNMENT)};
     worker->decoding->batch.count = 0;
+    worker->decoding->scratch.jpeg_warnings = 0;
     TRY(decode_each(&job, entries, count, fit));
+    chunk->share->queue->jpeg_warnings += worker->decoding->scratch.jpeg_warnings;
     if (worker->unpacked_latest) /* The kernel of the previous chunk reads its pixels. The JPEG engines do not
                                   * wait for the stream, so the host waits. */
         CUDA_TRY(cudaEventSynchronize(worker->unpacked_latest));

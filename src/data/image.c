@@ -66,16 +66,30 @@ static struct image interleaved(uint32_t channels, uint32_t height, uint32_t wid
                           .pixels = pixels};
 }
 
+/* Turns a decoded image upright, according to its EXIF orientation. */
+static enum status make_upright(uint32_t orientation, struct image_scratch *scratch, struct image *image)
+{
+    struct orientation turn = orientation_of(orientation);
+    if (orientation == 1)
+        return STATUS_OK;
+    TRY(image_room(&scratch->turned, &scratch->turned_bytes, image_values(image)));
+    orientation_turn(turn, image->pixels, image->width, image->height, image->channels, scratch->turned);
+    *image = interleaved(image->channels, turn.transpose ? image->width : image->height,
+                         turn.transpose ? image->height : image->width, scratch->turned);
+    return STATUS_OK;
+}
+
 static enum status decode_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
                               struct image *image)
 {
     struct png_shape shape;
+    uint32_t orientation;
     TRY(png_shape(data, size, &shape));
     TRY(image_room(&scratch->pixels, &scratch->pixels_bytes,
                    (size_t)shape.width * shape.height * shape.channels));
-    TRY(png_decode(data, size, scratch->pixels, scratch->pixels_bytes, &shape));
+    TRY(png_decode(data, size, scratch->pixels, scratch->pixels_bytes, &shape, &orientation));
     *image = interleaved(shape.channels, shape.height, shape.width, scratch->pixels);
-    return STATUS_OK;
+    return make_upright(orientation, scratch, image);
 }
 
 enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
@@ -86,25 +100,35 @@ enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data,
     return jpeg_begin(scratch->jpeg, data, size, shape);
 }
 
+/* Decodes the whole image, after image_begin_jpeg(), as it is stored. */
+static enum status decode_begun(const struct jpeg_shape *shape, enum jpeg_format format,
+                                struct image_scratch *scratch, struct image *image)
+{
+    struct jpeg_window whole = {.width = shape->width, .height = shape->height, .denominator = 1};
+    size_t row_bytes, skip, stride = (size_t)shape->width * format;
+    TRY(jpeg_start(scratch->jpeg, whole, format, &row_bytes, &skip));
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, (shape->height - 1) * stride + row_bytes));
+    TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, shape->height));
+    scratch->jpeg_warnings += jpeg_warnings(scratch->jpeg);
+    *image = interleaved(format, shape->height, shape->width, scratch->pixels);
+    return STATUS_OK;
+}
+
+enum status image_decode_stored(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                                struct image *image)
+{
+    struct jpeg_shape shape;
+    TRY(image_begin_jpeg(scratch, data, size, &shape));
+    return decode_begun(&shape, JPEG_RGB, scratch, image);
+}
+
 static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_scratch *scratch,
                                struct image *image)
 {
     struct jpeg_shape shape;
     TRY(image_begin_jpeg(scratch, data, size, &shape));
-    struct jpeg_window whole = {.width = shape.width, .height = shape.height, .denominator = 1};
-    size_t row_bytes, skip, stride = (size_t)shape.width * shape.channels;
-    TRY(jpeg_start(scratch->jpeg, whole, (enum jpeg_format)shape.channels, &row_bytes, &skip));
-    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, (shape.height - 1) * stride + row_bytes));
-    TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, shape.height));
-    struct orientation turn = orientation_of(shape.orientation);
-    *image = interleaved(shape.channels, shape.height, shape.width, scratch->pixels);
-    if (shape.orientation == 1)
-        return STATUS_OK;
-    TRY(image_room(&scratch->turned, &scratch->turned_bytes, image_values(image)));
-    orientation_turn(turn, scratch->pixels, shape.width, shape.height, shape.channels, scratch->turned);
-    *image = interleaved(shape.channels, turn.transpose ? shape.width : shape.height,
-                         turn.transpose ? shape.height : shape.width, scratch->turned);
-    return STATUS_OK;
+    TRY(decode_begun(&shape, (enum jpeg_format)shape.channels, scratch, image));
+    return make_upright(shape.orientation, scratch, image);
 }
 
 static enum status decode_npy(const uint8_t *data, size_t size, struct image *image, bool *is_image)

@@ -35,6 +35,8 @@ struct image_scratch {
     uint8_t *resized; /* resized pixels, in the orientation of the stored image */
     size_t resized_bytes;
     struct jpeg_decoder *jpeg;
+    uint64_t
+        jpeg_warnings; /* accepted warnings (jpeg_warnings()) in all JPEGs so far; the owner may reset it */
     struct resampler resampler;
 };
 
@@ -54,13 +56,18 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch);
  */
 enum image_format image_format(const char *extension, const uint8_t *data, size_t size);
 
-/* Decodes a member. PNG and JPEG are decoded into `scratch`, and a JPEG is rotated and mirrored as its EXIF
- * header requires. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width) or
- * (channels, depth, height, width). `*is_image` is false for members of other formats and for all other
- * arrays. STATUS_FAILED, with the reason, for a broken member; STATUS_UNAVAILABLE for a format that this
- * build cannot decode. Each thread needs its own scratch. */
+/* Decodes a member. PNG and JPEG are decoded into `scratch`, and are rotated and mirrored as their EXIF data
+ * require. The result depends only on the bytes of the member. "npy" becomes a view of `data`, with axes
+ * (height, width), (channels, height, width) or (channels, depth, height, width). `*is_image` is false for
+ * members of other formats and for all other arrays. STATUS_FAILED, with the reason, for a broken member;
+ * STATUS_UNAVAILABLE for a format that this build cannot decode. Each thread needs its own scratch. */
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image);
+
+/* Decodes a JPEG to RGB as it is stored: not turned upright, and gray repeated in all channels. This is what
+ * decoders of GPUs compute. Otherwise as image_decode(). */
+enum status image_decode_stored(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                                struct image *image);
 
 /* Checks only the header of a PNG or JPEG member, without decoding pixels. STATUS_OK for members of other
  * formats; otherwise as image_decode(). */

@@ -84,6 +84,7 @@ static enum status resize_window(struct image_scratch *scratch, struct jpeg_wind
         TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, count));
         resample_rows(&scratch->resampler, y, scratch->pixels + skip, stride, count);
     }
+    scratch->jpeg_warnings += jpeg_warnings(scratch->jpeg);
     return STATUS_OK;
 }
 
@@ -129,14 +130,15 @@ static enum status fit_whole(const struct image_fit *fit, const struct image *im
                                          "--out-res, or prepare the data set with --dtype u8");
     TRY(choose_box(fit, image->width, image->height, epoch, sample, &box));
     size_t stride = (size_t)box.width * PIXEL;
-    TRY(image_room(&scratch->turned, &scratch->turned_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
-    memset(scratch->turned, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
+    /* The rows cannot be in `turned`, which may hold the image. */
+    TRY(image_room(&scratch->resized, &scratch->resized_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
+    memset(scratch->resized, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
     TRY(resample_begin(&scratch->resampler, box.width, box.height, fit->res, fit->res));
     for (uint32_t y = 0; y < box.height; y += 2) {
         uint32_t count = box.height - y < 2 ? 1 : 2;
         for (uint32_t r = 0; r < count; r++)
-            expand_row(image, box.left, box.top + y + r, box.width, scratch->turned + r * stride);
-        resample_rows(&scratch->resampler, y, scratch->turned, stride, count);
+            expand_row(image, box.left, box.top + y + r, box.width, scratch->resized + r * stride);
+        resample_rows(&scratch->resampler, y, scratch->resized, stride, count);
     }
     return STATUS_OK;
 }

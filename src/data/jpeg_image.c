@@ -4,21 +4,24 @@
 
 /* ---- Markers (ITU T.81, annex B) ---- */
 
-#define FRAME_BASELINE 0xc0
-#define FRAME_EXTENDED 0xc1 /* extended sequential: like baseline, with more tables */
-#define FRAME_BYTES    9    /* size of a frame header up to and including the width */
-#define START_OF_IMAGE 0xd8
-#define END_OF_IMAGE   0xd9
-#define START_OF_SCAN  0xda
-#define RESTART_0      0xd0
-#define RESTART_7      0xd7
+#define FRAME_BASELINE      0xc0
+#define FRAME_EXTENDED      0xc1 /* extended sequential: like baseline, with more tables */
+#define FRAME_BYTES         9    /* size of a frame header up to and including the width */
+#define HUFFMAN_TABLES      0xc4
+#define START_OF_IMAGE      0xd8
+#define END_OF_IMAGE        0xd9
+#define START_OF_SCAN       0xda
+#define QUANTISATION_TABLES 0xdb
+#define COMMENT             0xfe
+#define RESTART_0           0xd0
+#define RESTART_7           0xd7
 
-/* Returns the offset after the header of the scan. Returns 0 if there is no scan, or no frame of this size
- * before the scan. */
+/* Returns the offset after the header of the scan. Returns 0 if there is no scan, or if no frame of this
+ * size, no quantisation table or no Huffman table precedes it. */
 static size_t scan_in(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height)
 {
     size_t at = 2;
-    bool framed = false;
+    bool framed = false, quantised = false, coded = false;
     if (size < 4 || bytes[0] != 0xff || bytes[1] != START_OF_IMAGE)
         return 0;
     while (size - at >= 4 && bytes[at] == 0xff) {
@@ -33,9 +36,11 @@ static size_t scan_in(const uint8_t *bytes, size_t size, uint32_t width, uint32_
         if ((marker == FRAME_BASELINE || marker == FRAME_EXTENDED) && length + 2 >= FRAME_BYTES)
             framed = (uint32_t)(bytes[at + 5] << 8 | bytes[at + 6]) == height &&
                      (uint32_t)(bytes[at + 7] << 8 | bytes[at + 8]) == width;
+        quantised |= marker == QUANTISATION_TABLES;
+        coded |= marker == HUFFMAN_TABLES;
         at += length + 2;
         if (marker == START_OF_SCAN)
-            return framed ? at : 0;
+            return framed && quantised && coded ? at : 0;
     }
     return 0;
 }
@@ -47,8 +52,8 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
     const uint8_t *found = at ? memchr(bytes + at, 0xff, size - at) : NULL;
     for (; found && found + 1 < bytes + size; found = memchr(found, 0xff, (size_t)(bytes + size - found))) {
         uint8_t marker = *++found;
-        if (marker == END_OF_IMAGE)
-            return true;
+        if (marker == END_OF_IMAGE) /* before it, a zero byte may belong to a coded byte 0xff */
+            return found - bytes < 3 || found[-2] != 0 || found[-3] != 0;
         if (marker == 0xff || marker == 0) /* a fill byte, or a coded byte 0xff */
             continue;
         if (marker != restart)
@@ -69,15 +74,15 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 #include <jerror.h>
 
 #include "data/image_parts.h"
+#include "data/orientation.h"
 
 #ifndef JCS_EXTENSIONS
 #error "This libjpeg is not libjpeg-turbo. Install libjpeg-turbo, or build with JPEG=0."
 #endif
 
-#define HEADER_BYTES    20    /* SOI and the marker of JFIF, the shortest header in use */
-#define EXIF_HEAD_BYTES 14    /* "Exif", two zeros, and the header of the TIFF data */
-#define ORIENTATION_TAG 0x112 /* TIFF tag of the orientation */
-#define SCANS_MAX       500   /* a progressive image has about ten scans; many more indicate an attack */
+#define HEADER_BYTES    20  /* SOI and the marker of JFIF, the shortest header in use */
+#define EXIF_HEAD_BYTES 6   /* "Exif" and two zeros, before the EXIF data */
+#define SCANS_MAX       500 /* a progressive image has about ten scans; many more indicate an attack */
 
 struct jpeg_decoder {
     struct jpeg_decompress_struct jpeg;
@@ -86,7 +91,10 @@ struct jpeg_decoder {
     jmp_buf failed;
     char message[JMSG_LENGTH_MAX];
     enum jpeg_format format;
-    uint32_t last_row; /* the window ends before this row */
+    uint32_t last_row;    /* the window ends before this row */
+    const uint8_t *bytes; /* the file */
+    uint32_t warnings;    /* accepted warnings about the file */
+    bool strict;          /* accept no padding */
 };
 
 /* ---- Errors ---- */
@@ -99,12 +107,18 @@ static void fail(j_common_ptr jpeg)
     longjmp(decoder->failed, 1);
 }
 
-/* A message with a negative level is a warning that libjpeg has replaced lost data. Such warnings count as
- * errors here. */
+static bool is_harmless(const struct jpeg_decoder *decoder);
+
+/* A message with a negative level is a warning. Most warnings mean that libjpeg has replaced lost data, so
+ * they are errors here. */
 static void warn(j_common_ptr jpeg, int level)
 {
-    if (level < 0)
+    struct jpeg_decoder *decoder = jpeg->client_data;
+    if (level >= 0)
+        return;
+    if (!jpeg->is_decompressor || !is_harmless(decoder))
         fail(jpeg);
+    decoder->warnings++;
 }
 
 static void stop_at_many_scans(j_common_ptr jpeg)
@@ -125,85 +139,73 @@ static enum status failure(struct jpeg_decoder *decoder)
 
 /* ---- Opening ---- */
 
-/* Returns false if memory runs out. */
-static bool create(struct jpeg_decoder *decoder)
-{
-    decoder->jpeg.err = jpeg_std_error(&decoder->errors);
-    decoder->errors.error_exit = fail;
-    decoder->errors.emit_message = warn;
-    decoder->jpeg.client_data = decoder;
-    if (setjmp(decoder->failed))
-        return false;
-    jpeg_create_decompress(&decoder->jpeg); /* does not change client_data and err */
-    decoder->progress.progress_monitor = stop_at_many_scans;
-    decoder->jpeg.progress = &decoder->progress;
-    jpeg_save_markers(&decoder->jpeg, JPEG_APP0 + 1, 0xffff);
-    return true;
-}
-
 struct jpeg_decoder *jpeg_open(void)
 {
-    struct jpeg_decoder *decoder = calloc(1, sizeof *decoder);
-    if (!decoder || create(decoder))
-        return decoder;
-    jpeg_close(decoder);
-    return NULL;
+    return calloc(1, sizeof(struct jpeg_decoder));
 }
 
 void jpeg_close(struct jpeg_decoder *decoder)
 {
     if (!decoder)
         return;
-    jpeg_destroy_decompress(&decoder->jpeg);
+    jpeg_destroy_decompress(&decoder->jpeg); /* does nothing if there was no file yet */
     free(decoder);
+}
+
+/* Creates libjpeg's decoder anew, because it keeps the tables of a file for the next one: a file without
+ * tables would be decoded with those of another file. Leaves with longjmp() if memory runs out. */
+static void renew(struct jpeg_decoder *decoder)
+{
+    struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
+    jpeg_destroy_decompress(jpeg);
+    jpeg->err = jpeg_std_error(&decoder->errors);
+    decoder->errors.error_exit = fail;
+    decoder->errors.emit_message = warn;
+    jpeg->client_data = decoder;
+    decoder->warnings = 0;
+    jpeg_create_decompress(jpeg); /* does not change client_data and err */
+    decoder->progress.progress_monitor = stop_at_many_scans;
+    jpeg->progress = &decoder->progress;
+    jpeg_save_markers(jpeg, JPEG_APP0 + 1, 0xffff);
 }
 
 /* ---- Header ---- */
 
-static uint32_t number(const uint8_t *bytes, int count, bool big)
-{
-    uint32_t value = 0;
-    for (int i = 0; i < count; i++)
-        value = value << 8 | bytes[big ? i : count - 1 - i];
-    return value;
-}
-
-/* Returns the orientation from an APP1 marker, or 0 if the marker has none. The marker contains TIFF data
- * (EXIF 2.32, section 4.5): byte order, offset of a directory, and entries of 12 bytes there. */
-static uint32_t orientation_in(const uint8_t *data, size_t size)
-{
-    if (size < EXIF_HEAD_BYTES || memcmp(data, "Exif\0\0", 6) != 0)
-        return 0;
-    const uint8_t *tiff = data + 6;
-    size_t bytes = size - 6;
-    bool big = tiff[0] == 'M';
-    size_t at = number(tiff + 4, 4, big);
-    if (at > bytes || bytes - at < 2)
-        return 0;
-    uint32_t entries = number(tiff + at, 2, big);
-    for (at += 2; entries-- > 0 && bytes - at >= 12; at += 12)
-        if (number(tiff + at, 2, big) == ORIENTATION_TAG) {
-            uint32_t value = number(tiff + at + 8, 2, big);
-            return value <= 8 ? value : 0;
-        }
-    return 0;
-}
-
 static uint32_t orientation(const struct jpeg_decompress_struct *jpeg)
 {
-    for (jpeg_saved_marker_ptr marker = jpeg->marker_list; marker; marker = marker->next) {
-        uint32_t found = orientation_in(marker->data, marker->data_length);
-        if (found)
-            return found;
-    }
+    for (jpeg_saved_marker_ptr marker = jpeg->marker_list; marker; marker = marker->next)
+        if (marker->data_length >= EXIF_HEAD_BYTES &&
+            memcmp(marker->data, "Exif\0\0", EXIF_HEAD_BYTES) == 0) {
+            uint32_t found =
+                orientation_in_exif(marker->data + EXIF_HEAD_BYTES, marker->data_length - EXIF_HEAD_BYTES);
+            if (found)
+                return found;
+        }
     return 1;
 }
 
-static bool is_baseline(const struct jpeg_decompress_struct *jpeg)
+/* Returns whether the file has all tables that its scan needs. */
+static bool has_tables(const struct jpeg_decompress_struct *jpeg)
 {
+    for (int c = 0; c < jpeg->num_components; c++) {
+        const jpeg_component_info *part = &jpeg->comp_info[c];
+        if ((unsigned)part->quant_tbl_no >= NUM_QUANT_TBLS || (unsigned)part->dc_tbl_no >= NUM_HUFF_TBLS ||
+            (unsigned)part->ac_tbl_no >= NUM_HUFF_TBLS || !jpeg->quant_tbl_ptrs[part->quant_tbl_no] ||
+            !jpeg->dc_huff_tbl_ptrs[part->dc_tbl_no] || !jpeg->ac_huff_tbl_ptrs[part->ac_tbl_no])
+            return false;
+    }
+    return true;
+}
+
+static bool is_baseline(const struct jpeg_decoder *decoder)
+{
+    const struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
     const jpeg_component_info *parts = jpeg->comp_info;
     if (jpeg->progressive_mode || jpeg->arith_code || jpeg->data_precision != 8 ||
         jpeg->comps_in_scan != jpeg->num_components)
+        return false;
+    bool odd = jpeg->Ss != 0 || jpeg->Se != DCTSIZE2 - 1 || jpeg->Ah != 0 || jpeg->Al != 0;
+    if (odd || decoder->warnings > 0 || !has_tables(jpeg))
         return false;
     if (jpeg->jpeg_color_space == JCS_GRAYSCALE)
         return true;
@@ -220,9 +222,10 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
     TRY(ALLOCATED(decoder, "out of memory for a JPEG decoder"));
     TRY(image_check_size("JPEG", size, HEADER_BYTES));
     struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
-    jpeg_abort_decompress(jpeg); /* the previous file may have been decoded in part only */
     if (setjmp(decoder->failed))
         return failure(decoder);
+    renew(decoder);
+    decoder->bytes = bytes;
     jpeg_mem_src(jpeg, bytes, size);
     jpeg_read_header(jpeg, TRUE);
     bool gray = jpeg->num_components == 1;
@@ -230,7 +233,7 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
                                  .height = jpeg->image_height,
                                  .channels = gray ? 1 : 3,
                                  .orientation = orientation(jpeg),
-                                 .baseline = is_baseline(jpeg)};
+                                 .baseline = is_baseline(decoder)};
     if ((uint64_t)shape->width * shape->height > JPEG_PIXELS_MAX)
         return status_set(STATUS_FAILED, "an image of %u x %u pixels is too large", shape->width,
                           shape->height);
@@ -250,17 +253,15 @@ static void choose_colours(struct jpeg_decompress_struct *jpeg, enum jpeg_format
                                                      : JCS_GRAYSCALE;
 }
 
-/* Converts a row of CMYK in place to pixels of `step` bytes: R = (255 - C) (255 - K) / 255. Files with an
- * Adobe marker store the complements, 255 - C and 255 - K. */
-static void convert_cmyk(uint8_t *row, bool inverted, uint32_t width, uint32_t step)
+/* Converts a row of CMYK in place to pixels of `step` bytes: R = (255 - C) (255 - K) / 255. The file stores
+ * the complements, 255 - C and 255 - K: Photoshop and most other programs do so, and Pillow assumes it even
+ * for files without Adobe's marker. */
+static void convert_cmyk(uint8_t *row, uint32_t width, uint32_t step)
 {
     for (uint32_t x = 0; x < width; x++) {
         uint32_t key = row[4 * x + 3];
-        for (uint32_t c = 0; c < 3; c++) {
-            uint32_t colour = row[4 * x + c];
-            uint32_t product = inverted ? colour * key : (255 - colour) * (255 - key);
-            row[x * step + c] = (uint8_t)((product + 127) / 255);
-        }
+        for (uint32_t c = 0; c < 3; c++)
+            row[x * step + c] = (uint8_t)((row[4 * x + c] * key + 127) / 255);
     }
 }
 
@@ -305,13 +306,134 @@ enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride
         if (jpeg_read_scanlines(jpeg, &row, 1) != 1)
             return status_set(STATUS_FAILED, "libjpeg returned no row");
         if (jpeg->out_color_space == JCS_CMYK)
-            convert_cmyk(row, jpeg->saw_Adobe_marker, jpeg->output_width, (uint32_t)decoder->format);
+            convert_cmyk(row, jpeg->output_width, (uint32_t)decoder->format);
     }
     if (jpeg->output_scanline == jpeg->output_height)
         jpeg_finish_decompress(jpeg); /* warns if the end of the file is missing */
     else if (jpeg->output_scanline == decoder->last_row)
         jpeg_abort_decompress(jpeg);
     return STATUS_OK;
+}
+
+uint32_t jpeg_warnings(const struct jpeg_decoder *decoder)
+{
+    return decoder->warnings;
+}
+
+/* ---- Harmless warnings ---- */
+
+static uint32_t round_up(uint32_t value, int multiple)
+{
+    return (value + (uint32_t)multiple - 1) / (uint32_t)multiple * (uint32_t)multiple;
+}
+
+/* Decodes the codes of the file that jpeg_begin() opened, without computing pixels. Sets `*sum` to a checksum
+ * of all coefficients, also of blocks outside the image. */
+static enum status sum_coefficients(struct jpeg_decoder *decoder, uint64_t *sum)
+{
+    struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
+    if (setjmp(decoder->failed))
+        return failure(decoder);
+    jvirt_barray_ptr *arrays = jpeg_read_coefficients(jpeg);
+    *sum = 0;
+    for (int c = 0; c < jpeg->num_components; c++) {
+        const jpeg_component_info *part = &jpeg->comp_info[c];
+        uint32_t rows = round_up(part->height_in_blocks, part->v_samp_factor);
+        size_t count = (size_t)round_up(part->width_in_blocks, part->h_samp_factor) * DCTSIZE2;
+        for (uint32_t y = 0; y < rows; y++) {
+            const JCOEF *values = **jpeg->mem->access_virt_barray((j_common_ptr)jpeg, arrays[c], y, 1, FALSE);
+            for (size_t x = 0; x < count; x++)
+                *sum = (*sum ^ (uint16_t)values[x]) * 0x100000001b3; /* as FNV-1a */
+        }
+    }
+    jpeg_finish_decompress(jpeg);
+    return STATUS_OK;
+}
+
+/* Decodes a file that consists of the first `kept` bytes of another file, with the bits `flip` of the last
+ * byte inverted, and of an end. Returns 0 if it has no fault, the code of libjpeg's message if it has one, or
+ * -1 for other failures. The segment before the end makes libjpeg report data that are left over in any part
+ * of the scan. */
+static int fault_of(const uint8_t *bytes, size_t kept, unsigned flip, uint64_t *sum)
+{
+    static const uint8_t end[] = {0xff, COMMENT, 0, 2, 0xff, END_OF_IMAGE};
+    struct jpeg_decoder *decoder = jpeg_open();
+    uint8_t *copy = malloc(kept + sizeof end);
+    struct jpeg_shape shape;
+    enum status status = ALLOCATED(copy && decoder, "out of memory to check the end of a JPEG file");
+    if (status == STATUS_OK) {
+        memcpy(copy, bytes, kept);
+        copy[kept - 1] ^= (uint8_t)flip;
+        memcpy(copy + kept, end, sizeof end);
+        decoder->strict = true;
+        status = jpeg_begin(decoder, copy, kept + sizeof end, &shape);
+    }
+    if (status == STATUS_OK)
+        status = sum_coefficients(decoder, sum);
+    int fault = status == STATUS_OK ? 0 : status == STATUS_FAILED ? decoder->errors.msg_code : -1;
+    jpeg_close(decoder);
+    free(copy);
+    return fault;
+}
+
+/* Returns whether the coded data of the scan end in the last of the first `kept` bytes, or in the last two if
+ * these are a coded byte 0xff and its zero. Encoders fill the unused bits of the last byte with ones. So its
+ * lowest zero bit must be used: the result must change with it. */
+static bool ends_in(const uint8_t *bytes, size_t kept)
+{
+    unsigned last = bytes[kept - 2] == 0xff ? 0xff : bytes[kept - 1], zero = ~last & (last + 1) & 0xff;
+    uint64_t sum, other;
+    if (fault_of(bytes, kept, 0, &sum) != 0 || fault_of(bytes, kept - 1, 0, &other) != JWRN_HIT_MARKER)
+        return false;
+    int fault = zero ? fault_of(bytes, kept, zero, &other) : JWRN_HIT_MARKER;
+    return fault == 0 ? sum != other : fault > 0;
+}
+
+/* Returns whether the `count` bytes before `end` are padding after the last code of the image. libjpeg has
+ * read up to eight more bytes than it needed, so it does not know where the code ends. A damaged image can
+ * also end early, and what is left can be zero. The padding must therefore begin where the code ends. The
+ * last coded byte may be zero, too. */
+static bool is_padding(const uint8_t *bytes, const uint8_t *end, size_t count)
+{
+    size_t kept = (size_t)(end - bytes), least = kept - count;
+    while (kept > 2 && bytes[kept - 1] == 0)
+        kept--;
+    if (kept > least)
+        return false;
+    if (bytes[kept - 1] == 0xff) /* the zero after it belongs to it */
+        kept++;
+    return ends_in(bytes, kept) || ends_in(bytes, kept + 1);
+}
+
+/* Returns whether the `count` bytes before `end` are a segment without a valid marker: two bytes in place of
+ * the marker, and a length that fits. Such a segment, for example a table, is lost. */
+static bool is_segment(const uint8_t *end, size_t count)
+{
+    const uint8_t *bytes = end - count;
+    return count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2;
+}
+
+/* Returns whether the warning that libjpeg is about to report does not mean that data were lost. */
+static bool is_harmless(const struct jpeg_decoder *decoder)
+{
+    const struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
+    const uint8_t *end = jpeg->src ? jpeg->src->next_input_byte : NULL; /* the marker after skipped bytes */
+    size_t count = (size_t)decoder->errors.msg_parm.i[0];
+    switch (decoder->errors.msg_code) {
+    case JWRN_JFIF_MAJOR:
+        return true;
+    case JWRN_NOT_SEQUENTIAL: /* more scans would mean that the file was progressive */
+        return jpeg->input_scan_number == 1 && jpeg->comps_in_scan == jpeg->num_components;
+    case JWRN_EXTRANEOUS_DATA:
+        if (count > (size_t)(end - decoder->bytes))
+            return false;
+        if (jpeg->input_scan_number == 0)
+            return !is_segment(end, count);
+        return !decoder->strict && decoder->errors.msg_parm.i[1] == END_OF_IMAGE &&
+               is_padding(decoder->bytes, end, count);
+    default:
+        return false;
+    }
 }
 
 /* ---- Encoding ---- */
@@ -405,6 +527,12 @@ enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride
 {
     (void)decoder, (void)rows, (void)stride, (void)count;
     return unavailable();
+}
+
+uint32_t jpeg_warnings(const struct jpeg_decoder *decoder)
+{
+    (void)decoder;
+    return 0;
 }
 
 enum status jpeg_encode(const uint8_t *pixels, const struct jpeg_shape *shape, int quality, void **bytes,

@@ -17,7 +17,8 @@ struct jpeg_shape {
     uint32_t channels;    /* 1 for gray, 3 for colour */
     uint32_t orientation; /* 1 to 8, as in EXIF; 1 is upright */
     bool baseline; /* hardware decoders can decode it: one scan, 8 bits, Huffman codes, and either gray or
-                    * YCbCr with 4:4:4, 4:2:2 or 4:2:0 chroma */
+                    * YCbCr with 4:4:4, 4:2:2 or 4:2:0 chroma; the file has its own tables, and libjpeg has no
+                    * warning about its header */
 };
 
 /* Part of an image. The numbers are in pixels of the stored image after it is scaled by 1/denominator. */
@@ -39,9 +40,11 @@ FDSL_C_BEGIN
 struct jpeg_decoder *jpeg_open(void);
 void jpeg_close(struct jpeg_decoder *decoder);
 
-/* Reads the header of a file. `bytes` must stay valid until the image is decoded. STATUS_FAILED if the file
- * is broken, has more than JPEG_PIXELS_MAX pixels, or is of a kind that libjpeg cannot convert to gray or
- * RGB. STATUS_UNAVAILABLE in builds without libjpeg-turbo; `decoder` may then be NULL. */
+/* Reads the header of a file. Nothing is kept of the file before it. A file without Huffman tables is decoded
+ * with the standard tables (ITU T.81, annex K.3), as frames of motion JPEG require. `bytes` must stay valid
+ * until the image is decoded. STATUS_FAILED if the file is broken, has more than JPEG_PIXELS_MAX pixels, or
+ * is of a kind that libjpeg cannot convert to gray or RGB. STATUS_UNAVAILABLE in builds without
+ * libjpeg-turbo; `decoder` may then be NULL. */
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size,
                        struct jpeg_shape *shape);
 
@@ -60,14 +63,21 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
 
 /* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart. Writes `*row_bytes` bytes (see
  * jpeg_start()) per row. If `stride` is smaller than that, each row overwrites the end of the previous row,
- * so this end must be outside the window. STATUS_FAILED if the data are damaged: each warning of libjpeg
- * counts, because it means lost data. Data after the last row of the window are not examined. */
+ * so this end must be outside the window. STATUS_FAILED if the data are damaged: warnings of libjpeg count
+ * as damage, except for those that jpeg_warnings() counts. Data after the last row of the window are not
+ * examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
-/* Returns whether a baseline file has this size in pixels and complete markers in the right order: segments
- * up to the scan, restart markers in sequence, and the end of the image. Reads the whole image, but decodes
- * nothing. If the result is false, the file is damaged. If it is true, the file can still have wrong
- * coefficients. */
+/* Returns the number of warnings of libjpeg that were accepted since the latest jpeg_begin(), because no data
+ * are lost: an unknown version of JFIF, odd parameters of a sequential scan, extraneous bytes before the
+ * first scan unless they look like a segment with a damaged marker, and zero bytes after the last code of the
+ * image. */
+uint32_t jpeg_warnings(const struct jpeg_decoder *decoder);
+
+/* Returns whether a baseline file has this size in pixels, its own tables, and complete markers in the right
+ * order: segments up to the scan, restart markers in sequence, and the end of the image, without padding
+ * before it. Reads the whole image, but decodes nothing. If the result is false, the file is damaged or
+ * unusual, and libjpeg must decide. If it is true, the file can still have wrong coefficients. */
 bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height);
 
 /* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Chroma is stored at half

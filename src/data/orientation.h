@@ -35,17 +35,17 @@ FDSL_HD size_t orientation_from(struct orientation turn, uint32_t width, uint32_
     return (size_t)b * width + a;
 }
 
+FDSL_C_BEGIN
+
 /* Turns an image of width x height pixels of `channels` bytes each. `out` does not overlap `pixels`. */
-static inline void orientation_turn(struct orientation turn, const uint8_t *pixels, uint32_t width,
-                                    uint32_t height, uint32_t channels, uint8_t *out)
-{
-    uint32_t rows = turn.transpose ? width : height, columns = turn.transpose ? height : width;
-    for (uint32_t y = 0; y < rows; y++)
-        for (uint32_t x = 0; x < columns; x++) {
-            const uint8_t *from = pixels + orientation_from(turn, width, height, x, y) * channels;
-            for (uint32_t c = 0; c < channels; c++)
-                *out++ = from[c];
-        }
-}
+void orientation_turn(struct orientation turn, const uint8_t *pixels, uint32_t width, uint32_t height,
+                      uint32_t channels, uint8_t *out);
+
+/* Returns the orientation, 1 to 8, from EXIF data, which begin with the header of TIFF ("II" or "MM"): the
+ * contents of a PNG's chunk eXIf, or of a JPEG's marker APP1 after "Exif" and two zeros. Returns 0 if the
+ * data have no valid orientation, or are damaged. */
+uint32_t orientation_in_exif(const uint8_t *tiff, size_t bytes);
+
+FDSL_C_END
 
 #endif

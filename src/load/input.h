@@ -114,6 +114,7 @@ struct load_result {
     uint64_t number;           /* number of the run; UINT64_MAX before the first */
     struct checksum checksum;  /* over the delivered samples */
     uint64_t skipped;          /* samples that could not be read or decoded */
+    uint64_t jpeg_warnings;    /* with `decode`: accepted warnings of libjpeg, in all epochs of the run */
     struct cache_pages before; /* resident pages at the start of the run (LOAD_WARM: of the first run) */
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */

@@ -457,7 +457,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/11",
+    .schema = "load/12",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

@@ -14,6 +14,7 @@ const struct measure load_measures[] = {
     {"shards", COMBINE_MAX},
     {"sample_bytes", COMBINE_MAX},
     {"skipped", COMBINE_SUM},
+    {"jpeg_warnings", COMBINE_SUM},
     {"displacement", COMBINE_MEAN},
     {"shards_per_batch", COMBINE_MEAN},
     {"resident_share_before", COMBINE_MIN},
@@ -174,8 +175,10 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         measures_put(measures, "jpeg_engine_share", "%.2f", result->jpeg_engine_share);
     if (((const struct load_traits *)variant->traits)->resident)
         measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
-    if (load->decode)
+    if (load->decode) {
+        measures_put(measures, "jpeg_warnings", "%llu", (unsigned long long)result->jpeg_warnings);
         measures_put(measures, "decode_s", "%.6g", result->decode_s);
+    }
     if (load->augment)
         measures_put(measures, "augment_s", "%.6g", result->augment_s);
     return STATUS_OK;

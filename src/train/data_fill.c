@@ -364,6 +364,7 @@ static enum status add_batch(struct batch *batch, bool known, struct room *room)
     uint32_t kept = 0;
     while (data->sample_values == 0 && batch->count > 0) {
         TRY(take_shape(batch));
+        batch->scratch->jpeg_warnings = 0; /* store() decodes this sample again */
         if (data->sample_values == 0)
             remove_first(batch);
     }
@@ -531,6 +532,17 @@ static enum status fill(struct data_range range, uint64_t limit, const uint8_t *
     return status;
 }
 
+/* Reports the warnings of libjpeg that were accepted. Such files have all their pixels. */
+static void tell_warnings(const struct image_scratch *scratch, int threads, enum data_part part)
+{
+    uint64_t warnings = 0;
+    for (int i = 0; i < threads; i++)
+        warnings += scratch[i].jpeg_warnings;
+    if (warnings > 0)
+        status_warn("the %s set: accepted %" PRIu64 " warning%s of libjpeg that %s no lost data",
+                    set_names[part], warnings, warnings == 1 ? "" : "s", warnings == 1 ? "means" : "mean");
+}
+
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part)
 {
@@ -551,6 +563,8 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
         batch->scratch = scratch;
         status = fill(range, limit, chosen, batch);
     }
+    if (status == STATUS_OK)
+        tell_warnings(scratch, threads, part);
     for (int i = 0; scratch && i < threads; i++)
         image_scratch_close(&scratch[i]);
     return status;

@@ -166,12 +166,13 @@ static inline void fuzz_cifar(const uint8_t *data, size_t size)
 static inline void fuzz_png(const uint8_t *data, size_t size)
 {
     struct png_shape shape;
+    uint32_t turn = 1;
     if (png_shape(data, size, &shape) != STATUS_OK)
         return;
     size_t bytes = (size_t)shape.width * shape.height * shape.channels;
     uint8_t *pixels = bytes <= 1 << 20 ? malloc(bytes) : NULL;
-    if (pixels)
-        (void)png_decode(data, size, pixels, bytes, &shape);
+    if (pixels && png_decode(data, size, pixels, bytes, &shape, &turn) == STATUS_OK && (turn < 1 || turn > 8))
+        abort();
     free(pixels);
 }
 
