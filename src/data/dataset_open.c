@@ -18,8 +18,9 @@
 #include "data/plain.h"
 #include "data/remote.h"
 
-#define MD5_BYTES       ((size_t)1 << 20)
-#define INDEX_BYTES_MAX ((uint64_t)4 << 30) /* largest index that is read from a URL */
+#define MD5_BYTES         ((size_t)1 << 20)
+#define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
+#define POINTER_BYTES_MAX 1024                /* Git LFS says that its pointers are smaller */
 
 /* ---- Names in the directory ---- */
 
@@ -119,8 +120,14 @@ static enum status read_index_text(const struct dataset *dataset, const char *na
                                    char **text, size_t *size)
 {
     snprintf(path, 2 * PATH_MAX, "%s/%s", dataset->path, name);
-    return dataset->remote ? remote_text(dataset->remote, name, INDEX_BYTES_MAX, text, size)
-                           : file_read(path, text, size);
+    if (!dataset->remote)
+        return file_read(path, text, size);
+    TRY(remote_text(dataset->remote, name, INDEX_BYTES_MAX, text, size));
+    enum status status = file_refuse_pointer(*text, *size);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    free(*text);
+    return status_prefix(status, "%s", path);
 }
 
 /* Adds the samples of all shards that a wids index names. */
@@ -246,12 +253,21 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     const struct dataset_file *shard = &dataset->files[file];
     uint64_t bytes;
     TRY(shard_size(dataset, shard, &bytes));
-    if (bytes != shard->bytes)
-        return status_set(
-            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
-            dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
-            (unsigned long long)bytes, (unsigned long long)shard->bytes);
-    return STATUS_OK;
+    if (bytes == shard->bytes)
+        return STATUS_OK;
+    char begin[FILE_POINTER_BYTES];
+    ssize_t count = 0;
+    int fd;
+    if (bytes < POINTER_BYTES_MAX && dataset_file_open(dataset, file, 0, &fd) == STATUS_OK) {
+        count = pread(fd, begin, sizeof begin, 0);
+        dataset_file_close(dataset, fd);
+    }
+    if (count == sizeof begin && file_refuse_pointer(begin, sizeof begin) != STATUS_OK)
+        return status_prefix(STATUS_FAILED, "%s/%s", dataset->path, shard->name);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
+                      dataset->path, shard->name,
+                      (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
+                      (unsigned long long)bytes, (unsigned long long)shard->bytes);
 }
 
 /* Returns whether more than one header block precedes the first member. The extra bytes may be a pax header

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/file.h"
+
 /* Offsets of header fields. Constants whose names end in _BYTES are lengths of fields. */
 enum {
     NAME = 0,
@@ -316,6 +318,8 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
         bool found = false;
         if (parser->has_ended)
             return take_end(parser, bytes, available, at_end, step, need);
+        if (begin == 0 && file_refuse_pointer(bytes, available) != STATUS_OK)
+            return STATUS_FAILED;
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
             return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was truncated"
                                     : "the shard is empty");
