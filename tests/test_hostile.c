@@ -275,6 +275,18 @@ Test(hostile, pointers_of_git_lfs_are_named)
                   "$P --variant files --data d --cache any --on-error skip --min-time 0");
 }
 
+/* Records that are read twice would have twice the weight. */
+Test(hostile, cifar_files_are_named_once)
+{
+    char records[2 * 3073] = "";
+    put("a.bin", records, sizeof records);
+    EXPECT(0, "mkdir d && ln -s ../a.bin d/b.bin && cp a.bin c.bin");
+    expect_refusal(2, "'a.bin' is named twice", "$P --prepare o --from cifar --source a.bin,a.bin");
+    expect_refusal(2, "'./a.bin' and 'd/b.bin' are the same file",
+                   "$P --prepare o --from cifar --source ./a.bin,c.bin,d/b.bin");
+    EXPECT(0, "$P --prepare o --from cifar --source a.bin,c.bin");
+}
+
 /* ---- A damaged index ---- */
 
 /* Both remedies in the error message must work: preparing the set again, and reading it without the index. */

@@ -54,8 +54,10 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    int directory;                   /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote;           /* the source of the files if `path` is a URL, otherwise NULL */
+    int directory;                        /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
+    const struct remote_options *options; /* of dataset_find(), and its path or URL */
+    const char *url;
     const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;                     /* true: samples are stored in tar shards; false: in single files */
     bool indexed;                    /* the list was read from our index */
