@@ -147,6 +147,12 @@ Test(embeddings, folders_patterns_and_lists_select_files)
     expect_refusal("d/x.npy", "", STATUS_USAGE, "d/x.npy", "No such file");
     expect_refusal("d/*.x", "", STATUS_USAGE, "d/*.x", "no file matches");
     expect_refusal("d/1.npy,,d/1.npy", "", STATUS_USAGE, "d/1.npy", "empty name");
+    expect_refusal("d/1.npy,d/1.npy", "", STATUS_USAGE, "d/1.npy", "is named twice; name each file once");
+    expect_refusal("d/1.npy,./d//1.npy", "", STATUS_USAGE, "./d//1.npy", "are the same file");
+    expect_refusal("d,d/s*", "", STATUS_USAGE, "d/sub/3.npy", "is named twice");
+    cr_assert_eq(system("ln -s ../1.npy d/sub/link.npy"), 0);
+    expect_refusal("d/1.npy,d/sub", "", STATUS_USAGE, "'d/1.npy' and 'd/sub/link.npy'", "are the same file");
+    cr_assert_eq(unlink("d/sub/link.npy"), 0);
     expect_refusal("d/readme.txt", "", STATUS_FAILED, "d/readme.txt", ".safetensors");
     cr_assert_eq(system("mkdir e; ln -s .. d/sub/up"), 0);
     expect_refusal("e", "", STATUS_USAGE, "e", "no file whose name ends in");

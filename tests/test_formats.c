@@ -11,6 +11,7 @@
 #include <zlib.h>
 #endif
 
+#include "core/file.h"
 #include "data/cifar.h"
 #include "data/counter.h"
 #include "data/idx.h"
@@ -77,6 +78,14 @@ Test(npy, invalid_headers_are_refused)
         "{'descr': '<f4', 'fortran_order': False, }",
         "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } x",
+        "{'descr': '<f1', 'fortran_order': False, 'shape': (1,), }", /* types that NumPy does not have */
+        "{'descr': '<b2', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<i16', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<c4', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<f4L', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1), }", /* a number, not a tuple */
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (07,), }",
+        "\n {'descr': '<f4', 'fortran_order': False, 'shape': (1,), }",
         "",
     };
     struct npy_header header;
@@ -86,6 +95,35 @@ Test(npy, invalid_headers_are_refused)
                  STATUS_FAILED);
     cr_assert_eq(npy_header_parse((const uint8_t *)"\x93NUMPY\1\0\xff\xff{}  ", 14, &header), STATUS_FAILED);
     expect_text("bytes follow");
+}
+
+/* NumPy wrote the files. It reads versions 1.0, 2.0 and 3.0 only, and longs of Python 2 only in the first
+ * two. */
+Test(npy, versions_are_those_of_numpy)
+{
+    for (int version = 1; version <= 3; version++) {
+        char path[64], *bytes;
+        size_t size;
+        struct npy_header header;
+        snprintf(path, sizeof path, "tests/fuzz/npy/numpy-%d.0", version);
+        cr_assert_eq(file_read(path, &bytes, &size), STATUS_OK, "%s", status_text());
+        cr_assert_eq(npy_header_parse((uint8_t *)bytes, size, &header), STATUS_OK, "%s", status_text());
+        cr_expect(header.axes == 2 && header.shape[1] == 3 && header.data % 64 == 0);
+        cr_expect_eq(npy_header_check(&header, size), STATUS_OK, "%s", status_text());
+        bytes[7] = 1;
+        cr_expect_eq(npy_header_parse((uint8_t *)bytes, size, &header), STATUS_FAILED, "%d.1", version);
+        expect_text(".1 is not supported; 1.0, 2.0 and 3.0 are");
+        bytes[7] = 0;
+        bytes[6] = version == 3 ? 4 : 0;
+        cr_expect_eq(npy_header_parse((uint8_t *)bytes, size, &header), STATUS_FAILED);
+        free(bytes);
+        cr_expect_eq(
+            parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3L,), }", version, &header),
+            version == 3 ? STATUS_FAILED : STATUS_OK, "%d", version);
+        cr_expect_eq(
+            parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n ", version, &header),
+            version == 3 ? STATUS_FAILED : STATUS_OK, "%d", version);
+    }
 }
 
 /* A header of more than 65,535 bytes is refused, even if the file contains all of it. */

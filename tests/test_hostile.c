@@ -227,6 +227,66 @@ Test(hostile, a_value_after_an_equals_sign_may_begin_with_dashes)
     expect_refusal(2, "--data --: no samples found", "$P --variant train-naive --data=--");
 }
 
+/* ---- Pointers of Git LFS ---- */
+
+/* In a clone without its large files, each file is a small text. Every reader must say so, for files, members
+ * of samples, shards and indexes. */
+Test(hostile, pointers_of_git_lfs_are_named)
+{
+    static const char *const commands[] = {
+        "mkdir d/c && for i in 0 1 2; do cp p d/c/$i.jpg; done && $P --variant files --data d --cache any",
+        "for i in 0 1; do cp p d/$i.png; echo 1 >d/$i.cls; done && $P --variant files --decode --data d "
+        "--cache any",
+        "for i in 0 1; do cp p d/$i.npy; echo 1 >d/$i.cls; done && $P --variant train-naive --data d",
+        "cp p d/a.tar && $P --variant shards --data d --cache any",
+        "cp p d/a.tar && $P --variant shards --data d/a.tar --cache any",
+        "cp p d/0.jpg && tar -C d -cf d/a.tar 0.jpg && $P --variant shards --data d --cache any",
+        "cp -r shards d/s && cp p d/s/counter-000001.tar && $P --variant shards --data d/s --cache any",
+        "cp -r shards d/s && rm d/s/*.index && cp p d/s/counter-000001.tar && "
+        "$P --variant shards --data d/s --cache any",
+        "cp -r shards d/s && rm d/s/*.index && cp p d/s/counter.wids.json && "
+        "$P --variant shards --data d/s --cache any",
+        "cp -r shards d/s && cp p d/s/counter.index && $P --variant shards --data d/s --cache any",
+        "cp -r files d/s && cp p d/s/not-imagefolder/000/000000.npy && $P --variant files --data d/s --cache "
+        "any",
+        "$P --prepare d/o --from idx --source p --labels p",
+        "$P --prepare d/o --from cifar --source p",
+        "cp p d/a.npy && $P --prepare o --from embeddings --source d",
+        "cp p d/a.pt && $P --prepare o --from embeddings --source d",
+        "cp p d/a.pth.tar && $P --prepare d/o --from embeddings --source d/a.pth.tar",
+        "cp p d/a.safetensors && $P --prepare o --from embeddings --source d",
+        "$P --variant infer-naive --checkpoint p",
+        "$P --variant naive --class p",
+    };
+    put_text("p",
+             "version https://git-lfs.github.com/spec/v1\n"
+             "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n");
+    EXPECT(0, "$P --prepare shards --samples 20 --shards 3 --sample-shape 3,8,8 && "
+              "$P --prepare files --samples 3 --store files --sample-shape 3,8,8");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        EXPECT(0, "rm -rf d && mkdir d");
+        int result = run("%s", commands[i]);
+        cr_expect(result == 1 || result == 2, "%s: exit status %d: %s", commands[i], result, out);
+        cr_expect(strstr(out, "a Git LFS pointer, not the file itself: run `git lfs pull`"), "%s: %s",
+                  commands[i], out);
+    }
+    EXPECT_PRINTS(0, "skipped: d/0.jpg",
+                  "rm -rf d && mkdir d && cp p d/0.jpg && printf data >d/1.jpg && "
+                  "$P --variant files --data d --cache any --on-error skip --min-time 0");
+}
+
+/* Records that are read twice would have twice the weight. */
+Test(hostile, cifar_files_are_named_once)
+{
+    char records[2 * 3073] = "";
+    put("a.bin", records, sizeof records);
+    EXPECT(0, "mkdir d && ln -s ../a.bin d/b.bin && cp a.bin c.bin");
+    expect_refusal(2, "'a.bin' is named twice", "$P --prepare o --from cifar --source a.bin,a.bin");
+    expect_refusal(2, "'./a.bin' and 'd/b.bin' are the same file",
+                   "$P --prepare o --from cifar --source ./a.bin,c.bin,d/b.bin");
+    EXPECT(0, "$P --prepare o --from cifar --source a.bin,c.bin");
+}
+
 /* ---- A damaged index ---- */
 
 /* Both remedies in the error message must work: preparing the set again, and reading it without the index. */

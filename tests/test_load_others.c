@@ -274,6 +274,106 @@ Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fin
     expect_read(40);
 }
 
+/* A hard link delivers the bytes of its target: an earlier member of a sample, another link, or a file that
+ * belongs to no sample. The last samples of a shard consist of links only. */
+#define LINKS                                                                                            \
+    "import tarfile,io,sys\n"                                                                            \
+    "for s,f in enumerate((tarfile.USTAR_FORMAT,tarfile.GNU_FORMAT,tarfile.PAX_FORMAT)):\n"              \
+    "  t=tarfile.open('%s/l-%06d.tar'%(sys.argv[1],s),'w',format=f)\n"                                   \
+    "  d='k'*(60 if f==tarfile.USTAR_FORMAT else 200)+'/'\n"                                             \
+    "  def add(n,b,l=None):\n"                                                                           \
+    "    m=tarfile.TarInfo(n); m.size=0 if l else len(b); m.type=tarfile.LNKTYPE if l else b'0'\n"       \
+    "    m.linkname=l or ''; t.addfile(m,io.BytesIO(b))\n"                                               \
+    "  add('blobs/0',b'blob'*3000)\n"                                                                    \
+    "  for i in range(20):\n"                                                                            \
+    "    if i==0: add(d+'0.bin',b'','blobs/0')\n"                                                        \
+    "    elif i%3==1: add(d+'%d.bin'%i,b'',d+'%d.bin'%(i-1))\n"                                          \
+    "    else: add('./'+d+'%d.bin'%i,b'%d'%i*(i*300+1))\n"                                               \
+    "    add(('./' if i%3!=1 and i else '')+d+'%d.cls'%i,b'%d'%i)\n"                                     \
+    "  for i in range(20,27): add(d+'%d.bin'%i,b'',d+'%d.bin'%(i-9)); add(d+'%d.cls'%i,b'',d+'1.cls')\n" \
+    "  t.close()\n"
+
+Test(load_others, hard_links_deliver_their_targets, .init = make_folder, .fini = remove_folder)
+{
+    make_with_python(LINKS);
+    expect_read(3 * 27);
+    for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
+        for (uint64_t rank = 0; rank < 7; rank++) {
+            struct job job;
+            must(open_job(&job, "--cache any --shuffle 0 --batch 7"));
+            must(job.workload->repartition(job.input, job.parameters,
+                                           &(const struct partition){.rank = rank, .ranks = 7}));
+            if (start(&job, shard_variants[v])) {
+                cr_assert_eq(run(&job, 1), STATUS_OK, "%s, rank %d: %s", shard_variants[v], (int)rank,
+                             status_text());
+                expect_none_wrong(&job);
+            }
+            close_job(&job);
+        }
+    cr_assert(
+        command("cd $D && mkdir set out all && mv *.tar set && $P --prepare copy --from dataset --source set "
+                "--store files >/dev/null && cat copy/not-imagefolder/000/*.bin >copied && "
+                "for t in set/*.tar; do rm -r out; mkdir out; tar -C out -xf $t; "
+                "for i in $(seq 0 26); do cat out/k*/$i.bin; done; done >extracted && cmp copied extracted"));
+}
+
+/* A link whose target is not an earlier file, a symbolic link, and a device lose their sample, and only that.
+ */
+Test(load_others, members_without_data_are_refused_or_skipped, .init = make_folder, .fini = remove_folder)
+{
+    static const struct {
+        const char *type, *target, *words;
+    } cases[] = {{"LNKTYPE", "9.bin", "'3.bin' is a hard link to '9.bin', which is not an earlier file"},
+                 {"LNKTYPE", "../3.bin", "is not an earlier file"},
+                 {"SYMTYPE", "1.bin", "'3.bin' is a symbolic link to '1.bin', which is not followed"},
+                 {"FIFOTYPE", "", "'3.bin' is a device or a pipe"},
+                 {"CHRTYPE", "", "'3.bin' is a device or a pipe"}};
+    need_python();
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        cr_assert(
+            command("python3 -c \"import tarfile,io,sys\n"
+                    "t=tarfile.open(sys.argv[1]+'/a.tar','w')\n"
+                    "for i in range(10):\n"
+                    "  for e in ('bin','cls'):\n"
+                    "    m=tarfile.TarInfo('%%d.%%s'%%(i,e)); m.size=900\n"
+                    "    if m.name=='3.bin': m.type=tarfile.%s; m.linkname='%s'; m.size=0\n"
+                    "    t.addfile(m,io.BytesIO(b'%%d'%%i*m.size))\n"
+                    "m=tarfile.TarInfo('latest'); m.type=tarfile.SYMTYPE; m.linkname='x'; t.addfile(m)\n"
+                    "t.close()\" $D",
+                    cases[i].type, cases[i].target));
+        expect_refused(cases[i].words);
+        expect_skipped(9, "1");
+    }
+}
+
+/* tar without --sort=name writes the members of a sample in the order of the folder. A sample must never be
+ * delivered with fewer members than it has. */
+Test(load_others, samples_whose_members_are_apart_are_refused_or_skipped, .init = make_folder,
+     .fini = remove_folder)
+{
+    static const struct {
+        const char *order, *words, *skipped;
+        uint32_t left;
+    } cases[] = {
+        {"0.bin 0.cls 1.bin 2.bin 2.cls 1.cls 3.bin",
+         "'1.cls': the key '1' occurred before, at offset 2560, with other samples in between", "1", 3},
+        {"0.bin 1.bin 0.cls 1.cls 2.bin", "write the shard with tar --sort=name", "2", 1},
+        {"0.bin 1.bin 0.cls 0.json 1.cls 0.txt 2.bin", "the key '0' occurred before, at offset 512", "2", 1},
+        {"./0.bin 1.bin 0.cls 2.bin", "the key './0' occurred before", "1", 2}};
+    need_python();
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        cr_assert(command("python3 -c \"import tarfile,io,sys\n"
+                          "for s in 'ab':\n"
+                          "  t=tarfile.open(sys.argv[1]+'/%%s.tar'%%s,'w')\n"
+                          "  for n in ('%s' if s=='a' else '0.bin 0.cls 1.bin').split():\n"
+                          "    m=tarfile.TarInfo(n); m.size=300; t.addfile(m,io.BytesIO(b'x'*300))\n"
+                          "  t.close()\" $D",
+                          cases[i].order));
+        expect_refused(cases[i].words);
+        expect_skipped(cases[i].left + 2, cases[i].skipped); /* the same keys in another shard are no fault */
+    }
+}
+
 /* The script calls tarfile as webdataset's TarWriter does: it writes a stream ("w|") and sorts a sample's
  * members by extension. Members have TarWriter's owner and mode, and a time that is a float. */
 Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
@@ -296,7 +396,8 @@ Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, 
 }
 
 /* Tests all formats of GNU tar with long names: about 90 characters in v7, 190 in ustar, and 410 in the other
- * formats. The archives also contain folders as members. */
+ * formats. The archives also contain folders as members, and a hard link with a target of that length. ustar
+ * cannot store such a target, so its link is to a short name. */
 Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const struct {
@@ -307,11 +408,13 @@ Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = 
         cr_skip_test("no GNU tar");
     for (size_t f = 0; f < COUNT_OF(formats); f++)
         cr_assert(
-            command("cd $D && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
-                    "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
-                    "seq 99 >$f/$long/$long.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
-                    "cd .. && rm -r t",
-                    formats[f].name, formats[f].half),
+            command(
+                "cd $D && f=%s && long=$(printf '%%%ds' '' | tr ' ' k) && mkdir -p t/$f/$long && cd t && "
+                "for i in 1 2 3 4 5 6 7 8 9; do printf $i >$f/$i.cls; seq ${i}000 >$f/$i.bin; done && "
+                "seq 99 >$f/$long/$long.bin && ln $f/$([ $f = ustar ] && echo 1.bin || echo $long/$long.bin) "
+                "$f/z.bin && tar --format=$f --sort=name -cf ../$f.tar ./$f && "
+                "cd .. && rm -r t",
+                formats[f].name, formats[f].half),
             "%s", formats[f].name);
-    expect_read(50);
+    expect_read(55);
 }

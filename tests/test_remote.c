@@ -536,6 +536,79 @@ Test(servers, keys_of_s3_may_have_question_marks)
 }
 #endif
 
+/* Writes the wids index NAME, in which `place` precedes the name of each shard. */
+static void write_wids(const char *name, const char *place)
+{
+    SHELL(0, "mkdir -p idx files/idx && sed \"s|\\\"url\\\": \\\"|&%s|\" files/set/counter.wids.json >%s",
+          place, name);
+}
+
+/* An index on this machine may name shards at a URL, and an index at a URL shards on the same server. */
+Test(servers, a_wids_index_names_shards_at_urls)
+{
+    const char *local[] = {"idx"};
+    set_credentials();
+    write_wids("idx/x.wids.json", "$U/web/plain/");
+    expect_same(local, 1);
+    SHELL(0,
+          "$P $M --variant shards,shards-mmap,shards-omp --data idx --cache-dir cache && ls cache | wc -l");
+    cr_expect(says("\n5\n") || says("\n6\n"), "%s", out);
+    SHELL(
+        0,
+        "$P --prepare copy --from dataset --source idx --store shards && cat copy/*.tar | md5sum && "
+        "$P --prepare copy2 --from dataset --source files/plain --store shards && cat copy2/*.tar | md5sum");
+    write_wids("idx/x.wids.json", "$U/account/box/plain/");
+    SHELL(0, "sed -i 's|tar\"|tar?sig=se%%2Bcret%%2F\"|' idx/x.wids.json");
+    expect_same(local, 1);
+    SHELL(0, "sed -i '0,/sig=/s//sig=other/' idx/x.wids.json");
+    shell("$P $N --data idx");
+    expect_line(1, "has another query than the first shard");
+    cr_expect(!says("cret"), "%s", out);
+#ifdef HAVE_CRYPTO
+    write_wids("idx/x.wids.json", "s3://bucket/plain/");
+    expect_same(local, 1);
+#endif
+    write_wids("files/idx/x.wids.json", "$U/web/plain/");
+    const char *remote[] = {"$U/web/idx/x.wids.json"};
+    expect_same(remote, 1);
+    write_wids("files/idx/x.wids.json", "$U/account/box/plain/");
+    const char *azure[] = {"$U/account/box/idx/?sig=se%2Bcret%2F"};
+    expect_same(azure, 1);
+}
+
+/* An index at a URL must not make this program read local files, or connect to other servers. */
+Test(servers, a_wids_index_at_a_url_stays_on_its_server)
+{
+    static const struct {
+        const char *place, *words;
+    } cases[] = {{"http://localhost:1/web/plain/", "is on another server than the index"},
+                 {"$T/web/plain/", "is on another server than the index"},
+                 {"s3://bucket/plain/", "is on another server than the index"},
+                 {"$PWD/files/plain/", "is outside the folder of the index, which is at a URL"},
+                 {"file://$PWD/files/plain/", "is outside the folder of the index, which is at a URL"},
+                 {"file:$PWD/files/plain/", "is outside the folder of the index, which is at a URL"},
+                 {"../plain/", "is outside the folder of the index, which is at a URL"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_wids("files/idx/x.wids.json", cases[i].place);
+        shell("$P $N --data $U/web/idx/x.wids.json");
+        expect_line(1, cases[i].words);
+    }
+    write_wids("idx/x.wids.json", "http://127.0.0.1:1/");
+    shell("$P $N --data idx");
+    expect_line(1, "Couldn't connect to server");
+}
+
+Test(servers, pointers_of_git_lfs_are_named)
+{
+    SHELL(0, "printf 'version https://git-lfs.github.com/spec/v1\\noid sha256:1\\nsize 1\\n' >files/p.tar && "
+             "cp files/p.tar files/p.wids.json && cp files/p.tar files/set/counter-000003.tar");
+    const char *urls[] = {"$U/web/p.tar", "$U/web/p.wids.json", "$U/web/set/counter.index"};
+    for (size_t i = 0; i < sizeof urls / sizeof *urls; i++) {
+        shell("$P $N --data %s", urls[i]);
+        expect_line(1, "a Git LFS pointer, not the file itself: run `git lfs pull`");
+    }
+}
+
 Test(servers, certificates_are_checked)
 {
     if (!has_certificate)
@@ -722,6 +795,9 @@ Test(servers, each_fault_is_reported_in_one_line)
         {2, "$U/web/plain/counter-{0..5000000}.tar", "has more than 1000000 files"},
         {2, "$U/web/plain/counter-{0.tar", "a brace without its counterpart"},
         {2, "$U/web/plain/counter-0}.tar", "a brace without its counterpart"},
+        {2, "$U/web/plain/counter-00000{0,1,0}.tar",
+         "'counter-000000.tar' and 'counter-000000.tar' are the same file"},
+        {2, "$U/web/plain/counter-{000000,%30%3000%300}.tar", "are the same file; name each shard once"},
         {2, "s3://", "name a bucket"},
 #ifdef HAVE_EXPAT
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},

@@ -62,11 +62,15 @@ static void repair(size_t at)
 
 /* ---- Reading ---- */
 
-/* The members that the parser found, with one line "name header data size" per member. */
+/* The members that the parser found, with one line "name header data size" per member. After the name of a
+ * hard link comes "=" and its target; after that of a symbolic link "@" and its target; after that of a
+ * device
+ * "!". */
 static char listing[LISTING_MAX];
 
 static enum status list_shard(const uint8_t *bytes, size_t size, uint64_t known)
 {
+    static const char *const kinds[] = {"", "=", "@", "!"};
     static struct tar_parser parser;
     size_t used = 0;
     listing[0] = '\0';
@@ -80,9 +84,10 @@ static enum status list_shard(const uint8_t *bytes, size_t size, uint64_t known)
         cr_assert_neq(step, TAR_MORE);
         if (step == TAR_END)
             return STATUS_OK;
-        used += (size_t)snprintf(listing + used, sizeof listing - used, "%s %llu %llu %llu\n", member.name,
-                                 (unsigned long long)member.header, (unsigned long long)member.data,
-                                 (unsigned long long)member.size);
+        used +=
+            (size_t)snprintf(listing + used, sizeof listing - used, "%s%s%s %llu %llu %llu\n", member.name,
+                             kinds[member.kind], member.target, (unsigned long long)member.header,
+                             (unsigned long long)member.data, (unsigned long long)member.size);
     }
 }
 
@@ -232,18 +237,67 @@ Test(tar, errors_have_an_offset)
     expect_refusal("sparse");
 }
 
-Test(tar, other_file_types_are_skipped)
+/* Gives the first member another type, without data, whatever size its header has. */
+static void shard_of_type(char type, const char *size)
 {
     small_shard();
-    for (const char *type = "123456"; *type; type++) {
-        small_shard();
-        shard[156] = (uint8_t)*type;
-        memcpy(shard + 124, "00000000000", 12); /* links have no data */
-        memmove(shard + 512, shard + 1024, shard_size - 1024);
-        shard_size -= 512;
-        repair(0);
-        expect_listing("000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n");
+    shard[156] = (uint8_t)type;
+    memcpy(shard + 124, size, 12);
+    memcpy(shard + 157, "x/y", 4);
+    memmove(shard + 512, shard + 1024, shard_size - 1024);
+    shard_size -= 512;
+    repair(0);
+}
+
+/* Nothing that is a sample may vanish: links and devices are reported, folders and labels are skipped, and
+ * members of other types are refused. */
+Test(tar, every_file_type_is_reported_skipped_or_refused)
+{
+    for (int c = 1; c < 256; c++) {
+        char expected[256];
+        if (strchr("07xXgLK", c))
+            continue; /* files and extended headers */
+        shard_of_type((char)c, "00000000000");
+        if (strchr("12346", c)) {
+            snprintf(expected, sizeof expected,
+                     "000000.cls%s 0 512 0\n000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n",
+                     c == '1'   ? "=x/y"
+                     : c == '2' ? "@x/y"
+                                : "!");
+            expect_listing(expected);
+        } else if (strchr("5DV", c))
+            expect_listing("000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n");
+        else
+            expect_refusal(c == 'S'   ? "'000000.cls' is a sparse member"
+                           : c == 'M' ? "'000000.cls' is a part of an archive in several volumes"
+                                      : "'000000.cls' has the unknown type '");
     }
+}
+
+/* In old archives, the size in the header of a hard link is that of its target, but no data follow. In those
+ * of pax, data may follow; the link is then a file. */
+Test(tar, hard_links_may_have_a_size)
+{
+    static const char after[] = "000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n";
+    char expected[256];
+    snprintf(expected, sizeof expected, "000000.cls=x/y 0 512 0\n%s", after);
+    shard_of_type('1', "00000000001");
+    expect_listing(expected);
+    small_shard();
+    shard[156] = '1';
+    repair(0);
+    expect_listing("000000.cls 0 512 1\n000000.npy 1024 1536 1000\n000001.cls 2560 3072 0\n");
+    shard_size = 0;
+    add("pax", "13 mtime=1.5\n", 13);
+    shard[156] = 'x';
+    repair(0);
+    add("000000.cls", "", 0);
+    shard[1024 + 156] = '1';
+    memcpy(shard + 1024 + 124, "00000000001", 12);
+    repair(1024);
+    add("000001.cls", "", 0);
+    end_shard();
+    expect_refusal("it is unclear whether data follow");
 }
 
 /* ---- Data after the end ---- */
@@ -460,8 +514,32 @@ Test(tar, gnu_headers_of_python_are_read)
     char expected[1024] = "";
     for (int i = 0; i < 100; i++)
         strcat(expected, "d/");
-    strcat(expected, "b.png 600\nc.cls 1\n");
+    strcat(expected, "b.png 600\nl@");
+    memset(expected + strlen(expected), 'y', 200);
+    strcat(expected, " 0\nc.cls 1\n");
     expect_names(expected);
+}
+
+/* Python stores a long target in a GNU or pax header, and refuses it in ustar. */
+Test(tar, hard_links_of_python_are_read)
+{
+    for (int format = 0; format < 3; format++) {
+        char script[2048], expected[2048];
+        int length = format == 0 ? 90 : 300;
+        snprintf(script, sizeof script,
+                 PYTHON
+                 "with tarfile.open(sys.argv[1], 'w', format=%d) as t:\n"
+                 "    add(t, 'd' * %d + '/b.png', b'x' * 600)\n"
+                 "    add(t, 'e' * %d + '/b.png', b'', type=tarfile.LNKTYPE, linkname='d' * %d + '/b.png')\n"
+                 "    add(t, 'c.cls', b'3')\n",
+                 format, length, length, length);
+        shard_by_python(script);
+        char d[512] = "", e[512] = "";
+        memset(d, 'd', (size_t)length);
+        memset(e, 'e', (size_t)length);
+        snprintf(expected, sizeof expected, "%s/b.png 600\n%s/b.png=%s/b.png 0\nc.cls 1\n", d, e, d);
+        expect_names(expected);
+    }
 }
 
 Test(tar, ustar_prefixes_of_python_are_read)

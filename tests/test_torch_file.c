@@ -2,6 +2,8 @@
  */
 #include "embeddings_support.h"
 
+#include <sys/resource.h>
+
 TestSuite(torch_file, .init = set_up, .fini = tear_down, .timeout = 60);
 
 /* ---- Bad archives ---- */
@@ -172,24 +174,54 @@ Test(torch_file, bad_pickles_are_refused)
     expect_bad("bad.pt", "before 1.6");
 }
 
-/* Each list contains the previous list ten times, so a few hundred bytes describe 10^20 values. */
-Test(torch_file, nested_lists_that_expand_are_refused)
+/* Makes a pickle of `levels` nested values, each of which contains the previous one `times` times. The
+ * innermost value is a tensor or an empty list. If `keys` is set, the values are dicts, otherwise tuples. */
+static void nested_pickle(int levels, int times, bool tensor, bool keys)
 {
     pickle_begin(&blob);
-    blob_text(&blob, "(]q");
-    blob_number(&blob, 0, 1);
-    for (uint8_t level = 1; level <= 20; level++) {
-        blob_text(&blob, "](");
-        for (int i = 0; i < 10; i++) {
+    blob_text(&blob, "(");
+    if (tensor)
+        pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+    else
+        blob_text(&blob, "]");
+    for (int level = 0; level < levels; level++) {
+        blob_text(&blob, "q");
+        blob_number(&blob, (uint64_t)level, 1);
+        blob_text(&blob, keys ? "}(" : "(");
+        for (int i = 0; i < times; i++) {
+            if (keys) {
+                blob_text(&blob, "K");
+                blob_number(&blob, (uint64_t)i, 1);
+            }
             blob_text(&blob, "h");
-            blob_number(&blob, (uint64_t)level - 1, 1);
+            blob_number(&blob, (uint64_t)level, 1);
         }
-        blob_text(&blob, "eq");
-        blob_number(&blob, level, 1);
+        blob_text(&blob, keys ? "u" : "t");
     }
     blob_text(&blob, "t.");
-    put_torch("bad.pt", 15);
-    expect_bad("bad.pt", "more than 4000000 values");
+}
+
+/* A few hundred bytes describe up to 10^20 values. The work and the memory must not grow with their number.
+ */
+Test(torch_file, values_that_expand_cost_little)
+{
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    for (int i = 0; i < 4; i++) {
+        nested_pickle(20, 10, i / 2, i % 2);
+        cr_expect_leq(blob.count, 1500);
+        put_torch("bad.pt", 15);
+        expect_bad("bad.pt", i / 2 ? "refer to each other so often" : "no tensors");
+    }
+    getrusage(RUSAGE_SELF, &after);
+    cr_expect_leq(after.ru_utime.tv_sec - before.ru_utime.tv_sec, 1);
+    cr_expect_leq(after.ru_maxrss - before.ru_maxrss, 32 << 10, "%ld KiB",
+                  after.ru_maxrss - before.ru_maxrss);
+    for (int keys = 0; keys < 2; keys++) {
+        nested_pickle(3, 3, true, keys);
+        put_torch("good.pt", 15);
+        expect_set("good.pt", "", (1 + 3 + 9 + 27) * 3, 5, 1 + 3 + 9 + 27);
+    }
 }
 
 Test(torch_file, tensors_outside_their_storage_are_refused)

@@ -71,14 +71,13 @@ static enum status map_all(struct mapped *mapped)
 static void ask_for(const struct mapped *mapped, const struct order_segment *segment)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
-    const struct dataset_sample *first = &dataset->samples[segment->first];
-    const struct dataset_sample *last = &dataset->samples[segment->first + segment->count - 1];
-    const struct dataset_member *end = &dataset->members[last->member + last->members - 1];
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
-             begin = dataset->members[first->member].offset / page * page;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), begin, end;
     if (!mapped->shards[segment->shard])
         return;
-    madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
+    dataset_range(dataset, segment->first, segment->count, &begin, &end);
+    begin = begin / page * page;
+    if (end > begin)
+        madvise(mapped->shards[segment->shard] + begin, end - begin, MADV_WILLNEED);
 }
 
 /* Asks Linux to read the segment that contains `index`, and the next `prefetch` segments. Keeps its state in

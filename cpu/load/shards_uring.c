@@ -43,18 +43,12 @@ struct shards_uring {
 
 /* ---- Submission ---- */
 
-static const struct dataset_member *last_member(const struct dataset *dataset, uint32_t sample)
-{
-    return &dataset->members[dataset->samples[sample].member + dataset->samples[sample].members - 1];
-}
-
 /* Computes the range of a segment in its shard. The start is rounded down to a multiple of ALIGNMENT. */
 static void segment_range(const struct dataset *dataset, const struct order_segment *segment, uint64_t *begin,
                           uint64_t *end)
 {
-    const struct dataset_member *last = last_member(dataset, segment->first + segment->count - 1);
-    *begin = dataset->members[dataset->samples[segment->first].member].offset / ALIGNMENT * ALIGNMENT;
-    *end = last->offset + last->size;
+    dataset_range(dataset, segment->first, segment->count, begin, end);
+    *begin = *begin / ALIGNMENT * ALIGNMENT;
 }
 
 /* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
@@ -203,6 +197,33 @@ static enum status block_fault(const struct shards_uring *uring, const struct or
                       result < 0 ? strerror(-result) : "the file ends inside this sample");
 }
 
+/* Reads the data of a hard link with pread(), through the page cache: an earlier part of the shard holds
+ * them, and no block of the segment. */
+static enum status take_linked(const struct dataset *dataset, const struct dataset_member *member,
+                               uint8_t *to)
+{
+    ssize_t count = 1;
+    int fd;
+    TRY(dataset_file_open(dataset, member->file, 0, &fd));
+    for (uint64_t done = 0; done < member->size && count > 0; done += count > 0 ? (uint64_t)count : 0)
+        count = pread(fd, to + done, member->size - done, (off_t)(member->offset + done));
+    int failure = errno;
+    dataset_file_close(dataset, fd);
+    return count > 0 ? STATUS_OK
+                     : status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
+                                  dataset->files[member->file].name, (unsigned long long)member->offset,
+                                  count < 0 ? strerror(failure) : "the file ends inside this member");
+}
+
+/* Counts the sample under the cursor as lost, once. `status` is the fault. */
+static enum status lose(struct worker *worker, struct cursor *cursor, enum status status)
+{
+    if (!cursor->lost)
+        TRY(worker_lose(worker, cursor->sample, status));
+    cursor->lost = true;
+    return STATUS_OK;
+}
+
 /* Copies the parts of samples that a block holds, up to sample number `end` (exclusive). */
 static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes,
                               uint32_t end, struct cursor *cursor)
@@ -218,16 +239,18 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
         /* Even an empty member waits for the block that reaches its offset. Otherwise, a segment that ends
          * with an empty member could leave a block unprocessed. */
-        if (from > stop || (left > 0 && from == stop))
+        if (!member->linked && (from > stop || (left > 0 && from == stop)))
             return STATUS_OK;
         if (!cursor->to)
             cursor->to = worker_slot(worker, cursor->arrival);
-        size_t count = (size_t)(left < stop - from ? left : stop - from);
-        if (count > 0 && from + count > block->offset + have) {
-            if (!cursor->lost)
-                TRY(worker_lose(worker, cursor->sample, block_fault(uring, &worker->order, block, cursor)));
-            cursor->lost = true;
-        } else if (count > 0)
+        size_t count = (size_t)(member->linked || left < stop - from ? left : stop - from);
+        if (member->linked) {
+            enum status status = take_linked(dataset, member, cursor->to);
+            if (status != STATUS_OK)
+                TRY(lose(worker, cursor, status));
+        } else if (count > 0 && from + count > block->offset + have)
+            TRY(lose(worker, cursor, block_fault(uring, &worker->order, block, cursor)));
+        else if (count > 0)
             memcpy(cursor->to, bytes + (from - block->offset), count);
         cursor->to += count;
         cursor->done += count;

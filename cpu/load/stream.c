@@ -1,6 +1,7 @@
 /* `shards`: one thread reads each shard sequentially with read(2) and finds the samples by their tar headers.
- * Offsets come only from these headers, with one exception. If the share of a rank starts in the middle of a
- * shard, the thread seeks to the offset in the list of samples. */
+ * Offsets come only from these headers, with two exceptions. If the share of a rank starts in the middle of a
+ * shard, the thread seeks to the offset in the list of samples. The list also has the offset of the data of a
+ * hard link. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -91,6 +92,20 @@ static enum status next_member(struct stream *stream, struct tar_member *member,
     }
 }
 
+/* Reads the data of a hard link, which an earlier member has. Does not move the position in the file. */
+static enum status take_linked(const struct stream *stream, const struct dataset_member *member,
+                               uint8_t *slot)
+{
+    for (uint64_t done = 0; done < member->size;) {
+        ssize_t count = pread(stream->fd, slot + done, member->size - done, (off_t)(member->offset + done));
+        if (count <= 0)
+            return status_set(STATUS_FAILED, "offset %llu: %s", (unsigned long long)(member->offset + done),
+                              count < 0 ? strerror(errno) : "the shard ends inside a member");
+        done += (uint64_t)count;
+    }
+    return STATUS_OK;
+}
+
 /* Copies a member's data into the slot: first the bytes in the buffer, then the rest from the file. */
 static enum status take_data(struct stream *stream, const struct tar_member *member, uint8_t *slot)
 {
@@ -137,15 +152,20 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         const char *extension;
         do /* skip samples that are not in the list, or belong to another share */
             TRY(next_member(stream, &member, &length, &extension));
-        while (member.data < members[m].offset);
+        while (member.data < (members[m].linked ? members[m].headers : members[m].offset));
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
-            strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
+            strcasecmp(extension, members[m].extension) != 0 ||
+            (member.kind == TAR_LINK) != members[m].linked ||
+            (member.kind == TAR_FILE && member.size != members[m].size))
             return status_set(STATUS_FAILED,
                               "offset %llu: found '%s' of %llu bytes, expected '%s.%s' of %llu bytes",
                               (unsigned long long)member.header, member.name, (unsigned long long)member.size,
                               sample->key, members[m].extension, (unsigned long long)members[m].size);
-        TRY(take_data(stream, &member, slot));
-        slot += member.size;
+        if (members[m].linked)
+            TRY(take_linked(stream, &members[m], slot));
+        else
+            TRY(take_data(stream, &member, slot));
+        slot += members[m].size;
     }
     return STATUS_OK;
 }
@@ -161,7 +181,7 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     if (segment->first > dataset->shard_first[segment->shard] && !dataset->files[segment->shard].global) {
         const struct dataset_sample *before = &dataset->samples[segment->first - 1];
         const struct dataset_member *last = &dataset->members[before->member + before->members - 1];
-        position = last->offset + last->size + tar_padding(last->size);
+        position = last->linked ? last->headers : last->offset + last->size + tar_padding(last->size);
     }
     TRY(dataset_file_open(dataset, segment->shard, 0, &stream->fd));
     posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* only a hint */

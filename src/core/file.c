@@ -395,6 +395,14 @@ static enum status read_all(int fd, char *bytes, size_t *size)
     return STATUS_OK;
 }
 
+enum status file_refuse_pointer(const void *bytes, size_t size)
+{
+    return size < FILE_POINTER_BYTES ||
+                   memcmp(bytes, "version https://git-lfs.github.com/spec/", FILE_POINTER_BYTES) != 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "a Git LFS pointer, not the file itself: run `git lfs pull`");
+}
+
 static enum status read_open(int fd, char **bytes, size_t *size)
 {
     struct stat info;
@@ -406,6 +414,8 @@ static enum status read_open(int fd, char **bytes, size_t *size)
     *bytes = malloc(*size + 1);
     TRY(ALLOCATED(*bytes, "out of memory for its %zu bytes", *size));
     enum status status = read_all(fd, *bytes, size);
+    if (status == STATUS_OK)
+        status = file_refuse_pointer(*bytes, *size);
     if (status != STATUS_OK) {
         free(*bytes);
         *bytes = NULL;

@@ -82,8 +82,14 @@ void file_release_signals(void);
 
 FDSL_C_BEGIN
 
+/* Refuses the text that Git LFS stores in place of a file which it has not downloaded. `bytes` are the first
+ * `size` bytes of a file; FILE_POINTER_BYTES are enough. STATUS_FAILED with the remedy. Readers of data files
+ * call this function where they open a file, or where parsing it fails. */
+#define FILE_POINTER_BYTES 40
+enum status file_refuse_pointer(const void *bytes, size_t size);
+
 /* Reads a whole regular file into `*bytes`, which the caller frees: `*size` bytes and a terminating zero.
- * STATUS_FAILED with the path and the reason. */
+ * STATUS_FAILED with the path and the reason, also for a pointer of Git LFS. */
 enum status file_read(const char *path, char **bytes, size_t *size);
 
 FDSL_C_END

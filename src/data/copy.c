@@ -231,6 +231,16 @@ static enum status open_source(const struct source_request *request, const struc
     return status_set(status, "--source %s", rest);
 }
 
+/* Called for shards at a URL. */
+static enum status check_permute(const struct parameters *parameters)
+{
+    return parameters->permute
+               ? status_set(STATUS_USAGE,
+                            "--permute would transfer a shard for each sample of a URL; copy the "
+                            "data set without --permute, then permute the copy")
+               : STATUS_OK;
+}
+
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
@@ -241,9 +251,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(source_check_target(parameters->source, request->target));
-    if (parameters->permute && remote_is(parameters->source) && !remote_local(parameters->source))
-        return status_set(STATUS_USAGE, "--permute would transfer a shard for each sample of a URL; copy the "
-                                        "data set without --permute, then permute the copy");
+    if (remote_is(parameters->source) && !remote_local(parameters->source))
+        TRY(check_permute(parameters));
     struct members members;
     bool chosen = parameters->image || parameters->label || parameters->member;
     TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
@@ -253,6 +262,8 @@ static enum status dataset_source_open(const struct source_request *request, str
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
     copy->self = copy;
     TRY(open_source(request, &members, copy));
+    if (dataset->remote)
+        TRY(check_permute(parameters));
     copy->permuted = parameters->permute > 0;
     copy->order = permutation_begin(parameters->permute, dataset->sample_count);
     if (request->target)

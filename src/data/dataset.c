@@ -113,6 +113,20 @@ void dataset_file_close(const struct dataset *dataset, int fd)
         close(fd);
 }
 
+void dataset_range(const struct dataset *dataset, uint32_t first, uint32_t count, uint64_t *begin,
+                   uint64_t *end)
+{
+    const struct dataset_sample *last = &dataset->samples[first + count - 1];
+    const struct dataset_member *from = &dataset->members[dataset->samples[first].member];
+    const struct dataset_member *to = &dataset->members[last->member + last->members - 1];
+    while (from < to && from->linked)
+        from++;
+    while (from < to && to->linked)
+        to--;
+    *begin = from->linked ? 0 : from->offset;
+    *end = from->linked ? 0 : to->offset + to->size;
+}
+
 void dataset_file_ask(const struct dataset *dataset, uint32_t file)
 {
     if (dataset->remote) {

@@ -29,10 +29,12 @@ struct dataset_file {
 struct dataset_member {
     const char *extension;
     uint64_t offset, size; /* position of the data in the file, in bytes */
-    uint64_t headers;      /* with our index: offset where the member's headers begin in the shard */
+    uint64_t headers;      /* with our index: offset where the member's headers begin in the shard;
+                            * if `linked`: offset after them */
     uint64_t edges;        /* checksum_edges() of the data */
     uint64_t whole;        /* checksum_whole() of the data; set from the index or by dataset_hash() */
     uint32_t file;         /* index in dataset->files */
+    bool linked; /* a hard link in a shard: `offset` is that of an earlier member, which has the data */
 };
 
 struct dataset_sample {
@@ -52,8 +54,10 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    int directory;                   /* open file descriptor; -1 if `remote` is set */
-    struct remote *remote;           /* the source of the files if `path` is a URL, otherwise NULL */
+    int directory;                        /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
+    const struct remote_options *options; /* of dataset_find(), and its path or URL */
+    const char *url;
     const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;                     /* true: samples are stored in tar shards; false: in single files */
     bool indexed;                    /* the list was read from our index */
@@ -100,6 +104,11 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
 
 /* Closes a descriptor of dataset_file_open(). If the file is still mapped, use close() instead. */
 void dataset_file_close(const struct dataset *dataset, int fd);
+
+/* Sets the range of bytes in a shard that holds `count` consecutive samples. Linked members do not count; the
+ * range is empty if there are no others. */
+void dataset_range(const struct dataset *dataset, uint32_t first, uint32_t count, uint64_t *begin,
+                   uint64_t *end);
 
 /* Announces that dataset->files[file] will be opened soon. Asks Linux to read a local file into the page
  * cache. Starts to read a file at a URL, unless the data set has a cache folder. Does not wait, and reports

@@ -1,8 +1,10 @@
 #include "data/dataset_open.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +17,13 @@
 #include "data/dataset_parts.h"
 #include "data/key.h"
 #include "data/md5.h"
+#include "data/paths.h"
 #include "data/plain.h"
 #include "data/remote.h"
 
-#define MD5_BYTES       ((size_t)1 << 20)
-#define INDEX_BYTES_MAX ((uint64_t)4 << 30) /* largest index that is read from a URL */
+#define MD5_BYTES         ((size_t)1 << 20)
+#define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
+#define POINTER_BYTES_MAX 1024                /* Git LFS says that its pointers are smaller */
 
 /* ---- Names in the directory ---- */
 
@@ -69,22 +73,6 @@ static void keep_shards(struct dataset_names *names)
     names->count = kept;
 }
 
-static enum status open_shards(struct dataset *dataset, struct dataset_names *names)
-{
-    struct remote *remote = dataset->remote;
-    TRY(shards_room(dataset, names->count));
-    keep_shards(names);
-    for (uint32_t i = 0; remote && i < names->count; i++)
-        remote_ask_size(remote, names->items[i]);
-    for (uint32_t i = 0; i < names->count; i++) {
-        if (remote && i + 1 < names->count)
-            remote_ask(remote, names->items[i + 1]);
-        TRY(dataset_scan_shard(dataset, names->items[i], NULL));
-    }
-    dataset->shard_first[dataset->file_count] = dataset->sample_count;
-    return STATUS_OK;
-}
-
 /* Returns whether a path contains a ".." component. */
 static bool climbs(const char *path)
 {
@@ -96,22 +84,276 @@ static bool climbs(const char *path)
     return false;
 }
 
-/* Adds the samples of one shard. `listed` is the shard's entry in the wids index, whose file name is
- * `list`. */
-static enum status open_listed(struct dataset *dataset, const char *list, const struct wids_shard *listed)
+/* ---- Places of shards ---- */
+
+/* Removes the percent codes of bytes that need none, so that two spellings of a URL become equal. */
+static void normalise(char *url)
 {
-    const char *name = NULL, *md5 = NULL;
-    if (listed->url[0] == '/' || strstr(listed->url, "://") || climbs(listed->url))
-        return status_set(
-            STATUS_FAILED,
-            "%s/%s: '%.200s' is outside the folder; keep shards in the folder of their wids index",
-            dataset->path, list, listed->url);
-    TRY(dataset_keep_name(dataset, listed->url, strlen(listed->url), &name));
-    if (*listed->md5)
-        TRY(dataset_keep_name(dataset, listed->md5, strlen(listed->md5), &md5));
-    TRY(dataset_scan_shard(dataset, name, listed));
-    dataset->files[dataset->file_count - 1].md5 = md5;
+    char *to = url;
+    for (; *url; url++) {
+        unsigned value;
+        bool coded = *url == '%' && isxdigit((unsigned char)url[1]) && isxdigit((unsigned char)url[2]) &&
+                     sscanf(url + 1, "%2x", &value) == 1 &&
+                     (isalnum((int)value) || strchr("-._~", (int)value));
+        *to++ = coded && value ? (char)value : *url;
+        url += coded && value ? 2 : 0;
+    }
+    *to = '\0';
+}
+
+static enum status refuse_twice(const struct dataset *dataset, const char *one, const char *two)
+{
+    return status_set(STATUS_USAGE,
+                      "--data %s: '%.200s' and '%.200s' are the same file; name each shard once, or copy the "
+                      "shard to read it twice",
+                      dataset->path, one, two);
+}
+
+static int by_spelling(const void *a, const void *b)
+{
+    return strcmp(((const char *const *)a)[0], ((const char *const *)b)[0]);
+}
+
+/* Refuses a list of shards of a URL that names a shard twice. */
+static enum status check_distinct_urls(struct dataset *dataset, const char *const names[], size_t count)
+{
+    FREED const char **spellings = calloc(count + 1, 2 * sizeof *spellings); /* normalised, then as given */
+    if (!spellings)
+        return dataset_out_of_memory();
+    for (size_t i = 0; i < count; i++) {
+        TRY(dataset_keep_name(dataset, names[i], strlen(names[i]), &spellings[2 * i]));
+        if (strncmp(dataset->path, "http", 4) == 0 && !strstr(dataset->url, "sig=")) /* names are encoded */
+            normalise((char *)spellings[2 * i]);
+        spellings[2 * i + 1] = names[i];
+    }
+    qsort(spellings, count, 2 * sizeof *spellings, by_spelling);
+    for (size_t i = 1; i < count; i++)
+        if (strcmp(spellings[2 * i - 2], spellings[2 * i]) == 0)
+            return refuse_twice(dataset, spellings[2 * i - 1], spellings[2 * i + 1]);
     return STATUS_OK;
+}
+
+/* Refuses a list of shards that names a shard twice: its samples would have twice the weight of others. */
+static enum status check_distinct(struct dataset *dataset, const char *const names[], size_t count)
+{
+    if (dataset->remote)
+        return check_distinct_urls(dataset, names, count);
+    return paths_check_distinct(dataset->directory, names, count) == STATUS_OK
+               ? STATUS_OK
+               : status_prefix(STATUS_USAGE, "--data %s", dataset->path);
+}
+
+/* Scans these shards. `wids` is the index that names them, or NULL. */
+static enum status scan_shards(struct dataset *dataset, const char *const names[], size_t count,
+                               const struct wids *wids)
+{
+    struct remote *remote = dataset->remote;
+    TRY(check_distinct(dataset, names, count));
+    TRY(shards_room(dataset, count));
+    for (size_t i = 0; remote && i < count; i++)
+        remote_ask_size(remote, names[i]);
+    for (size_t i = 0; i < count; i++) {
+        const char *md5 = NULL;
+        if (remote && i + 1 < count)
+            remote_ask(remote, names[i + 1]);
+        if (wids && *wids->shards[i].md5)
+            TRY(dataset_keep_name(dataset, wids->shards[i].md5, strlen(wids->shards[i].md5), &md5));
+        TRY(dataset_scan_shard(dataset, names[i], wids ? &wids->shards[i] : NULL));
+        dataset->files[dataset->file_count - 1].md5 = md5;
+    }
+    dataset->shard_first[dataset->file_count] = dataset->sample_count;
+    return STATUS_OK;
+}
+
+/* ---- Shards of a wids index ---- */
+
+static bool is_url(const char *place)
+{
+    return remote_is(place) && !remote_local(place);
+}
+
+/* Returns the length of the scheme and the host of a URL. */
+static size_t origin_length(const char *url)
+{
+    const char *host = strstr(url, "://") + 3;
+    return (size_t)(host - url) + strcspn(host, "/?");
+}
+
+static enum status refuse_place(const struct wids_shard *shard, const char *why)
+{
+    char shown[PATH_MAX];
+    remote_shown(shard->url, shown, sizeof shown);
+    return status_set(STATUS_FAILED, "'%.200s' %s", shown, why);
+}
+
+static enum status check_url(const struct wids_shard *shard)
+{
+    const char *path = shard->url + origin_length(shard->url);
+    size_t length = strcspn(path, "?");
+    return length > 1 && path[length - 1] != '/' ? STATUS_OK : refuse_place(shard, "names no file");
+}
+
+/* Replaces the place of a shard by the formatted text. */
+__attribute__((format(printf, 2, 3))) static enum status set_place(struct wids_shard *shard,
+                                                                   const char *format, ...)
+{
+    char *place = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vasprintf(&place, format, arguments);
+    va_end(arguments);
+    TRY(ALLOCATED(length >= 0, "out of memory"));
+    free(shard->url);
+    shard->url = place;
+    return STATUS_OK;
+}
+
+/* Removes the query from the URLs of all shards, which must be the same. Sets `query` to it. */
+static enum status take_query(struct wids *wids, char query[PATH_MAX])
+{
+    const char *first = wids->shards[0].url;
+    snprintf(query, PATH_MAX, "%s", first + strcspn(first, "?"));
+    for (size_t i = 0; i < wids->count; i++) {
+        char *at = wids->shards[i].url + strcspn(wids->shards[i].url, "?");
+        if (strcmp(at, query) != 0)
+            return refuse_place(&wids->shards[i],
+                                "has another query than the first shard, perhaps a signature of its "
+                                "own: download the shards into the folder of the index");
+        *at = '\0';
+    }
+    return STATUS_OK;
+}
+
+/* Moves the data set to the folder that all shards have in common. Their places are URLs or absolute paths,
+ * and become names in that folder. */
+static enum status move_to_shards(struct dataset *dataset, struct wids *wids, const char *query)
+{
+    const char *first = wids->shards[0].url;
+    size_t common = (size_t)(strrchr(first, '/') + 1 - first);
+    for (size_t i = 1; i < wids->count; i++)
+        while (strncmp(wids->shards[i].url, first, common) != 0)
+            for (common--; first[common - 1] != '/';) /* all begin with a slash, or with the same server */
+                common--;
+    free(dataset->path);
+    dataset->path = strndup(common > 1 ? first : "/.", common > 1 ? common - 1 : 2);
+    FREED char *url = NULL;
+    if (!dataset->path || asprintf(&url, "%.*s%s", (int)common, first, query) < 0)
+        return dataset_out_of_memory();
+    for (size_t i = 0; i < wids->count; i++)
+        memmove(wids->shards[i].url, wids->shards[i].url + common, strlen(wids->shards[i].url + common) + 1);
+    remote_close(dataset->remote);
+    dataset->remote = NULL;
+    if (dataset->directory >= 0)
+        close(dataset->directory);
+    dataset->directory = -1;
+    if (is_url(url)) {
+        struct remote_options options = dataset->options ? *dataset->options : (struct remote_options){0};
+        options.unlisted = true;
+        return remote_open(url, &options, &dataset->remote);
+    }
+    dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return dataset->directory >= 0 ? STATUS_OK
+                                   : status_set(STATUS_FAILED, "%s: %s", dataset->path, strerror(errno));
+}
+
+/* Finds the shards of an index that is itself at a URL: in its folder, or on the same server. Such an index
+ * must not make this program read local files or connect to other servers. */
+static enum status place_remote(struct dataset *dataset, struct wids *wids)
+{
+    size_t origin = origin_length(dataset->path), absolute = 0;
+    const char *own_query = dataset->url + strcspn(dataset->url, "?");
+    char query[PATH_MAX];
+    for (size_t i = 0; i < wids->count; i++) {
+        struct wids_shard *shard = &wids->shards[i];
+        bool url = is_url(shard->url);
+        if (url)
+            TRY(check_url(shard));
+        if (url && (origin_length(shard->url) != origin || strncmp(shard->url, dataset->path, origin) != 0))
+            return refuse_place(shard,
+                                "is on another server than the index, which is refused; copy the index to "
+                                "this machine if you trust it");
+        if (!url && (shard->url[0] == '/' || strncmp(shard->url, "file:", 5) == 0 || climbs(shard->url)))
+            return refuse_place(shard, "is outside the folder of the index, which is at a URL");
+        absolute += url;
+    }
+    for (size_t i = 0; absolute && i < wids->count; i++) {
+        struct wids_shard *shard = &wids->shards[i];
+        if (!is_url(shard->url))
+            TRY(set_place(shard, "%s/%s%s", dataset->path, shard->url, own_query));
+        else if (!strchr(shard->url, '?'))
+            TRY(set_place(shard, "%s%s", shard->url, own_query));
+    }
+    if (!absolute)
+        return STATUS_OK;
+    TRY(take_query(wids, query));
+    return move_to_shards(dataset, wids, query);
+}
+
+/* Replaces URLs by the names of files in the folder of the index, if these have been downloaded. Sets `*urls`
+ * to the number of URLs that are left: all or none. */
+static enum status find_copies(const struct dataset *dataset, struct wids *wids, size_t *urls)
+{
+    const struct wids_shard *missing = NULL;
+    size_t copies = 0;
+    *urls = 0;
+    for (int replace = 0; replace < 2; replace++)
+        for (size_t i = 0; i < wids->count; i++) {
+            struct wids_shard *shard = &wids->shards[i];
+            if (!is_url(shard->url))
+                continue;
+            char leaf[PATH_MAX];
+            TRY(check_url(shard));
+            const char *path = shard->url + origin_length(shard->url);
+            snprintf(leaf, sizeof leaf, "%.*s", (int)strcspn(path, "?"), path);
+            char *name = strrchr(leaf, '/') + 1;
+            normalise(name);
+            bool there = *name && faccessat(dataset->directory, name, F_OK, 0) == 0;
+            *urls += !replace && !there;
+            copies += !replace && there;
+            if (!there)
+                missing = shard;
+            else if (replace)
+                TRY(set_place(shard, "%s", name));
+        }
+    return *urls == 0 || copies == 0
+               ? STATUS_OK
+               : refuse_place(missing,
+                              "is not in the folder of the index, but other shards of the index are; "
+                              "download it, too");
+}
+
+/* Finds the shards of an index on this machine: paths, which may be outside of its folder, and URLs. */
+static enum status place_local(struct dataset *dataset, struct wids *wids)
+{
+    char folder[PATH_MAX], query[PATH_MAX];
+    size_t urls, outside = 0;
+    TRY(find_copies(dataset, wids, &urls));
+    for (size_t i = 0; i < wids->count; i++) {
+        struct wids_shard *shard = &wids->shards[i];
+        if (strncmp(shard->url, "file:", 5) == 0)
+            TRY(set_place(shard, "%s", shard->url + (remote_local(shard->url) ? 7 : 5)));
+        outside += shard->url[0] == '/' || climbs(shard->url);
+        if (urls && !is_url(shard->url))
+            return refuse_place(shard,
+                                "is a path, but other shards of the index have URLs; use one or the other");
+        if (urls && (origin_length(shard->url) != origin_length(wids->shards[0].url) ||
+                     strncmp(shard->url, wids->shards[0].url, origin_length(shard->url)) != 0))
+            return refuse_place(shard,
+                                "is on another server than the first shard; download the shards into the "
+                                "folder of the index");
+    }
+    if (urls) {
+        TRY(take_query(wids, query));
+        return move_to_shards(dataset, wids, query);
+    }
+    if (!outside)
+        return STATUS_OK;
+    if (!realpath(dataset->path, folder))
+        return status_set(STATUS_FAILED, "%s: %s", dataset->path, strerror(errno));
+    for (size_t i = 0; i < wids->count; i++)
+        if (wids->shards[i].url[0] != '/')
+            TRY(set_place(&wids->shards[i], "%s/%s", folder, wids->shards[i].url));
+    return move_to_shards(dataset, wids, "");
 }
 
 /* Reads a whole index file into `*text`, from malloc. Sets `path` to its path, for messages. */
@@ -119,8 +361,20 @@ static enum status read_index_text(const struct dataset *dataset, const char *na
                                    char **text, size_t *size)
 {
     snprintf(path, 2 * PATH_MAX, "%s/%s", dataset->path, name);
-    return dataset->remote ? remote_text(dataset->remote, name, INDEX_BYTES_MAX, text, size)
-                           : file_read(path, text, size);
+    if (!dataset->remote)
+        return file_read(path, text, size);
+    TRY(remote_text(dataset->remote, name, INDEX_BYTES_MAX, text, size));
+    enum status status = file_refuse_pointer(*text, *size);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    free(*text);
+    return status_prefix(status, "%s", path);
+}
+
+static enum status open_shards(struct dataset *dataset, struct dataset_names *names)
+{
+    keep_shards(names);
+    return scan_shards(dataset, names->items, names->count, NULL);
 }
 
 /* Adds the samples of all shards that a wids index names. */
@@ -134,11 +388,17 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     free(text);
     if (status != STATUS_OK)
         return status_prefix(status, "%s", path);
-    TRY(shards_room(dataset, wids.count));
+    if (wids.count > 0) {
+        status = (dataset->remote ? place_remote : place_local)(dataset, &wids);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s", path);
+    }
+    FREED const char **names = calloc(wids.count + 1, sizeof *names);
+    if (!names)
+        return dataset_out_of_memory();
     for (size_t i = 0; i < wids.count; i++)
-        TRY(open_listed(dataset, name, &wids.shards[i]));
-    dataset->shard_first[dataset->file_count] = dataset->sample_count;
-    return STATUS_OK;
+        TRY(dataset_keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &names[i]));
+    return scan_shards(dataset, names, wids.count, &wids);
 }
 
 static enum status add_named_file(struct dataset *dataset, const char *name)
@@ -246,12 +506,21 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     const struct dataset_file *shard = &dataset->files[file];
     uint64_t bytes;
     TRY(shard_size(dataset, shard, &bytes));
-    if (bytes != shard->bytes)
-        return status_set(
-            STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
-            dataset->path, shard->name, (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
-            (unsigned long long)bytes, (unsigned long long)shard->bytes);
-    return STATUS_OK;
+    if (bytes == shard->bytes)
+        return STATUS_OK;
+    char begin[FILE_POINTER_BYTES];
+    ssize_t count = 0;
+    int fd;
+    if (bytes < POINTER_BYTES_MAX && dataset_file_open(dataset, file, 0, &fd) == STATUS_OK) {
+        count = pread(fd, begin, sizeof begin, 0);
+        dataset_file_close(dataset, fd);
+    }
+    if (count == sizeof begin && file_refuse_pointer(begin, sizeof begin) != STATUS_OK)
+        return status_prefix(STATUS_FAILED, "%s/%s", dataset->path, shard->name);
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
+                      dataset->path, shard->name,
+                      (unsigned long long)(bytes < shard->bytes ? bytes : shard->bytes),
+                      (unsigned long long)bytes, (unsigned long long)shard->bytes);
 }
 
 /* Returns whether more than one header block precedes the first member. The extra bytes may be a pax header
@@ -279,8 +548,15 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     if (dataset->remote && index->layout != INDEX_SHARDS)
         return refuse_files(dataset);
     dataset->indexed = true;
-    if (index->layout == INDEX_SHARDS)
+    if (index->layout == INDEX_SHARDS) {
+        FREED const char **names = calloc(index->unit_count + 1, sizeof *names);
+        if (!names)
+            return dataset_out_of_memory();
+        for (uint64_t p = 0; p < index->unit_count; p++)
+            names[p] = index->units[p].name;
+        TRY(check_distinct(dataset, names, index->unit_count));
         TRY(shards_room(dataset, index->unit_count));
+    }
     for (uint64_t p = 0; dataset->remote && p < index->unit_count; p++)
         remote_ask_size(dataset->remote, index->units[p].name);
     for (uint64_t p = 0; dataset->shards && p < index->unit_count; p++) {
@@ -517,7 +793,8 @@ static enum status open_place(const char *path, const struct remote_options *opt
 enum status dataset_find(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
-    *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
+    *dataset = (struct dataset){
+        .path = strdup(path), .directory = -1, .skip = skip, .options = options, .url = path};
     if (!dataset->path)
         return dataset_out_of_memory();
     if (choice)

@@ -11,6 +11,23 @@
 
 #define WINDOW_BYTES 8192 /* size of a read while searching for headers */
 
+#define NONE         UINT32_MAX
+#define LOST         UINT32_MAX /* number of a sample that is removed when the shard is complete */
+
+/* A hash table from names to numbers. */
+struct table {
+    struct entry {
+        const char *name; /* NULL: unused */
+        uint32_t number;
+    } * entries;         /* owned */
+    uint32_t size, used; /* `size` is a power of two, or 0 */
+};
+
+/* The data of a member that belongs to no sample of the list. Hard links may refer to it. */
+struct other {
+    uint64_t data, size;
+};
+
 /* State of scanning one shard. */
 struct scan {
     struct dataset *dataset;
@@ -18,33 +35,213 @@ struct scan {
     uint8_t window[WINDOW_BYTES];
     uint8_t *large; /* for requests larger than the window; owned */
     struct tar_parser parser;
+    const char *name;     /* of the shard */
+    uint32_t first, open; /* the shard's first sample, and the sample of the latest member, or NONE */
+    struct table keys;    /* the shard's samples, by their keys */
+    uint32_t lost;        /* number of samples that are LOST */
+    struct other *others; /* owned */
+    uint32_t other_count;
+    struct table other_names;
 };
 
-/* Adds the member `found` to the current sample. If the member's key differs from the sample's key, begins a
- * new sample. Ignores members without a key. */
+/* ---- Names ---- */
+
+/* Returns a name without "./" before it. */
+static const char *plain_name(const char *name)
+{
+    while (name[0] == '.' && name[1] == '/')
+        name += 2;
+    return name;
+}
+
+/* Returns the entry that has the name, or the unused entry for it. `table` has a size. */
+static struct entry *find_entry(const struct table *table, const char *name, size_t length)
+{
+    uint64_t hash = UINT64_C(14695981039346656037); /* FNV-1a */
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ (uint8_t)name[i]) * UINT64_C(1099511628211);
+    for (uint32_t at = (uint32_t)(hash ^ hash >> 32);; at++) {
+        struct entry *entry = &table->entries[at & (table->size - 1)];
+        if (!entry->name || (strncmp(entry->name, name, length) == 0 && entry->name[length] == '\0'))
+            return entry;
+    }
+}
+
+/* Returns the number of a name, or NONE. */
+static uint32_t find_name(const struct table *table, const char *name, size_t length)
+{
+    const struct entry *entry = table->size ? find_entry(table, name, length) : NULL;
+    return entry && entry->name ? entry->number : NONE;
+}
+
+/* Sets the number of a name, which must live as long as the table. At most half of the entries are used. */
+static enum status set_name(struct table *table, const char *name, uint32_t number)
+{
+    if (table->used >= table->size / 2) {
+        struct table larger = {.size = table->size ? 2 * table->size : 1024};
+        larger.entries = calloc(larger.size, sizeof *larger.entries);
+        if (!larger.entries)
+            return dataset_out_of_memory();
+        for (uint32_t i = 0; i < table->size; i++)
+            if (table->entries[i].name)
+                *find_entry(&larger, table->entries[i].name, strlen(table->entries[i].name)) =
+                    table->entries[i];
+        free(table->entries);
+        larger.used = table->used;
+        *table = larger;
+    }
+    struct entry *entry = find_entry(table, name, strlen(name));
+    table->used += !entry->name;
+    *entry = (struct entry){name, number};
+    return STATUS_OK;
+}
+
+/* ---- Lost samples ---- */
+
+/* Handles a fault of one sample, whose message is set. With dataset->skip, marks the sample as lost, with one
+ * warning. Its members do not come to the list. */
+static enum status lose_sample(struct scan *scan, struct dataset_sample *sample, enum status status)
+{
+    if (!scan->dataset->skip || status != STATUS_FAILED)
+        return status;
+    sample->number = LOST;
+    scan->lost++;
+    status_prefix(status, "%s/%s", scan->dataset->path, scan->name);
+    return dataset_skip(scan->dataset, status, 0); /* counted by drop_lost() */
+}
+
+/* Removes the lost samples of the shard from the list, and counts them. */
+static void drop_lost(const struct scan *scan)
+{
+    struct dataset *dataset = scan->dataset;
+    uint32_t kept = scan->first;
+    for (uint32_t i = scan->first; scan->lost && i < dataset->sample_count; i++)
+        if (dataset->samples[i].number != LOST)
+            dataset->samples[kept++] = dataset->samples[i];
+    if (scan->lost) {
+        dataset->skipped += dataset->sample_count - kept;
+        dataset->sample_count = kept;
+    }
+}
+
+/* ---- Members ---- */
+
+static enum status add_other(struct scan *scan, const char *name, uint64_t data, uint64_t size)
+{
+    const char *kept;
+    TRY(dataset_grow(&scan->others, scan->other_count, sizeof *scan->others));
+    TRY(dataset_keep_name(scan->dataset, plain_name(name), strlen(plain_name(name)), &kept));
+    scan->others[scan->other_count] = (struct other){data, size};
+    return set_name(&scan->other_names, kept, scan->other_count++);
+}
+
+/* Sets `*member` to the data of an earlier member with this name. */
+static enum status find_target(const struct scan *scan, const struct tar_member *link,
+                               struct dataset_member *member)
+{
+    const struct dataset *dataset = scan->dataset;
+    const char *target = plain_name(link->target), *extension;
+    size_t length;
+    uint32_t number = find_name(&scan->other_names, target, strlen(target));
+    if (number != NONE) {
+        member->offset = scan->others[number].data;
+        member->size = scan->others[number].size;
+        return STATUS_OK;
+    }
+    number = key_split(target, &length, &extension) ? find_name(&scan->keys, target, length) : NONE;
+    const struct dataset_sample *sample = number == NONE ? NULL : &dataset->samples[number];
+    for (uint32_t m = sample ? sample->members : 0; m > 0; m--) {
+        const struct dataset_member *earlier = &dataset->members[sample->member + m - 1];
+        if (strcmp(earlier->extension, extension) == 0) {
+            member->offset = earlier->offset;
+            member->size = earlier->size;
+            return STATUS_OK;
+        }
+    }
+    return status_set(
+        STATUS_FAILED,
+        "offset %llu: '%.200s' is a hard link to '%.200s', which is not an earlier file of this "
+        "shard; write the shard with tar --hard-dereference",
+        (unsigned long long)link->header, link->name, link->target);
+}
+
+/* Finds the data of a member. A member without data is a fault of its sample. */
+static enum status find_data(const struct scan *scan, const struct tar_member *found,
+                             struct dataset_member *member)
+{
+    unsigned long long header = found->header;
+    if (found->kind == TAR_FILE)
+        return STATUS_OK;
+    if (found->kind == TAR_SYMLINK)
+        return status_set(
+            STATUS_FAILED,
+            "offset %llu: '%.200s' is a symbolic link to '%.200s', which is not followed; write "
+            "the shard with tar --dereference",
+            header, found->name, found->target);
+    if (found->kind == TAR_SPECIAL)
+        return status_set(STATUS_FAILED, "offset %llu: '%.200s' is a device or a pipe, not a file", header,
+                          found->name);
+    member->linked = true;
+    member->headers = found->data;
+    return find_target(scan, found, member);
+}
+
+/* Sets scan->open to the sample of a member with this key: to the current sample, or to a new one. If the key
+ * has occurred before, the members of the sample are not adjacent, and readers would deliver it in parts. */
+static enum status open_sample(struct scan *scan, const struct tar_member *found, size_t length)
+{
+    struct dataset *dataset = scan->dataset;
+    const char *key = NULL, *plain = plain_name(found->name);
+    if (scan->open != NONE) {
+        const char *current = dataset->samples[scan->open].key;
+        if (strncmp(current, found->name, length) == 0 && current[length] == '\0')
+            return STATUS_OK;
+    }
+    scan->open = find_name(&scan->keys, plain, length - (size_t)(plain - found->name));
+    if (scan->open == NONE) {
+        scan->open = dataset->sample_count;
+        TRY(dataset_keep_name(dataset, found->name, length, &key));
+        TRY(dataset_add_sample(dataset, key));
+        return set_name(&scan->keys, plain_name(key), scan->open);
+    }
+    struct dataset_sample *sample = &dataset->samples[scan->open];
+    if (sample->number == LOST)
+        return STATUS_OK;
+    const struct dataset_member *first = &dataset->members[sample->member];
+    return lose_sample(
+        scan, sample,
+        status_set(STATUS_FAILED,
+                   "offset %llu: '%.200s': the key '%.200s' occurred before, at offset %llu, with "
+                   "other samples in between: the members of a sample must be adjacent; write "
+                   "the shard with tar --sort=name",
+                   (unsigned long long)found->header, found->name, sample->key,
+                   (unsigned long long)(first->linked ? first->headers : first->offset)));
+}
+
+/* Adds the member `found` to its sample. Members without a key belong to no sample. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;
-    uint32_t file = dataset->file_count - 1;
+    struct dataset_member member = {
+        .offset = found->data, .size = found->size, .file = dataset->file_count - 1};
     size_t length;
     const char *extension;
     if (!key_split(found->name, &length, &extension))
-        return STATUS_OK;
-    struct dataset_sample *sample = dataset->sample_count > dataset->shard_first[file]
-                                        ? &dataset->samples[dataset->sample_count - 1]
-                                        : NULL;
-    if (!sample || strlen(sample->key) != length || memcmp(sample->key, found->name, length) != 0) {
-        const char *key = NULL;
-        TRY(dataset_keep_name(dataset, found->name, length, &key));
-        TRY(dataset_add_sample(dataset, key));
-        sample = &dataset->samples[dataset->sample_count - 1];
-    }
-    struct dataset_member member = {.offset = found->data, .size = found->size, .file = file};
+        return found->kind == TAR_FILE ? add_other(scan, found->name, member.offset, member.size) : STATUS_OK;
+    TRY(open_sample(scan, found, length));
+    struct dataset_sample *sample = &dataset->samples[scan->open];
+    enum status status = find_data(scan, found, &member);
+    if (sample->number == LOST)
+        return status == STATUS_OK ? add_other(scan, found->name, member.offset, member.size) : STATUS_OK;
+    if (status != STATUS_OK)
+        return lose_sample(scan, sample, status);
     TRY(dataset_keep_name(dataset, extension, strlen(extension), &member.extension));
     TRY(dataset_add_member(dataset, member));
     sample->members++;
     return STATUS_OK;
 }
+
+/* ---- Reading the headers ---- */
 
 /* Reads the shard's bytes from the parser's position on: at least `need` bytes, or all remaining bytes of the
  * shard. */
@@ -103,15 +300,14 @@ static enum status scan_file(struct scan *scan, uint32_t file)
 {
     struct stat status_;
     struct dataset *dataset = scan->dataset;
-    uint32_t first = dataset->sample_count;
     if (fstat(scan->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
         return status_set(STATUS_FAILED, "not a regular file");
     dataset->files[file].bytes = (uint64_t)status_.st_size;
     enum status status = scan_open_shard(scan, (uint64_t)status_.st_size);
     dataset->files[file].global = scan->parser.has_global;
-    if (status == STATUS_OK && dataset->sample_count == first)
+    if (status == STATUS_OK && dataset->sample_count == scan->first)
         status = status_set(STATUS_FAILED, "the shard is empty");
-    if (status != STATUS_OK && dataset->sample_count > first)
+    if (status != STATUS_OK && dataset->sample_count > scan->first)
         dataset->sample_count--; /* this sample may be incomplete */
     return status;
 }
@@ -137,6 +333,9 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     if (!scan)
         return dataset_out_of_memory();
     scan->dataset = dataset;
+    scan->name = name;
+    scan->first = first;
+    scan->open = NONE;
     enum status status = dataset_file_open(dataset, file, 0, &scan->fd);
     if (status == STATUS_OK)
         status = scan_file(scan, file);
@@ -147,6 +346,10 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
         status_prefix(status, "%s/%s", dataset->path, name);
     if (scan->fd >= 0)
         dataset_file_close(dataset, scan->fd);
+    drop_lost(scan);
+    free(scan->keys.entries);
+    free(scan->other_names.entries);
+    free(scan->others);
     free(scan->large);
     free(scan);
     if (status == STATUS_OK)

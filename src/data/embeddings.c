@@ -1,6 +1,7 @@
 #include "data/embeddings.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <stdbool.h>
@@ -216,6 +217,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     if (status == STATUS_OK && paths.count == 0)
         status = status_set(STATUS_USAGE,
                             "%s: no file whose name ends in .npy, .safetensors, .pt, .pth or .pth.tar", path);
+    if (status == STATUS_OK)
+        status = paths_check_distinct(AT_FDCWD, (const char *const *)paths.names, paths.count);
     struct embeddings *opened = calloc(1, sizeof *opened);
     if (opened)
         opened->files = calloc(paths.count + 1, sizeof *opened->files);

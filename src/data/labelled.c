@@ -1,4 +1,5 @@
 /* The sources `idx` and `cifar`: read existing labelled image sets completely into memory. */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "data/cifar.h"
 #include "data/idx.h"
 #include "data/npy.h"
+#include "data/paths.h"
 #include "data/source.h"
 
 #define FILES_MAX 16
@@ -198,14 +200,17 @@ static enum status next_path(const char *list, const char **rest, char path[PATH
 static enum status fill_cifar(struct labelled *labelled, const struct parameters *parameters,
                               struct source_facts *facts)
 {
-    char path[PATH_MAX];
+    char paths[FILES_MAX][PATH_MAX];
+    const char *names[FILES_MAX];
     uint64_t samples = 0;
     for (const char *rest = parameters->source; rest; labelled->part_count++) {
         struct cifar *part = &labelled->parts[labelled->part_count];
         size_t size;
-        TRY(next_path(parameters->source, &rest, path));
         if (labelled->part_count == FILES_MAX)
             return status_set(STATUS_USAGE, "--source names more than %d files", FILES_MAX);
+        char *path = paths[labelled->part_count];
+        TRY(next_path(parameters->source, &rest, path));
+        names[labelled->part_count] = path;
         TRY(file_read(path, &labelled->files[labelled->part_count], &size));
         const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
         enum status status = cifar_parse(bytes, size, part);
@@ -216,6 +221,7 @@ static enum status fill_cifar(struct labelled *labelled, const struct parameters
         facts->identity = identify(facts->identity, bytes, size);
         samples += part->count;
     }
+    TRY(paths_check_distinct(AT_FDCWD, names, labelled->part_count));
     labelled->planar = true;
     labelled->shape = (struct png_shape){CIFAR_SIDE, CIFAR_SIDE, CIFAR_CHANNELS};
     fill_facts(labelled, samples, facts);

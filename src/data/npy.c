@@ -39,6 +39,7 @@ size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char
 /* Position in the header text, which is a Python dictionary. */
 struct cursor {
     const char *at, *end;
+    bool python2; /* the version may have been written by Python 2, whose long integers end in an L */
 };
 
 static void skip_blanks(struct cursor *cursor)
@@ -63,7 +64,8 @@ static bool quoted(struct cursor *cursor, char *text, size_t size)
 {
     char quote = skip(cursor, "'") ? '\'' : skip(cursor, "\"") ? '"' : '\0';
     const char *close = quote ? memchr(cursor->at, quote, (size_t)(cursor->end - cursor->at)) : NULL;
-    if (!close || (size_t)(close - cursor->at) >= size)
+    if (!close || (size_t)(close - cursor->at) >= size ||
+        memchr(cursor->at, '\n', (size_t)(close - cursor->at)))
         return false;
     size_t length = (size_t)(close - cursor->at);
     memcpy(text, cursor->at, length);
@@ -82,8 +84,20 @@ static bool number(struct cursor *cursor, uint64_t *value)
             return false;
         *value = *value * 10 + (uint64_t)(*cursor->at - '0');
     }
-    skip(cursor, "L"); /* Python 2 wrote long integers with an L */
-    return cursor->at > begin;
+    if (cursor->at > begin + 1 && *begin == '0') /* Python refuses 07 */
+        return false;
+    if (cursor->at == begin)
+        return false;
+    if (cursor->python2 && cursor->at < cursor->end && *cursor->at == 'L')
+        cursor->at++;
+    return true;
+}
+
+/* Returns whether NumPy has a type of this kind with this many bytes, at most 16. */
+static bool has_type(char kind, uint64_t bytes)
+{
+    unsigned sizes = kind == 'b' ? 1 : kind == 'f' ? 2 | 4 | 8 | 16 : kind == 'c' ? 8 | 16 : 1 | 2 | 4 | 8;
+    return bytes > 0 && bytes <= 16 && (bytes & (bytes - 1)) == 0 && (sizes & bytes);
 }
 
 /* Parses a type such as "<f2": byte order, kind, bytes per value. */
@@ -92,10 +106,10 @@ static enum status read_type(struct cursor *cursor, struct npy_header *header)
     char *type = header->type;
     if (!quoted(cursor, type, sizeof header->type))
         return BAD("its 'descr' is not a plain type (records are not supported)");
-    struct cursor rest = {type + 2, type + strlen(type)};
+    struct cursor rest = {type + 2, type + strlen(type), false};
     uint64_t bytes;
     if (strlen(type) < 3 || !strchr("<>|=", type[0]) || !strchr("biufc", type[1]) || !number(&rest, &bytes) ||
-        rest.at != rest.end || bytes == 0 || bytes > 16 || (bytes & (bytes - 1)) != 0)
+        rest.at != rest.end || !has_type(type[1], bytes))
         return status_set(
             STATUS_FAILED,
             "values of type '%s' are not supported: only numbers and booleans of 1 to 16 bytes; "
@@ -119,8 +133,8 @@ static enum status read_shape(struct cursor *cursor, struct npy_header *header)
             return BAD("its 'shape' has more values than any file holds");
         header->shape[header->axes++] = length;
         header->values *= length;
-        if (!skip(cursor, ",") && !(cursor->at < cursor->end && *cursor->at == ')'))
-            return BAD("its 'shape' lacks a comma or a closing parenthesis");
+        if (!skip(cursor, ",") && (header->axes == 1 || !(cursor->at < cursor->end && *cursor->at == ')')))
+            return BAD("its 'shape' lacks a comma or a closing parenthesis"); /* (3) is a number in Python */
     }
     return STATUS_OK;
 }
@@ -132,14 +146,23 @@ static enum status read_order(struct cursor *cursor, struct npy_header *header)
                                                     : BAD("its 'fortran_order' is neither True nor False");
 }
 
+/* Returns whether a line after the first begins with a blank. Python refuses such lines outside of brackets.
+ */
+static bool is_indented(const char *begin, const char *end)
+{
+    const char *line = memchr(begin, '\n', (size_t)(end - begin));
+    return line && memchr(line, ' ', (size_t)(end - line));
+}
+
 /* Parses the three entries of the dictionary. They may be in any order, but each must occur exactly once. */
 static enum status read_dictionary(struct cursor cursor, struct npy_header *header)
 {
     static enum status (*const readers[])(struct cursor *, struct npy_header *) = {read_type, read_order,
                                                                                    read_shape};
     static const char *const keys[] = {"descr", "fortran_order", "shape"};
+    const char *begin = cursor.at;
     unsigned seen = 0;
-    if (!skip(&cursor, "{"))
+    if (!skip(&cursor, "{") || (is_indented(begin, cursor.at) && cursor.at[-2] == ' '))
         return BAD("its header is not a dictionary");
     while (!skip(&cursor, "}")) {
         char key[16];
@@ -155,6 +178,8 @@ static enum status read_dictionary(struct cursor cursor, struct npy_header *head
         if (!skip(&cursor, ",") && !(cursor.at < cursor.end && *cursor.at == '}'))
             return BAD("its header lacks a comma or a closing brace");
     }
+    if (!cursor.python2 && is_indented(cursor.at, cursor.end)) /* NumPy tolerates it in older versions */
+        return BAD("a blank follows the line feed at the end of its header");
     skip_blanks(&cursor);
     return seen == 7 && cursor.at == cursor.end
                ? STATUS_OK
@@ -166,9 +191,10 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     memset(header, 0, sizeof *header);
     if (size < MAGIC_BYTES + 6 || memcmp(bytes, MAGIC, MAGIC_BYTES) != 0)
         return BAD("wrong magic number; write it with numpy.save()");
-    unsigned version = bytes[MAGIC_BYTES];
-    if (version < 1 || version > 3)
-        return status_set(STATUS_FAILED, ".npy version %u is not supported; versions 1 to 3 are", version);
+    unsigned version = bytes[MAGIC_BYTES], minor = bytes[MAGIC_BYTES + 1];
+    if (version < 1 || version > 3 || minor != 0)
+        return status_set(STATUS_FAILED, ".npy version %u.%u is not supported; 1.0, 2.0 and 3.0 are", version,
+                          minor);
     size_t begin = version == 1 ? MAGIC_BYTES + 4 : MAGIC_BYTES + 6;
     size_t length = bytes[8] | (size_t)bytes[9] << 8;
     if (version > 1)
@@ -185,7 +211,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
                           size - begin);
     header->data = begin + length;
     const char *text = (const char *)bytes + begin;
-    return read_dictionary((struct cursor){text, text + length}, header);
+    return read_dictionary((struct cursor){text, text + length, version < 3}, header);
 }
 
 enum status npy_header_check(const struct npy_header *header, uint64_t size)

@@ -1,14 +1,19 @@
 #include "data/paths.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <fts.h>
 #include <glob.h>
 #include <stdlib.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/portable.h"
+
+#define PATHS_REMEDY "; name each file once, or copy the file to read it twice"
 
 static enum status add_name(struct paths *paths, const char *name)
 {
@@ -94,6 +99,47 @@ static enum status add_pattern(const char *pattern, bool (*wanted)(const char *p
     if (result == 0)
         globfree(&found);
     return status;
+}
+
+/* ---- Files that are named twice ---- */
+
+/* What a file is. Some file systems give several files the same number, so size and time count, too. */
+struct identity {
+    const char *name;
+    uint64_t values[5]; /* whether it exists, device, number, size, time */
+};
+
+/* Files that do not exist are compared by their names. */
+static int compare_identities(const void *a, const void *b)
+{
+    const struct identity *one = a, *two = b;
+    for (size_t i = 0; i < COUNT_OF(one->values); i++)
+        if (one->values[i] != two->values[i])
+            return one->values[i] < two->values[i] ? -1 : 1;
+    return one->values[0] ? 0 : strcmp(one->name, two->name);
+}
+
+enum status paths_check_distinct(int directory, const char *const names[], size_t count)
+{
+    FREED struct identity *files = calloc(count + 1, sizeof *files);
+    struct stat info;
+    TRY(ALLOCATED(files, "out of memory for the list of files"));
+    for (size_t i = 0; i < count; i++)
+        files[i] = fstatat(directory, names[i], &info, 0) == 0
+                       ? (struct identity){names[i],
+                                           {1, info.st_dev, info.st_ino, (uint64_t)info.st_size,
+                                            (uint64_t)info.st_mtim.tv_sec}}
+                       : (struct identity){.name = names[i]};
+    qsort(files, count, sizeof *files, compare_identities);
+    for (size_t i = 1; i < count; i++)
+        if (compare_identities(&files[i - 1], &files[i]) == 0) {
+            const char *one = files[i - 1].name, *two = files[i].name;
+            return strcmp(one, two) == 0
+                       ? status_set(STATUS_USAGE, "'%s' is named twice" PATHS_REMEDY, one)
+                       : status_set(STATUS_USAGE, "'%s' and '%s' are the same file" PATHS_REMEDY,
+                                    strcmp(one, two) < 0 ? one : two, strcmp(one, two) < 0 ? two : one);
+        }
+    return STATUS_OK;
 }
 
 enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths)

@@ -21,4 +21,9 @@ struct paths {
 enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths);
 void paths_free(struct paths *paths);
 
+/* Refuses a list that names a file twice, also with other spellings or through links. Names are relative to
+ * `directory`, an open folder or AT_FDCWD. Names of files that do not exist are compared as texts.
+ * STATUS_USAGE with both names. */
+enum status paths_check_distinct(int directory, const char *const names[], size_t count);
+
 #endif

@@ -25,6 +25,7 @@ enum pickle_kind {
 
 struct pickle_value {
     enum pickle_kind kind;
+    unsigned mark;    /* 0; for the caller, who may see a shared value more than once */
     int64_t number;   /* bool, int */
     const char *text; /* text, global: `length` bytes in the pickle, without a terminating zero */
     size_t length;

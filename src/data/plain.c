@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "data/checksum.h"
 #include "data/key.h"
 #include "data/label.h"
@@ -45,6 +46,16 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
     return STATUS_OK;
 }
 
+/* Refuses a member that is a pointer of Git LFS. `bytes` are its first `size` bytes. */
+static enum status refuse_pointer(const struct plain *plain, const struct dataset_member *member,
+                                  const void *bytes, size_t size)
+{
+    return file_refuse_pointer(bytes, size) == STATUS_OK
+               ? STATUS_OK
+               : status_prefix(STATUS_FAILED, "%s/%s: offset %llu", plain->dataset->path,
+                               plain->dataset->files[plain->file].name, (unsigned long long)member->offset);
+}
+
 /* If the member's file is not open yet, opens it and records its size. If there is an index, a single file
  * must have the size that the index gives. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
@@ -60,13 +71,15 @@ static enum status plain_open_new(struct plain *plain, struct dataset_member *me
         return STATUS_OK;
     if (member->size == UINT64_MAX)
         member->size = file_bytes;
-    if (member->size != file_bytes)
-        return status_set(STATUS_FAILED,
-                          "%s/%s: offset %llu: the file has %llu bytes but its index says %llu",
-                          dataset->path, dataset->files[plain->file].name,
-                          (unsigned long long)(member->size < file_bytes ? member->size : file_bytes),
-                          (unsigned long long)file_bytes, (unsigned long long)member->size);
-    return STATUS_OK;
+    if (member->size == file_bytes)
+        return STATUS_OK;
+    char begin[FILE_POINTER_BYTES];
+    if (pread(plain->fd, begin, sizeof begin, 0) == sizeof begin)
+        TRY(refuse_pointer(plain, member, begin, sizeof begin));
+    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file has %llu bytes but its index says %llu",
+                      dataset->path, dataset->files[plain->file].name,
+                      (unsigned long long)(member->size < file_bytes ? member->size : file_bytes),
+                      (unsigned long long)file_bytes, (unsigned long long)member->size);
 }
 
 /* Grows the buffer to at least `size` bytes, for a read at `offset`. An index may claim more bytes than the
@@ -175,6 +188,7 @@ static enum status plain_edges(struct plain *plain, struct dataset_member *membe
     uint8_t edges[2 * CHECKSUM_EDGE];
     size_t bytes = checksum_edge_bytes(member->size), head = bytes < member->size ? bytes / 2 : bytes;
     TRY(plain_read(plain, edges, head, member->offset));
+    TRY(refuse_pointer(plain, member, edges, head));
     TRY(plain_read(plain, edges + head, bytes - head, member->offset + member->size - (bytes - head)));
     member->edges = checksum_edges_only(edges, member->size);
     return STATUS_OK;

@@ -112,7 +112,8 @@ static enum status open_all(const char *url, struct remote *remote)
     TRY(http_open(&remote->http));
     if (remote->options.cache_dir)
         TRY(cache_open(remote->options.cache_dir, remote->options.cache_bytes, remote->options.frozen));
-    TRY(remote_list(remote, leaf));
+    if (!remote->options.unlisted)
+        TRY(remote_list(remote, leaf));
     if (remote->count && !remote->files[0]->known)
         TRY(examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST));
     return remote_start_threads(remote);

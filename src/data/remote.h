@@ -17,6 +17,7 @@ struct remote_options {
     const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
     bool frozen;           /* read from the cache, but do not change it: read other files into memory */
+    bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
 };
 
 FDSL_C_BEGIN

@@ -55,7 +55,7 @@ enum status remote_split(const char *url, struct remote *remote, char **leaf)
         slash--;
     const char *dot = memchr(url + slash, '.', length - slash),
                *brace = memchr(url + slash, '{', length - slash);
-    bool names_files = slash > (size_t)(host - url) && (dot || brace);
+    bool names_files = slash > (size_t)(host - url) && (dot || brace) && !remote->options.unlisted;
     remote->suffix = strdup(url + length);
     *leaf = NULL;
     if (asprintf(&remote->base, "%.*s%s", (int)(names_files ? slash : length), url,

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/file.h"
+
 /* Offsets of header fields. Constants whose names end in _BYTES are lengths of fields. */
 enum {
     NAME = 0,
@@ -17,6 +19,8 @@ enum {
     CHECKSUM = 148,
     CHECKSUM_BYTES = 8,
     TYPE = 156,
+    TARGET = 157,
+    TARGET_BYTES = 100,
     MAGIC = 257,
     PREFIX = 345,
     PREFIX_BYTES = 155
@@ -25,7 +29,10 @@ enum {
 /* Larger than any real file, but small enough that sums of offsets do not overflow. */
 #define SIZE_MAX_BYTES (UINT64_C(1) << 62)
 
-#define BAD(at, ...)   bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
+#define MULTI_VOLUME                                                                                  \
+    "a part of an archive in several volumes, which is not supported; write the shard without tar's " \
+    "--multi-volume"
+#define BAD(at, ...) bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
 
 static enum status bad_at(uint64_t offset, enum status status)
 {
@@ -36,15 +43,24 @@ void tar_open(struct tar_parser *parser, uint64_t shard_bytes)
 {
     tar_move(parser, 0);
     parser->shard_bytes = shard_bytes;
-    parser->has_global = parser->global.has_name = parser->global.has_size = false;
-    parser->name[0] = '\0';
+    parser->has_global = parser->is_pax = false;
+    parser->global.has_name = parser->global.has_target = parser->global.has_size = false;
+    parser->name[0] = parser->target[0] = '\0';
+}
+
+/* Ends the effect of the extended headers of one member. */
+static void forget_extensions(struct tar_parser *parser)
+{
+    parser->is_extended = false;
+    parser->is_pax = parser->has_global;
+    parser->next.has_name = parser->next.has_target = parser->next.has_size = false;
 }
 
 void tar_move(struct tar_parser *parser, uint64_t position)
 {
     parser->position = position;
-    parser->has_ended = parser->is_extended = false;
-    parser->next.has_name = parser->next.has_size = false;
+    parser->has_ended = false;
+    forget_extensions(parser);
 }
 
 /* ---- Fields ---- */
@@ -127,15 +143,17 @@ static void plain_name(const uint8_t *header, char *name)
 
 /* ---- Extended headers ---- */
 
-static enum status take_name(uint64_t at, struct tar_override *override, const uint8_t *text, size_t length)
+/* Takes the name of a member, or of the target of a link. */
+static enum status take_name(uint64_t at, const uint8_t *text, size_t length, char name[TAR_NAME_MAX + 1],
+                             bool *has_name)
 {
     if (length > TAR_NAME_MAX)
         return BAD(at, "the name has %zu bytes; at most %d are supported", length, TAR_NAME_MAX);
     if (memchr(text, '\0', length))
         return BAD(at, "the name contains a zero byte");
-    memcpy(override->name, text, length);
-    override->name[length] = '\0';
-    override->has_name = length > 0; /* pax: an empty value cancels an earlier one */
+    memcpy(name, text, length);
+    name[length] = '\0';
+    *has_name = length > 0; /* pax: an empty value cancels an earlier one */
     return STATUS_OK;
 }
 
@@ -159,8 +177,12 @@ static enum status take_keyword(uint64_t at, struct tar_override *override, cons
 {
     if (key_length >= 11 && memcmp(key, "GNU.sparse.", 11) == 0)
         return BAD(at, "sparse members are not supported; write the shard without tar's --sparse");
+    if (key_length > 11 && memcmp(key, "GNU.volume.", 11) == 0 && memcmp(key + 11, "label", 5) != 0)
+        return BAD(at, MULTI_VOLUME);
     if (key_length == 4 && memcmp(key, "path", 4) == 0)
-        return take_name(at, override, value, length);
+        return take_name(at, value, length, override->name, &override->has_name);
+    if (key_length == 8 && memcmp(key, "linkpath", 8) == 0)
+        return take_name(at, value, length, override->target, &override->has_target);
     if (key_length != 4 || memcmp(key, "size", 4) != 0)
         return STATUS_OK;
     override->has_size = length > 0;
@@ -199,11 +221,13 @@ static bool is_extension(uint8_t type)
 static enum status take_extension(struct tar_parser *parser, uint8_t type, const uint8_t *data, size_t size)
 {
     uint64_t at = parser->position;
+    struct tar_override *next = &parser->next;
     if (type == 'L')
-        return take_name(at, &parser->next, data, strnlen((const char *)data, size));
+        return take_name(at, data, strnlen((const char *)data, size), next->name, &next->has_name);
+    if (type == 'K')
+        return take_name(at, data, strnlen((const char *)data, size), next->target, &next->has_target);
     parser->has_global |= type == 'g';
-    if (type == 'K') /* long target of a link; links are ignored */
-        return STATUS_OK;
+    parser->is_pax = true;
     return take_pax(at, type == 'g' ? &parser->global : &parser->next, data, size);
 }
 
@@ -228,39 +252,50 @@ static enum status check_end(const struct tar_parser *parser, size_t available, 
                end, what, bytes);
 }
 
-/* Parses the header at parser->position. The caller has checked that it is in memory and not zero. Sets
- * `*found` if the header belongs to a regular file; other members are skipped. */
-static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
-                               bool at_end, struct tar_member *member, bool *found)
+/* Refuses the types of members whose data cannot be read, or whose meaning is unknown. Otherwise sets
+ * `*kind`, and sets `*found` if the member is reported. */
+static enum status find_kind(const struct tar_parser *parser, uint8_t type, enum tar_kind *kind, bool *found)
 {
-    uint8_t type = header[TYPE];
-    uint64_t at = parser->position, size;
-    const struct tar_override *next = &parser->next, *global = &parser->global;
-    TRY(size_of(at, header, &size));
-    if (next->has_size || global->has_size)
-        size = next->has_size ? next->size : global->size;
-    if (next->has_name || global->has_name)
-        strcpy(parser->name, next->has_name ? next->name : global->name);
-    else
-        plain_name(header, parser->name);
-    if (type == 'S')
+    uint64_t at = parser->position;
+    size_t length = strlen(parser->name);
+    *found = true;
+    *kind = TAR_SPECIAL;
+    switch (type) {
+    case '\0': /* V7: a trailing slash marks a folder */
+        *found = length == 0 || parser->name[length - 1] != '/';
+        *kind = TAR_FILE;
+        return STATUS_OK;
+    case '0':
+    case '7': /* contiguous on its disk */
+        *kind = TAR_FILE;
+        return STATUS_OK;
+    case '1':
+        *kind = TAR_LINK;
+        return STATUS_OK;
+    case '2':
+        *kind = TAR_SYMLINK;
+        return STATUS_OK;
+    case '3':
+    case '4':
+    case '6':
+        return STATUS_OK;
+    case '5': /* a folder */
+    case 'D': /* GNU: a folder and the names in it */
+    case 'V': /* GNU: the label of the archive */
+        *found = false;
+        return STATUS_OK;
+    case 'S':
         return BAD(
             at, "'%.200s' is a sparse member, which is not supported; write the shard without tar's --sparse",
             parser->name);
-    if (type >= '1' &&
-        type <= '6') /* links, devices, folders: no data follows, whatever the size field says */
-        size = 0;
-    TRY(check_end(parser, available, at_end, TAR_BLOCK_BYTES + padded(size), "a member"));
-
-    size_t length = strlen(parser->name);
-    bool folder = type == '\0' && length > 0 &&
-                  parser->name[length - 1] == '/'; /* V7: a trailing slash marks a folder */
-    *found = (type == '0' || type == '\0' || type == '7') && !folder;
-    *member = (struct tar_member){parser->name, parser->is_extended ? parser->extended : at,
-                                  at + TAR_BLOCK_BYTES, size};
-    parser->position += TAR_BLOCK_BYTES + padded(size);
-    parser->next.has_name = parser->next.has_size = parser->is_extended = false;
-    return STATUS_OK;
+    case 'M':
+        return BAD(at, "'%.200s' is " MULTI_VOLUME, parser->name);
+    default:
+        return BAD(
+            at,
+            "'%.200s' has the unknown type '%c'; write the shard with GNU tar, bsdtar or Python's tarfile",
+            parser->name, type);
+    }
 }
 
 /* Requests `bytes` bytes from parser->position on. Fails if the shard has fewer. */
@@ -270,6 +305,75 @@ static enum status ask(const struct tar_parser *parser, size_t available, bool a
     TRY(check_end(parser, available, at_end, bytes, "a header"));
     *step = TAR_MORE;
     *need = bytes;
+    return STATUS_OK;
+}
+
+/* Decides whether data follow the header of a hard link with a size. POSIX has changed its mind: in ustar, no
+ * data follow, whatever the size is; in pax, they do. So this function looks at the next block. It is
+ * requested with `*step` and `*need` if it is not available. If data follow, the member is a file of its own,
+ * and `*kind` is TAR_FILE. */
+static enum status look_after_link(const struct tar_parser *parser, const uint8_t *header, size_t available,
+                                   bool at_end, uint64_t *size, enum tar_kind *kind, enum tar_step *step,
+                                   size_t *need)
+{
+    const uint8_t *next = header + TAR_BLOCK_BYTES;
+    if (available < 2 * TAR_BLOCK_BYTES)
+        return ask(parser, available, at_end, 2 * TAR_BLOCK_BYTES, step, need);
+    if (!is_zero(next, TAR_BLOCK_BYTES) && check_sum(0, next) != STATUS_OK) {
+        *kind = TAR_FILE;
+        return STATUS_OK;
+    }
+    if (parser->is_pax)
+        return BAD(parser->position,
+                   "'%.200s' is a hard link with a size of %" PRIu64
+                   ", and it is unclear whether data follow; write the shard with tar --hard-dereference",
+                   parser->name, *size);
+    *size = 0;
+    return STATUS_OK;
+}
+
+/* Parses the header at parser->position. The caller has checked that it is in memory and not zero. Sets
+ * `*step` to TAR_MEMBER if the member is reported, and to TAR_MORE with `*need` if more bytes are needed. */
+static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
+                               bool at_end, struct tar_member *member, enum tar_step *step, size_t *need)
+{
+    uint8_t type = header[TYPE];
+    uint64_t at = parser->position, size;
+    const struct tar_override *next = &parser->next, *global = &parser->global;
+    enum tar_kind kind;
+    bool found;
+    *step = TAR_END;
+    TRY(size_of(at, header, &size));
+    if (next->has_size || global->has_size)
+        size = next->has_size ? next->size : global->size;
+    if (next->has_name || global->has_name)
+        strcpy(parser->name, next->has_name ? next->name : global->name);
+    else
+        plain_name(header, parser->name);
+    TRY(find_kind(parser, type, &kind, &found));
+    parser->target[0] = '\0';
+    if (kind == TAR_LINK && size > 0) {
+        TRY(look_after_link(parser, header, available, at_end, &size, &kind, step, need));
+        if (*step == TAR_MORE)
+            return STATUS_OK;
+    }
+    if ((kind == TAR_LINK || kind == TAR_SYMLINK) && (next->has_target || global->has_target))
+        strcpy(parser->target, next->has_target ? next->target : global->target);
+    else if (kind == TAR_LINK || kind == TAR_SYMLINK)
+        snprintf(parser->target, sizeof parser->target, "%.*s",
+                 (int)strnlen((const char *)header + TARGET, TARGET_BYTES), (const char *)header + TARGET);
+    if (type >= '2' && type <= '6') /* no data follow, whatever the size field says */
+        size = 0;
+    TRY(check_end(parser, available, at_end, TAR_BLOCK_BYTES + padded(size), "a member"));
+    *member = (struct tar_member){.name = parser->name,
+                                  .target = parser->target,
+                                  .kind = kind,
+                                  .header = parser->is_extended ? parser->extended : at,
+                                  .data = at + TAR_BLOCK_BYTES,
+                                  .size = size};
+    parser->position += TAR_BLOCK_BYTES + padded(size);
+    forget_extensions(parser);
+    *step = found ? TAR_MEMBER : TAR_END;
     return STATUS_OK;
 }
 
@@ -313,9 +417,10 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
 {
     for (;;) {
         uint64_t begin = parser->position;
-        bool found = false;
         if (parser->has_ended)
             return take_end(parser, bytes, available, at_end, step, need);
+        if (begin == 0 && file_refuse_pointer(bytes, available) != STATUS_OK)
+            return STATUS_FAILED;
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
             return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was truncated"
                                     : "the shard is empty");
@@ -338,11 +443,10 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
                 parser->extended = begin;
             parser->is_extended |= bytes[TYPE] != 'g';
             parser->position += whole;
-        } else
-            TRY(take_header(parser, bytes, available, at_end, member, &found));
-        if (found) {
-            *step = TAR_MEMBER;
-            return STATUS_OK;
+        } else {
+            TRY(take_header(parser, bytes, available, at_end, member, step, need));
+            if (*step != TAR_END) /* TAR_END stands for a member that is skipped */
+                return STATUS_OK;
         }
         uint64_t passed = parser->position - begin;
         if (passed > available && at_end) /* unreachable: check_end() has failed before */

@@ -20,10 +20,20 @@
 #define TAR_EXTENDED_MAX (1 << 20) /* largest data of a pax header or a GNU long name, in bytes */
 #define TAR_SIZE_UNKNOWN UINT64_MAX
 
-/* A regular file in a shard. `header` and `data` are offsets from the start of the shard, in bytes. `name`
- * belongs to the parser and is valid until the next call. */
+/* What a member is. Folders and volume labels are not reported. */
+enum tar_kind {
+    TAR_FILE,    /* a regular file */
+    TAR_LINK,    /* a hard link: another name of the member `target`, which comes before it */
+    TAR_SYMLINK, /* a symbolic link to `target` */
+    TAR_SPECIAL  /* a device or a FIFO */
+};
+
+/* A member of a shard. `header` and `data` are offsets from the start of the shard, in bytes. Only a regular
+ * file has data; for the other kinds, `size` is 0, and `data` is the offset of the next header. `name` and
+ * `target` belong to the parser and are valid until the next call. */
 struct tar_member {
-    const char *name;
+    const char *name, *target; /* `target` is "" for files and devices */
+    enum tar_kind kind;
     uint64_t header, data, size;
 };
 
@@ -32,9 +42,9 @@ enum tar_step { TAR_MEMBER, TAR_MORE, TAR_END };
 /* Values from extended headers. A header of type `g` applies to all following members; any other extended
  * header applies only to the next member. */
 struct tar_override {
-    bool has_name, has_size;
+    bool has_name, has_target, has_size;
     uint64_t size;
-    char name[TAR_NAME_MAX + 1];
+    char name[TAR_NAME_MAX + 1], target[TAR_NAME_MAX + 1];
 };
 
 struct tar_parser {
@@ -45,8 +55,9 @@ struct tar_parser {
     uint64_t extended; /* offset of the member's first extended header, if is_extended */
     bool is_extended;
     bool has_global; /* a global pax header was seen */
+    bool is_pax;     /* a pax header precedes the member, or has_global */
     struct tar_override next, global;
-    char name[TAR_NAME_MAX + 1];
+    char name[TAR_NAME_MAX + 1], target[TAR_NAME_MAX + 1];
 };
 
 FDSL_C_BEGIN
@@ -60,8 +71,7 @@ void tar_move(struct tar_parser *parser, uint64_t position);
 /* Parses one step. `bytes` are the `available` bytes of the shard from parser->position on. `at_end` means
  * that the shard ends after them.
  *
- * TAR_MEMBER: `*member` is a regular file. parser->position is then after its padded data, which need not be
- *             available.
+ * TAR_MEMBER: `*member` is set. parser->position is then after its padded data, which need not be available.
  * TAR_MORE:   No member found yet. Call again with at least `*need` bytes from parser->position on; this
  *             position may have changed. Not returned with `at_end`.
  * TAR_END:    The shard has ended; everything after the last member is zero.

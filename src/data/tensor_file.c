@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/text.h"
 #include "data/npy.h"
 #include "data/safetensors.h"
@@ -129,7 +130,9 @@ static enum status open_regular(struct tensor_file *file)
     if (!S_ISREG(info.st_mode))
         return status_set(STATUS_FAILED, "not a regular file; name a file, not a device or a pipe");
     file->bytes = (uint64_t)info.st_size;
-    return STATUS_OK;
+    char begin[FILE_POINTER_BYTES];
+    ssize_t count = pread(file->fd, begin, sizeof begin, 0);
+    return count > 0 ? file_refuse_pointer(begin, (size_t)count) : STATUS_OK;
 }
 
 enum status tensor_file_open(const char *path, struct tensor_file *file)

@@ -8,6 +8,9 @@
 #define PICKLE_BYTES_MAX (UINT64_C(256) << 20)
 #define DEPTH_MAX        32      /* nested dicts, lists and tuples */
 #define VISITS_MAX       4000000 /* values visited in the search for tensors; a value counts at each visit */
+#define VISITS_PER_BYTE  4       /* maximum number of visits per byte of the pickle; more are repetitions */
+#define BYTES_PER_TENSOR 16   /* minimum number of bytes of the pickle per tensor; the first takes over 100 */
+#define REPEATS_MIN      1000 /* visits and tensors that every pickle may have in addition */
 #define NAME_MAX_BYTES   1024
 #define REBUILD          "torch._utils _rebuild_tensor_v2"
 
@@ -51,7 +54,8 @@ struct search {
     const struct zip *zip;
     const char *prefix;
     struct tensor_file *file;
-    uint64_t visits;
+    uint64_t visits, visits_max; /* values seen, and their limit */
+    size_t tensors_max;
     char name[NAME_MAX_BYTES]; /* of the current value */
 };
 
@@ -158,13 +162,25 @@ static enum status read_tensor(const struct search *search, const struct pickle_
 
 /* ---- The search for tensors ---- */
 
-static enum status visit(struct search *search, const struct pickle_value *value, unsigned depth);
+/* What is known about a list, tuple or dict that was visited before: `mark` of struct pickle_value. */
+enum mark { MARK_NEW, MARK_CHECKED, MARK_NO_TENSORS };
+
+static enum status visit(struct search *search, struct pickle_value *value, unsigned depth);
+
+static enum status refuse_repetition(void)
+{
+    return status_set(STATUS_FAILED,
+                      "its values refer to each other so often that a file of this size describes too many: "
+                      "save only its tensors with torch.save(), each under one name");
+}
 
 static enum status add_tensor(struct search *search, const struct pickle_value *call)
 {
     struct tensor tensor = {.name = NULL};
     if (!pickle_is(call->items[0], REBUILD))
         return status_set(STATUS_FAILED, "its pickle calls a type of storage");
+    if (search->file->count == search->tensors_max)
+        return refuse_repetition();
     enum status status = read_tensor(search, call->items[1], &tensor);
     if (status != STATUS_OK)
         return *search->name ? status_prefix(status, "tensor '%.200s'", search->name) : status;
@@ -174,7 +190,7 @@ static enum status add_tensor(struct search *search, const struct pickle_value *
 
 /* Visits an item of a container. Its name is the name of the container, a dot and `key`. */
 static enum status visit_item(struct search *search, const char *key, size_t length,
-                              const struct pickle_value *item, unsigned depth)
+                              struct pickle_value *item, unsigned depth)
 {
     size_t used = strlen(search->name);
     if (used + length + 2 > sizeof search->name)
@@ -212,9 +228,11 @@ static enum status check_keys(const struct pickle_value *dict)
     return STATUS_OK;
 }
 
-static enum status visit_dict(struct search *search, const struct pickle_value *dict, unsigned depth)
+static enum status visit_dict(struct search *search, struct pickle_value *dict, unsigned depth)
 {
-    TRY(check_keys(dict));
+    if (dict->mark == MARK_NEW)
+        TRY(check_keys(dict));
+    dict->mark = MARK_CHECKED;
     for (size_t i = 0; i < dict->count; i += 2) {
         const struct pickle_value *key = dict->items[i];
         char number[32];
@@ -229,28 +247,48 @@ static enum status visit_dict(struct search *search, const struct pickle_value *
     return STATUS_OK;
 }
 
-static enum status visit(struct search *search, const struct pickle_value *value, unsigned depth)
+static enum status visit_list(struct search *search, const struct pickle_value *list, unsigned depth)
 {
+    for (size_t i = 0; i < list->count; i++) {
+        char number[32];
+        int digits = snprintf(number, sizeof number, "%zu", i);
+        TRY(visit_item(search, number, (size_t)digits, list->items[i], depth));
+    }
+    return STATUS_OK;
+}
+
+/* Lists the tensors in a value. The pickle may refer to a value many times, and its tensors have another name
+ * each time. A value without tensors is searched only once. */
+static enum status visit(struct search *search, struct pickle_value *value, unsigned depth)
+{
+    size_t before = search->file->count;
     if (depth > DEPTH_MAX)
         return status_set(STATUS_FAILED, "its dicts and lists are nested more than %d deep", DEPTH_MAX);
     if (++search->visits > VISITS_MAX)
         return status_set(STATUS_FAILED, "it has more than %d values", VISITS_MAX);
+    if (search->visits > search->visits_max)
+        return refuse_repetition();
     if (value->kind == PICKLE_CALL)
         return add_tensor(search, value);
+    if (value->mark == MARK_NO_TENSORS)
+        return STATUS_OK;
     if (value->kind == PICKLE_DICT)
-        return visit_dict(search, value, depth + 1);
-    for (size_t i = 0; (value->kind == PICKLE_LIST || value->kind == PICKLE_TUPLE) && i < value->count; i++) {
-        char number[32];
-        int digits = snprintf(number, sizeof number, "%zu", i);
-        TRY(visit_item(search, number, (size_t)digits, value->items[i], depth + 1));
-    }
+        TRY(visit_dict(search, value, depth + 1));
+    if (value->kind == PICKLE_LIST || value->kind == PICKLE_TUPLE)
+        TRY(visit_list(search, value, depth + 1));
+    if (search->file->count == before)
+        value->mark = MARK_NO_TENSORS;
     return STATUS_OK;
 }
 
 enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
                               struct tensor_file *file)
 {
-    struct search search = {.zip = zip, .prefix = prefix, .file = file};
+    struct search search = {.zip = zip,
+                            .prefix = prefix,
+                            .file = file,
+                            .visits_max = REPEATS_MIN + VISITS_PER_BYTE * (uint64_t)size,
+                            .tensors_max = REPEATS_MIN + size / BYTES_PER_TENSOR};
     CLOSED_BY(pickle_free) struct pickle pickle;
     TRY(pickle_parse(bytes, size, allowed, &pickle));
     return visit(&search, pickle.root, 0);

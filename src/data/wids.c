@@ -1,6 +1,7 @@
 /* The index of wids, format "wids-shard-index-v1". */
 #include "data/index.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "core/file.h"
+#include "data/remote.h"
 
 #define KIND "wids-shard-index-v1"
 
@@ -21,12 +22,14 @@ static enum status read_shard(const json_t *entry, struct wids_shard *shard)
     const json_t *samples = json_object_get(entry, "nsamples"), *bytes = json_object_get(entry, "filesize");
     if (!url || !*url)
         return status_set(STATUS_FAILED, "it has no url");
+    char shown[PATH_MAX];
+    remote_shown(url, shown, sizeof shown);
     if (!json_is_integer(samples) || json_integer_value(samples) < 0)
-        return status_set(STATUS_FAILED, "'%.200s' has no number of samples", url);
+        return status_set(STATUS_FAILED, "'%.200s' has no number of samples", shown);
     if (bytes && (!json_is_integer(bytes) || json_integer_value(bytes) < 0))
-        return status_set(STATUS_FAILED, "'%.200s' has an invalid filesize", url);
+        return status_set(STATUS_FAILED, "'%.200s' has an invalid filesize", shown);
     if (md5 && (strlen(md5) != 32 || strspn(md5, "0123456789abcdefABCDEF") != 32))
-        return status_set(STATUS_FAILED, "'%.200s' has an invalid md5sum", url);
+        return status_set(STATUS_FAILED, "'%.200s' has an invalid md5sum", shown);
     shard->url = strdup(url);
     strcpy(shard->md5, md5 ? md5 : "");
     shard->samples = (uint64_t)json_integer_value(samples);

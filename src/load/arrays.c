@@ -8,8 +8,9 @@
 #include "data/npy.h"
 #include "data/plain.h"
 
-#define HEAD_BYTES     4096      /* bytes read first, to find the header of a .npy */
-#define HEAD_BYTES_MAX (1 << 20) /* bytes read if HEAD_BYTES do not hold the whole header */
+#define HEAD_BYTES     4096       /* bytes read first, to find the header of a .npy */
+#define SPAN_MAX       (64 << 20) /* maximum distance of the members of a sample, if one is a hard link */
+#define HEAD_BYTES_MAX (1 << 20)  /* bytes read if HEAD_BYTES do not hold the whole header */
 
 /* State of arrays_open() while it examines the samples. */
 struct inspection {
@@ -179,7 +180,15 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                      status_set(STATUS_USAGE, "a GPU variant accepts one image and one label per sample; "
                                               "choose them with --image and --label"));
     const struct dataset_member *image = &members[sample->image];
-    lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
+    struct array_extent *extent = &inspection->arrays->extents[number];
+    lay_out(dataset, sample, packed, array, extent);
+    if (!packed && (members[0].linked || members[sample->members - 1].linked) &&
+        extent->bytes > array->bytes + SPAN_MAX)
+        return about(inspection, sample, image,
+                     status_set(STATUS_USAGE,
+                                "its members are %llu bytes apart, because one is a hard link; copy the set "
+                                "with --prepare NEW --from dataset --source %s",
+                                (unsigned long long)extent->bytes, dataset->path));
     enum status status = look_at_image(inspection, number, image, array->at[sample->image]);
     if (status != STATUS_OK)
         return about(inspection, sample, image, status);

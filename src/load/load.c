@@ -115,9 +115,14 @@ static enum status check_fit(const struct options *given, const struct parameter
     return STATUS_OK;
 }
 
-static enum status check_remote(const struct options *given, struct parameters *parameters)
+static bool is_url(const struct parameters *parameters)
 {
-    bool remote = remote_is(parameters->data) && !remote_local(parameters->data);
+    return remote_is(parameters->data) && !remote_local(parameters->data);
+}
+
+/* Checks the options of the cache. `remote` says whether the shards are at a URL. */
+static enum status check_remote(const struct options *given, struct parameters *parameters, bool remote)
+{
     if (!remote && (parameters->cache_dir || options_given(given, "cache-bytes")))
         return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL; drop them");
     if (!parameters->cache_dir && options_given(given, "cache-bytes"))
@@ -176,7 +181,7 @@ static enum status check_combination(const struct options *given, struct paramet
     if (!parameters->augment && options_given(given, "shift"))
         return status_set(STATUS_USAGE, "--shift requires --augment; add it");
     TRY(check_fit(given, parameters));
-    return check_remote(given, parameters);
+    return is_url(parameters) ? check_remote(given, parameters, true) : STATUS_OK;
 }
 
 static void load_close(void *input)
@@ -292,6 +297,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)
         status = dataset_advise_skip(status);
     TRY(status);
+    if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
+        TRY(check_remote(given, parameters, job->dataset.remote));
     /* CSV rows must not contain the secrets in the query of a URL. */
     if (strchr(parameters->data, '?') && remote_is(parameters->data)) {
         static char shown[PATH_MAX];
@@ -361,7 +368,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
         return !traits->keyed;
-    if (strcmp(option, "iodepth") == 0 && remote_is(parameters->data) && !remote_local(parameters->data))
+    if (strcmp(option, "iodepth") == 0 && is_url(parameters))
         return true; /* the number of connections */
     return cpu || !is_one_of(option, of_cpu);
 }

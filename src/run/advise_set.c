@@ -155,12 +155,12 @@ enum status advise_set_open(const struct advise_options *options, struct advise_
     struct members members;
     const struct remote_options remote = {.cache_dir = options->cache_dir,
                                           .cache_bytes = options->cache_bytes};
-    *set = (struct advise_set){
-        .remote = remote_is(options->data) && !remote_local(options->data), .res = CODED_RES, .channels = 1};
-    if (!set->remote && options->cache_dir)
-        return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
+    *set = (struct advise_set){.res = CODED_RES, .channels = 1};
     TRY(members_parse(options->image, options->label, options->member, &members));
     CLOSED_BY(dataset_close) struct dataset dataset = {0};
     TRY(dataset_open(options->data, options->on_error, &members, &remote, &dataset));
+    set->remote = dataset.remote;
+    if (!set->remote && options->cache_dir)
+        return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
     return look(options, &dataset, set);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/array.h"
 #include "core/file.h"
@@ -198,10 +199,16 @@ enum status class_open(const char *path, FILE **stream)
     *stream = fopen(path, "r");
     if (!*stream)
         return status_set(STATUS_USAGE, "cannot open '%s': %s", path, strerror(errno));
-    if (fstat(fileno(*stream), &info) == 0 && !S_ISCHR(info.st_mode))
-        return STATUS_OK;
-    fclose(*stream);
-    return status_set(STATUS_USAGE, "'%s' is a device; name a text file", path);
+    char begin[FILE_POINTER_BYTES];
+    enum status status = STATUS_OK;
+    if (fstat(fileno(*stream), &info) != 0 || S_ISCHR(info.st_mode))
+        status = status_set(STATUS_USAGE, "'%s' is a device; name a text file", path);
+    else if (S_ISREG(info.st_mode) && pread(fileno(*stream), begin, sizeof begin, 0) == sizeof begin &&
+             file_refuse_pointer(begin, sizeof begin) != STATUS_OK)
+        status = status_prefix(STATUS_USAGE, "%s", path);
+    if (status != STATUS_OK)
+        fclose(*stream);
+    return status;
 }
 
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count)

@@ -105,7 +105,8 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
         if (step_a == TAR_END)
             return;
         if (a.data != b.data || a.size != b.size || a.header != b.header || strcmp(a.name, b.name) != 0 ||
-            a.size > size - a.data)
+            a.size > size - a.data || a.kind != b.kind || strcmp(a.target, b.target) != 0 ||
+            (a.kind != TAR_FILE && a.size > 0))
             abort();
         if (key_split(a.name, &key_length, &extension) && a.name[key_length] != '.')
             abort();
