@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "run/advise_parts.h"
+#include "run/formats.h"
 
 TestSuite(advise, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
@@ -108,6 +109,53 @@ Test(advise, ways_that_were_not_measured_do_not_count)
     cr_expect_eq(advise_best(advice, 0), 0);
 }
 
+/* ---- The output ---- */
+
+/* Every number is different, so that no column can have the value of another. */
+Test(advise, columns_have_their_own_values)
+{
+    const struct advise_options options[] = {{.data = "set", .format = FORMAT_TABLE},
+                                             {.data = "set", .format = FORMAT_CSV}};
+    const struct advise_set set = {
+        .samples = 1234, .bytes = 5600000000, .files = 9, .measured_files = 7, .measured_bytes = 4200000000};
+    const struct advice advice[] = {{.name = "memory",
+                                     .variant = "v",
+                                     .measured = true,
+                                     .images_per_s = 12345.6,
+                                     .stall_share = 0.25,
+                                     .reached_per_s = 38400,
+                                     .disk_bytes = 2e9,
+                                     .memory_bytes = 3e9,
+                                     .joules_per_image = 0.5},
+                                    {.name = "disk",
+                                     .variant = "w",
+                                     .reason = "no disk",
+                                     .images_per_s = NAN,
+                                     .stall_share = NAN,
+                                     .reached_per_s = NAN,
+                                     .disk_bytes = NAN,
+                                     .memory_bytes = NAN,
+                                     .joules_per_image = NAN}};
+    cr_assert_eq(chdir(folder), 0);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_not_null(freopen(i ? "csv" : "table", "w", stdout));
+        cr_assert_eq(advise_print(&options[i], &set, &five_ms, advice, 2), STATUS_OK);
+    }
+    EXPECT(0, "cat table csv");
+    EXPECT_OUT("advise: data set, 1234 samples, 5.6 GB (measured: 7 of 9 shards, 4.2 GB); images 224 x 224; "
+               "batch 256; a step takes 5 ms\n");
+    EXPECT_OUT(
+        "\nway                    variant        images/s  waits/%    hours/1e6  disk/GB  memory/GB  "
+        "J/1000 images\n"
+        "memory                 v                 12346       25      0.00723        2          3        "
+        "    500\n"
+        "disk                   w            not possible: no disk\n");
+    EXPECT_OUT("way,variant,best,images_per_s,stall_share,reached_per_s,disk_bytes,memory_bytes,"
+               "joules_per_image,reason\n"
+               "memory,v,1,12345.6,0.25,38400,2e+09,3e+09,0.5,\n"
+               "disk,w,0,,,,,,,no disk\n");
+}
+
 /* ---- The command ---- */
 
 #if defined(HAVE_XXHASH)
@@ -133,6 +181,90 @@ Test(advise, each_way_to_get_images_is_measured)
               "| tail -1");
     cr_expect(says("24"), "the generated images have another size: %s", out);
 }
+
+#ifdef _OPENMP
+/* Computes the columns from the rows of the measurements, which --out keeps, and from the data set. A step of
+ * 0.1 ms consumes 120,000 images per second, so that it waits for some of the sources. */
+static const char values_check[] =
+    "import csv, json, os, sys\n"
+    "STEP_S, BATCH, RES, CHANNELS = 1e-4, 12, 24, 1\n"
+    "COLUMNS = ['images_per_s', 'stall_share', 'reached_per_s', 'disk_bytes', 'memory_bytes',\n"
+    "           'joules_per_image']\n"
+    "disk = sum(os.path.getsize('d/' + name) for name in os.listdir('d') if name.endswith('.tar'))\n"
+    "def row_of(kind, workload, cache):\n"
+    "    with open(f'{kind}/{workload}.csv') as file:\n"
+    "        return next((row for row in csv.DictReader(file) if row.get('cache', '') == cache), None)\n"
+    "def expected(kind):\n"
+    "    for way, workload, cache in [('generating on the CPU', 'synth', ''),\n"
+    "                                 ('shards from memory', 'load', 'warm'),\n"
+    "                                 ('shards from disk', 'load', 'cold')]:\n"
+    "        row = row_of(kind, workload, cache)\n"
+    "        if row is None:\n"
+    "            assert cache == 'cold', f'{way} was not measured'  # some file systems keep files in "
+    "memory\n"
+    "            continue\n"
+    "        speed, needed = float(row['items_per_s']), BATCH / STEP_S\n"
+    "        reached = min(speed, needed)\n"
+    "        memory = float(row['peak_memory_bytes']) if cache else RES * RES * CHANNELS * BATCH\n"
+    "        yield way, [speed, 1 - reached / needed, reached, disk if cache else 0,\n"
+    "                    memory + (disk if cache == 'warm' else 0), None]\n"
+    "def compare(kind, rows):\n"
+    "    best = [way for way, row in rows.items() if row['best'] in ('1', 1)]\n"
+    "    most = max(values[2] for _, values in expected(kind))\n"
+    "    for way, values in expected(kind):\n"
+    "        for column, value in zip(COLUMNS, values):\n"
+    "            got = rows[way][column]\n"
+    "            got = None if got in ('', None) else float(got)\n"
+    "            same = got == value if value is None else got is not None and "
+    "abs(got - value) <= 1e-6 * abs(value)\n"
+    "            assert same, f'{kind}: {way}: {column} is {got}, not {value}'\n"
+    "        if way in best:\n"
+    "            assert values[2] >= 0.97 * most and not rows[way]['reason']\n"
+    "    assert len(best) == 1, best\n"
+    "    for way, row in rows.items():\n"
+    "        assert (row['images_per_s'] in ('', None)) == bool(row['reason']), row\n"
+    "def rows_of(rows):\n"
+    "    return {row['way']: row for row in rows if row['variant'] in ('omp', 'shards-omp')}\n"
+    "with open('csv.txt') as file:\n"
+    "    compare('csv', rows_of(csv.DictReader(file)))\n"
+    "if os.path.exists('json.txt'):\n"
+    "    with open('json.txt') as file:\n"
+    "        document = json.load(file)\n"
+    "    compare('json', rows_of(document['rows']))\n"
+    "    about = document['advice']\n"
+    "    assert (about['batch'], about['step_s'], about['res']) == (BATCH, STEP_S, RES), about\n"
+    "    assert next(row['way'] for row in document['rows'] if row['best']) in "
+    "about['verdict'][:60].lower()\n"
+    "with open('table.txt') as file:\n"
+    "    text = file.read()\n"
+    "assert f'data d, 12 samples, {disk / 1e9:.3g} GB; images 24 x 24; batch 12; a step takes 0.1 ms' in "
+    "text, "
+    "text\n"
+    "for way, values in expected('table'):\n"
+    "    cells = next(line for line in text.split('\\n') if line.startswith(way) and '-gpu' not in line)"
+    "[35:].split()\n"
+    "    wanted = [values[0], 100 * values[1], 1e6 / 3600 / values[2], values[3] / 1e9, values[4] / 1e9]\n"
+    "    assert cells.pop() == 'unknown' and len(cells) == len(wanted), cells\n"
+    "    for cell, value in zip(cells, wanted):\n"
+    "        assert abs(float(cell) - value) <= 0.006 * abs(value), f'table: {way}: {cell} is not {value}'\n";
+
+Test(advise, values_are_those_of_the_rows_and_the_set)
+{
+    static const char *const formats[] = {"table", "csv", "json"};
+    if (run("python3 -c ''") != 0)
+        cr_skip_test("python3 is not installed");
+    put_text("check.py", values_check);
+    EXPECT(0, "$P --prepare d --from synth --res 24 --samples 12 --shards 2 --encode npy");
+    for (size_t i = 0; i < COUNT_OF(formats); i++) {
+        if (run("CUDA_VISIBLE_DEVICES= $P advise --compute 0.1 --batch 12 --seconds 0.01 --data d --out %s "
+                "--format %s >%s.txt 2>err.txt",
+                formats[i], formats[i], formats[i]) == 0)
+            continue;
+        EXPECT(0, "grep 'this build has no jansson' err.txt && rm %s.txt", formats[i]);
+    }
+    EXPECT(0, "python3 check.py 2>&1");
+}
+#endif
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */
 Test(advise, impossible_ways_are_listed_with_a_reason)

@@ -253,6 +253,78 @@ Test(load_faults, too_many_open_files_skip_nothing, .init = make_folder, .fini =
     expect_no_skips_without_files("files-omp");
 }
 
+/* A variant whose call number `failing` fails; `calls` counts the calls of run(), fetch(), ready() and
+ * copy(). */
+static struct {
+    const struct variant *real;
+    int calls, failing;
+} faulty;
+
+static enum status fail_in_turn(void)
+{
+    return faulty.calls++ == faulty.failing ? status_set(STATUS_FAILED, "planted") : STATUS_OK;
+}
+
+static enum status faulty_run(void *state, uint64_t number, struct run_time *time)
+{
+    TRY(fail_in_turn());
+    return faulty.real->run(state, number, time);
+}
+
+static enum status faulty_ready(void *state, uint64_t number)
+{
+    TRY(fail_in_turn());
+    return faulty.real->ready ? faulty.real->ready(state, number) : STATUS_OK;
+}
+
+static enum status faulty_fetch(void *state, void *result)
+{
+    TRY(fail_in_turn());
+    return faulty.real->fetch(state, result);
+}
+
+static enum status faulty_copy(void *state, double *bytes_per_s)
+{
+    TRY(fail_in_turn());
+    return ((const struct load_traits *)faulty.real->traits)->copy(state, bytes_per_s);
+}
+
+/* load makes further runs after the timed ones, to time system calls and to measure the copy bandwidth. If
+ * any call of such a run fails, there must be no row: its columns would be those of an earlier run. */
+Test(load_faults, failing_calls_of_extra_runs_are_errors, .init = make_folder, .fini = remove_folder)
+{
+    make_files(20);
+    for (size_t v = 0; v < COUNT_OF(file_variants); v++) {
+        struct job job;
+        if (start_job(&job, file_variants[v], "--cache any")) {
+            faulty.real = job.variant;
+            struct variant changed = *job.variant;
+            changed.run = faulty_run;
+            changed.ready = faulty_ready;
+            struct load_traits traits = *(const struct load_traits *)job.variant->traits;
+            changed.fetch = faulty_fetch;
+            traits.copy = faulty_copy;
+            changed.traits = &traits;
+            run_well(&job, 0);
+            enum status status = STATUS_FAILED;
+            for (faulty.failing = 0; status != STATUS_OK; faulty.failing++) {
+                struct measures measures = {.columns = job.workload->measures};
+                faulty.calls = 0;
+                status = job.workload->observe(job.input, &changed, job.state, &measures);
+                if (status == STATUS_OK)
+                    status = job.workload->measure(job.input, &changed, job.state, &measures);
+                cr_assert_eq(status != STATUS_OK, faulty.calls > faulty.failing, "%s: call %d", job.name,
+                             faulty.failing);
+            }
+            /* At least fetch() of the timed run; ready(), run() and fetch() if calls are timed; and ready(),
+             * run(), fetch() and copy() of one round. */
+            cr_expect_geq(faulty.failing - 1, traits.calls ? 8 : 5, "%s: %d calls", job.name,
+                          faulty.failing - 1);
+        }
+        close_job(&job);
+    }
+}
+
 /* The measurement of copy bandwidth must exclude a truncated shard, because copying its mapping would raise
  * SIGBUS. */
 Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_folder, .fini = remove_folder)

@@ -259,46 +259,78 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
 
 /* ---- Options ---- */
 
-/* Expects that a variant with these traits accepts or refuses the command line. A refusal must contain
- * `words`. */
-static void expect_accepts_with(const char *line, struct load_traits traits, bool accepted, const char *words)
+/* Each line is accepted (`words` is NULL) or refused with a message that contains `words`, either when the
+ * workload opens or by a variant with these traits. The data set has two samples. */
+Test(load_gpu, combinations_of_options_are_accepted_or_refused, .init = make_folder, .fini = remove_folder)
 {
-    const struct variant variant = {.traits = &traits};
+    static const struct load_traits cpu = {.files = true}, device = {.files = true, .device = true},
+                                    decodes = {.files = true, .device = true, .decodes = true},
+                                    of_shards = {.shards = true};
+    static const struct {
+        const char *line;
+        const struct load_traits *traits;
+        const char *words;
+        uint64_t ranks; /* 0: one rank */
+    } cases[] = {
+        {"--cache any --epochs 2", &cpu, NULL, 2},
+        {"--cache cold --epochs 1", &cpu, NULL, 0},
+        {"--cache cold --epochs 2", &cpu, "only the first epoch of a run would be cold; drop --epochs", 0},
+        {"--cache cold", &cpu, "--cache cold needs a single rank", 2},
+        {"--cache any", &cpu, "has 2 samples, too few for 3 ranks", 3},
+        {"--cache any", &of_shards, "reads shards, but ", 0},
+        {"--batch max", &cpu, "give a number", 0},
+        {"--block 8 --chunk 12", &cpu, NULL, 0},
+        {"--block 7", &cpu, "--block: 7 KiB is not a multiple of the page size", 0},
+        {"--chunk 7", &cpu, "--chunk: 7 KiB is not a multiple of the page size", 0},
+        {"--cache-dir copies", &cpu, "--cache-dir and --cache-bytes are for data at a URL", 0},
+        {"--cache-bytes 1M", &cpu, "--cache-dir and --cache-bytes are for data at a URL", 0},
+        {"--data http://host/x.tar --cache-bytes 1M", &cpu, "name its folder with --cache-dir DIR", 0},
+        {"--data http://host/x.tar --cache warm", &cpu, "--cache warm needs files: add --cache-dir DIR", 0},
+        {"--data http://host/x.tar --cache cold", &cpu, "--cache cold needs files: add --cache-dir DIR", 0},
+        {"--out-res 8 --fit crop --channels 1", &cpu, NULL, 0},
+        {"--fit crop", &cpu, "--fit requires --out-res PIXELS", 0},
+        {"--channels 3", &cpu, "--channels requires --out-res PIXELS", 0},
+        {"--out-res 8 --channels 2", &cpu, "'2' is neither 1 (gray) nor 3 (colour)", 0},
+        {"--augment --shift 3", &cpu, NULL, 0},
+        {"--decode --shift 3", &cpu, "--shift requires --augment", 0},
+        {"--dtype raw", &cpu, NULL, 0},
+        {"--dtype raw --mean 1", &device, "--dtype raw keeps the values as stored; drop --mean and --std", 0},
+        {"--dtype raw --std 2", &device, "--dtype raw keeps the values as stored; drop --mean and --std", 0},
+        {"--dtype raw --mean 1 --augment", &cpu, NULL, 0},
+        {"--mean 0.5", &device, NULL, 0},
+        {"--mean 0.5", &cpu, "--mean and --std require --augment or a GPU variant", 0},
+        {"--std 2 --decode", &cpu, "--mean and --std require --augment or a GPU variant", 0},
+        {"--mean 0.5 --augment", &cpu, NULL, 0},
+        {"--mean 0,1,2", &decodes, "only with --decode", 0},
+        {"--compute train:logreg --on-error skip", &cpu, "trains on whole batches; drop --on-error skip", 0},
+        {"--decode", &device, "cannot decode or augment", 0},
+        {"--decode", &decodes, "decodes into batches of images of one size; add --out-res", 0},
+        {"--out-res 8", &decodes, NULL, 0},
+        {"--out-res 8 --augment --mean 0,1,2 --layout nhwc", &decodes, NULL, 0},
+        {"--out-res 8 --augment --shift 2", &decodes, "does not shift images; drop --shift", 0},
+    };
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    put_array("b.npy", "|u1", "3, 5", 15, 0);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const struct variant variant = {.traits = cases[i].traits};
+        const struct partition partition = {.ranks = cases[i].ranks ? cases[i].ranks : 1};
+        char line[PATH_MAX + 1024];
+        struct job job;
+        snprintf(line, sizeof line, "%s%s %s", strstr(cases[i].line, "--data") ? "" : "--data ",
+                 strstr(cases[i].line, "--data") ? "" : folder, cases[i].line);
+        enum status status = open_workload(&job, "load", line, partition);
+        if (status == STATUS_OK)
+            status = job.workload->accepts(job.input, &variant);
+        cr_expect_eq(status, cases[i].words ? STATUS_USAGE : STATUS_OK, "%s: status %d: %s", cases[i].line,
+                     (int)status, status_text());
+        cr_expect(!cases[i].words || strstr(status_text(), cases[i].words), "%s: %s", cases[i].line,
+                  status_text());
+        close_job(&job);
+    }
     struct job job;
-    must(open_job(&job, line));
-    enum status status = job.workload->accepts(job.input, &variant);
-    cr_expect_eq(status == STATUS_OK, accepted, "%s, on a %s", line, traits.device ? "device" : "CPU");
-    cr_expect(accepted || strstr(status_text(), words), "%s: %s", line, status_text());
+    cr_expect_eq(open_workload(&job, "load", "", (struct partition){.ranks = 1}), STATUS_USAGE);
+    expect_words("name the data to read with --data DIR");
     close_job(&job);
-}
-
-/* The same for a variant that reads files, on a device or on the CPU. */
-static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
-{
-    expect_accepts_with(line, (struct load_traits){.files = true, .device = device}, accepted, words);
-}
-
-Test(load_gpu, only_some_variants_decode_on_a_device, .init = make_folder, .fini = remove_folder)
-{
-    const struct load_traits decodes = {.files = true, .device = true, .decodes = true};
-    put_array("a.npy", "|u1", "3, 5", 15, 0);
-    expect_accepts_with("--decode", decodes, false,
-                        "decodes into batches of images of one size; add --out-res");
-    expect_accepts_with("--out-res 8", decodes, true, "");
-    expect_accepts_with("--out-res 8 --augment --mean 0,1,2 --layout nhwc", decodes, true, "");
-    expect_accepts_with("--out-res 8 --augment --shift 2", decodes, false,
-                        "does not shift images; drop --shift");
-    expect_accepts_with("--mean 0,1,2", decodes, false, "only with --decode");
-}
-
-Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = remove_folder)
-{
-    put_array("a.npy", "|u1", "3, 5", 15, 0);
-    expect_accepts("--mean 0.5", true, true, "");
-    expect_accepts("--mean 0.5", false, false, "require --augment");
-    expect_accepts("--mean 0.5 --augment", false, true, "");
-    expect_accepts("--decode", true, false, "cannot decode or augment");
-    expect_accepts("--dtype raw", false, true, "");
 }
 
 Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folder, .fini = remove_folder)
@@ -383,19 +415,5 @@ Test(load_gpu, work_counts_bus_or_memory_bytes)
     cr_expect(bus.least.bus_bytes == 14940 && bus.least.round_bytes == 0);
     cr_expect(resident.least.round_bytes == 4980 && resident.least.rounds == 3);
     cr_expect_eq(resident.least.bus_bytes, 0);
-}
-
-Test(load_gpu, contradictory_options_are_refused, .init = make_folder, .fini = remove_folder)
-{
-    static const char *const lines[][2] = {{"--dtype raw --mean 1", "--dtype raw keeps the values as stored"},
-                                           {"--chunk 7", "use a multiple of 4"},
-                                           {"--shift 3", "--shift requires --augment"}};
-    put_array("a.npy", "|u1", "3, 5", 15, 0);
-    for (size_t i = 0; i < COUNT_OF(lines); i++) {
-        struct job job;
-        cr_expect_eq(open_job(&job, lines[i][0]), STATUS_USAGE, "%s", lines[i][0]);
-        expect_words(lines[i][1]);
-        close_job(&job);
-    }
 }
 #endif

@@ -1,5 +1,6 @@
-/* Tests the sums of arrays over ranks (machine/comm.h) under mpirun: the bits, failures of one rank, and
- * engines with different layouts. Skipped if the build has no MPI or mpirun is missing. */
+/* Tests the sums of arrays over ranks (machine/comm.h) under mpirun: the bits, failures of one rank, warnings
+ * about a late rank, and engines with different layouts. Skipped if the build has no MPI or mpirun is
+ * missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,6 +8,8 @@
 #ifdef _OPENMP
 #include "../cpu/train/omp_engine.h"
 #endif
+#include <sys/syscall.h>
+
 #include "core/fnv.h"
 #include "machine/comm.h"
 #include "train/trainer.h"
@@ -18,6 +21,8 @@ TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
 
 #define COUNTED     "FDSL_TEST_SUM"   /* variable of the ranks that test comm_reduce() */
 #define MIXED_RANKS "FDSL_TEST_MIXED" /* variable of the ranks that test different engines */
+
+#define LATE_RANK   "FDSL_TEST_LATE" /* variable of the ranks that wait for a late rank; its value says how */
 
 static float part(int rank, size_t i)
 {
@@ -190,4 +195,74 @@ __attribute__((constructor)) static void be_rank(void)
 Test(mpi_sums, arrays_are_added_up_in_rank_order)
 {
     run_as_ranks(COUNTED, 1, 5);
+}
+
+/* ---- Warnings ---- */
+
+#define FAST 30 /* how much faster the clock of the ranks that wait runs: the warning comes after 30 s */
+
+/* Replaces the function of the C library in this executable. */
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+    int failed = (int)syscall(SYS_clock_gettime, clock, time);
+    if (failed == 0 && clock == CLOCK_MONOTONIC && getenv(LATE_RANK)) {
+        int64_t ns = ((int64_t)time->tv_sec % 10000000 * 1000000000 + time->tv_nsec) * FAST;
+        *time = (struct timespec){ns / 1000000000, ns % 1000000000};
+    }
+    return failed;
+}
+
+/* The rank whose number is the first character of `how` comes 42 s late, by the fast clock. */
+__attribute__((constructor)) static void be_late_rank(void)
+{
+    const char *how = getenv(LATE_RANK);
+    struct comm_reducer *reducer = NULL;
+    struct comm_channel *channel = NULL;
+    float values[8] = {0};
+    void *buffer = values;
+    if (!how)
+        return;
+    int wrong = comm_open() != STATUS_OK, rank = comm_rank();
+    comm_shares_memory = strstr(how, "memory") != NULL;
+    bool message = strstr(how, "message");
+    const struct comm_channel_spec spec = {/* rank 1 sends to rank 2 */
+                                           .peer = rank == 1 ? 2 : 1,
+                                           .sends = rank == 1,
+                                           .bytes = rank ? sizeof values : 0,
+                                           .buffers = 2};
+    wrong |= comm_reducer_open(8, &reducer) != STATUS_OK;
+    wrong |= comm_channels_open(&spec, 1, &channel) != STATUS_OK;
+    if (rank == *how - '0')
+        usleep(42 * 1000000 / FAST);
+    if (strstr(how, "sum"))
+        wrong |= comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
+    else if (message && rank == 1)
+        wrong |= comm_channel_room(channel, &buffer) != STATUS_OK ||
+                 comm_channel_send(channel, sizeof values) != STATUS_OK;
+    else if (message && rank == 2)
+        wrong |= comm_channel_receive(channel, &buffer) != STATUS_OK;
+    else if (!message)
+        wrong |= comm_agree(STATUS_OK) != STATUS_OK;
+    comm_channel_close(channel);
+    comm_reducer_close(reducer);
+    comm_close();
+    _exit(wrong);
+}
+
+/* In every kind of wait, exactly one of three ranks names the late rank, and only once, because its next
+ * warning is due after 60 s. Then all ranks continue. */
+Test(mpi_sums, a_late_rank_is_named_once)
+{
+    static const char *const kinds[] = {
+        "0: sum in memory",  "1: sum in memory", "2: sum in memory", "1: message in memory",
+        "1: message by MPI", "1: sum by MPI",    "1: vote"};
+    char self[PATH_MAX] = "", words[64];
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+        shell("timeout 50 mpirun --bind-to none -x '" LATE_RANK "=%s' -n 3 %s", kinds[i], self);
+        snprintf(words, sizeof words, "waiting for rank %c for 3", *kinds[i]);
+        const char *at = strstr(err, words);
+        cr_expect_eq(status, 0, "%s: exit %d: %s", kinds[i], status, err);
+        cr_expect(at && !strstr(at + 1, "waiting"), "%s: %s", kinds[i], err);
+    }
 }

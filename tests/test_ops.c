@@ -325,20 +325,23 @@ static struct {
     const struct variant *real;
     enum ops_array array; /* the array with the fault; OPS_ARRAYS: none */
     uint64_t element;     /* the element whose first byte is changed */
+    uint64_t every;       /* if not 0: changes every element whose number is a multiple of this instead */
+    size_t value_bytes;   /* size of a row of OPS_VALUES */
     void (*change)(struct ops_summary *summary);
-} fault;
+} fault = {.value_bytes = 48};
 
 static enum status faulty_fetch(void *state, void *result)
 {
     struct ops_fetch *fetch = result;
     TRY(fault.real->fetch(state, result));
-    if (fetch->to && fetch->array == fault.array && fetch->first <= fault.element &&
-        fault.element < fetch->first + fetch->count) {
+    for (uint64_t i = 0; fetch->to && fetch->array == fault.array && i < fetch->count; i++) {
+        uint64_t element = fetch->first + i;
         size_t bytes = fault.array == OPS_KEPT     ? 1
-                       : fault.array == OPS_VALUES ? 48
+                       : fault.array == OPS_VALUES ? fault.value_bytes
                        : fault.array == OPS_SCALES ? 6
                                                    : 8;
-        ((uint8_t *)fetch->to)[(fault.element - fetch->first) * bytes] ^= 1;
+        if (fault.every ? element % fault.every == 0 : element == fault.element)
+            ((uint8_t *)fetch->to)[i * bytes] ^= 1;
     }
     if (fault.change)
         fault.change(&fetch->summary);
@@ -386,6 +389,31 @@ Test(ops, planted_faults_are_detected)
         fault.change = changes[i];
         cr_assert_eq(job.workload->verify(job.input, &faulty, state, 3, &wrong), STATUS_OK);
         cr_expect_eq(wrong, 100, "change %zu", i);
+    }
+    fault.real->teardown(state);
+    close_job(&job);
+}
+
+/* The rows are so long that verification compares them in several chunks. A wrong row counts once, in
+ * whichever chunk it is. */
+Test(ops, wrong_rows_of_all_chunks_are_counted)
+{
+    enum { ROWS = 5000 };
+    struct job job;
+    void *state;
+    uint64_t wrong;
+    open_well(&job, "--rows %d --columns 4096 --steps mask,compact,convert --to f32 --bad 0.5", ROWS);
+    fault.real = set_up(&job, "ops-naive", &state);
+    fault.array = OPS_VALUES;
+    fault.value_bytes = 4 * 4096;
+    struct variant faulty = *fault.real;
+    struct run_time unused;
+    faulty.fetch = faulty_fetch;
+    cr_assert_eq(variant_run(&faulty, state, 3, &unused), STATUS_OK);
+    for (fault.every = 1; fault.every <= ROWS / 2; fault.every *= 2) {
+        cr_assert_eq(job.workload->verify(job.input, &faulty, state, 3, &wrong), STATUS_OK);
+        cr_expect_eq(wrong, (ROWS / 2 + fault.every - 1) / fault.every, "every row %d: %d wrong",
+                     (int)fault.every, (int)wrong);
     }
     fault.real->teardown(state);
     close_job(&job);

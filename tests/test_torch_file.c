@@ -250,3 +250,45 @@ Test(torch_file, tensors_outside_their_storage_are_refused)
         expect_bad("bad.pt", files[i].words);
     }
 }
+
+/* PyTorch negates and conjugates tensors lazily: torch.save() then writes the values without the new sign,
+ * and a dict like {"neg": True} as the last argument. Each flag must be refused, because the values would
+ * have wrong signs. Every test case is the end of a tensor's arguments, beginning with requires_grad. */
+Test(torch_file, lazy_signs_and_hooks_are_refused)
+{
+    static const char usual[] = "\x89"
+                                "ccollections\nOrderedDict\n)RtR";
+#define NO_HOOKS    "ccollections\nOrderedDict\n)R"
+#define FLAG(count) "X" count "\0\0\0"
+    static const struct {
+        const char *arguments;
+        size_t bytes;
+        bool refused;
+    } ends[] = {
+#define END(text) text, sizeof text - 1
+        {END("\x89" NO_HOOKS), false},
+        {END("\x88" NO_HOOKS), false}, /* requires_grad is true */
+        {END("\x89" NO_HOOKS "}"), false},
+        {END("\x89" NO_HOOKS "}" FLAG("\3") "neg\x88s"), true},
+        {END("\x89" NO_HOOKS "}" FLAG("\4") "conj\x88s"), true},
+        {END("\x89" NO_HOOKS "}(" FLAG("\4") "conj\x88" FLAG("\3") "neg\x88u"), true},
+        {END("\x89" NO_HOOKS "}" FLAG("\7") "unknown\x88s"), true},
+        {END("\x89" NO_HOOKS "N"), true},
+        {END("\x89}" FLAG("\4") "hook\x88s"), true},
+        {END("\x89N"), true},
+        {END("N" NO_HOOKS), true},
+#undef END
+    };
+    for (size_t i = 0; i < COUNT_OF(ends); i++) {
+        pickle_begin(&blob);
+        pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+        blob.count -= sizeof usual - 1;
+        blob_add(&blob, ends[i].arguments, ends[i].bytes);
+        blob_text(&blob, "tR.");
+        put_torch("signs.pt", 15);
+        if (ends[i].refused)
+            expect_bad("signs.pt", "it has hooks or metadata, such as a lazy conjugate");
+        else
+            expect_counting("signs.pt", 3, 5);
+    }
+}
