@@ -63,7 +63,7 @@ enum status vit_accepts(const struct train *train)
             "a multiple of 8 values; use train-omp",
             VIT_WIDTH_MAX);
     if (train_part_max(train) > SAMPLES_MAX)
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "it supports at most %d samples per GPU at a time; lower --batch, or raise "
                           "--accumulate",
                           SAMPLES_MAX);
