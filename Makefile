@@ -9,6 +9,7 @@
 #   make report       installs missing packages, writes results/report.html: figures, rows and the commands that measured them
 #   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for all supported GPU architectures
+#   make check-python runs the tests of the Python package; installs PyTorch in build/python (3 GB to download) if it is missing
 #   make check-gpu    verifies the GPU variants of synth and train, and the Python package, on a machine with a GPU
 #   make check-slurm  installs Slurm, builds, runs a sweep as a job array under a temporary Slurm; needs root
 #   make fuzz         fuzzes the file parsers with libFuzzer, one minute each (FUZZ_TIME=60); needs clang
@@ -344,9 +345,10 @@ check-gpu: all lib $(GPU_TESTS)
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py
 	@for engine in cuda tf32 bf16 amp vit; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
-# Runs only the tests of the Python package, with the interpreter PYTHON. Tests of PyTorch need PyTorch in this interpreter.
+# Runs only the tests of the Python package, with the interpreter PYTHON. If it has no PyTorch 2 or newer, installs one in
+# build/python.
 check-python: all lib
-	@scripts/check/python.sh $(BUILD)/lib/libfdsl.so
+	@scripts/check/python.sh --torch $(BUILD)/lib/libfdsl.so
 
 check-slurm:
 	@scripts/setup/packages.sh check-slurm

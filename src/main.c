@@ -36,8 +36,8 @@ static const struct command *find_command(int argc, char *argv[])
     const char *names[COUNT_OF(commands)];
     for (size_t i = 0; i < COUNT_OF(commands); i++)
         names[i] = commands[i].name;
-    const char *nearest =
-        argc > 1 && argv[1][0] != '-' ? nearest_word(argv[1], names, COUNT_OF(commands)) : NULL;
+    bool word = argc > 1 && argv[1][0] != '-' && !settings_has_option(argv[1]);
+    const char *nearest = word ? nearest_word(argv[1], names, COUNT_OF(commands)) : NULL;
     for (size_t i = 0; nearest && i < COUNT_OF(commands); i++)
         if (strcmp(nearest, commands[i].name) == 0)
             return &commands[i];

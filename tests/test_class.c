@@ -545,6 +545,47 @@ Test(class, invalid_csv_rows_are_refused, .init = make_folder, .fini = remove_fo
     CSV_ERROR(HEADER "\n0\0," ROW "\n", ":2: ", "zero byte");
 }
 
+/* Quotes around a value are not part of it, in any column, neither when it is read nor in a message. */
+Test(class, quotes_are_stripped_in_every_column, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const names[] = {"class", "vertices", "orbits", "oval_x", "oval_y",
+                                        "freq1", "freq2",    "noise",  "radius", "line_width"};
+    static const char *const values[] = {"0", "1000", "200", "1.2", "1.8", "5", "8", "2", "25", "0.002"};
+    static const char *const bad[] = {"\"x\"", "\"\"", "\"", "x\"", "\"x", "\"\"\""};
+    static const char *const shown[] = {"'x'", "''", "'\"'", "'x\"'", "'\"x'", "'\"'"};
+    char text[512], place[32];
+    for (size_t column = 0; column < COUNT_OF(names); column++) {
+        size_t count = 0;
+        struct atom_class *classes = NULL;
+        for (int row = 0; row < 2; row++) {
+            for (size_t i = 0; i < COUNT_OF(names); i++) {
+                const char *quote = i == column ? "\"" : "", *value = row ? values[i] : names[i];
+                count += (size_t)sprintf(text + count, "%s%s%s%s", i ? "," : "", quote, value, quote);
+            }
+            count += (size_t)sprintf(text + count, "\n");
+        }
+        write_bytes(text, count);
+        count = 0;
+        cr_assert_eq(class_read_csv(file, &classes, &count), STATUS_OK, "%s: %s", text, status_text());
+        cr_expect_eq(count, 1);
+        free(classes);
+        for (size_t b = 0; b < COUNT_OF(bad); b++) {
+            count = (size_t)sprintf(text, "%s\n", HEADER);
+            for (size_t i = 0; i < COUNT_OF(names); i++)
+                count +=
+                    (size_t)sprintf(text + count, "%s%s", i ? "," : "", i == column ? bad[b] : values[i]);
+            snprintf(place, sizeof place, ":2: %s", names[column]);
+            expect_csv_error(text, count, place, shown[b]);
+            count = 0;
+            for (size_t i = 0; i < COUNT_OF(names); i++)
+                count += (size_t)sprintf(text + count, "%s%s", i ? "," : "", i == column ? bad[b] : names[i]);
+            count += (size_t)sprintf(text + count, "\n0,%s\n", ROW);
+            snprintf(place, sizeof place, ":1: column %zu", column + 1);
+            expect_csv_error(text, count, place, shown[b]);
+        }
+    }
+}
+
 Test(class, unreadable_csv_files_are_refused, .init = make_folder, .fini = remove_folder)
 {
     struct atom_class *classes = NULL;

@@ -130,6 +130,8 @@ Test(env, has_the_memory)
     cr_expect(epsilon_eq(dbl, (double)env.memory_bytes / physical, 1.0, 0.01));
     cr_expect(env.memory_available_bytes > 0 && env.memory_available_bytes < env.memory_bytes);
     cr_expect(memory_available_bytes() > 0);
+    cr_expect(eq(int, memory_check(UINT64_MAX, "all", "lower it"), STATUS_TOO_LARGE));
+    cr_expect(eq(int, memory_check(1, "a byte", "lower it"), STATUS_OK));
 }
 
 static void put(const char *name, const char *text)

@@ -214,8 +214,10 @@ Test(lib, wrong_fields_are_named)
                        "std[2]: 1e+07 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.mean[0] = NAN, "mean[0]: nan is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.generator = "opm", "generator: 'opm' is unknown");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.generator = "fused", "generator: 'fused' works on CUDA devices");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.generator = "omp", config.device = 0), "works on the CPU");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.generator = "fused",
+                       "generator: 'fused' works on CUDA devices, but device is FDSL_CPU; set it to 0");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.generator = "omp", config.device = 0),
+                       "generator: 'omp' works on the CPU, but device is 0; set it to FDSL_CPU");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.device = -2, "device: -2");
     EXPECT_WRONG_FIELD(FDSL_UNAVAILABLE, config.device = 4096, "CUDA");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.threads = -1, "threads: -1 is out of range");

@@ -120,6 +120,30 @@ Test(memory, loading_handles_failed_allocations)
     expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
 }
 
+/* A failed allocation in the trial of a batch says that the batch does not fit, so the search continues with
+ * smaller ones. */
+Test(memory, the_largest_batch_is_found_although_allocations_fail)
+{
+    static const char *const variants[] = {"train-naive", "train-omp"};
+    for (size_t v = 0; v < 2; v++) {
+        int found = 0;
+        bool failed = true;
+        for (int at = 1; failed; at++) {
+            run("rm -f FAILED; FAILED=$PWD/FAILED FOREIGN=$PWD/foreign FAIL_AT=%d OMP_NUM_THREADS=1 "
+                "LD_PRELOAD=$PWD/allocator.so timeout 30 $P --variant %s --model logreg --data digits "
+                "--train-size 100 --test-size 10 --epochs 1 --batch max",
+                at, variants[v]);
+            cr_expect(!says("--batch max, trying"), "%s, allocation %d: %s", variants[v], at, out);
+            cr_expect(status == 0 || says("memory"), "%s, allocation %d: exit %d: %s", variants[v], at,
+                      status, out);
+            found += status == 0 && says(" does not (");
+            failed = shell("test -e %s/FAILED", folder) == 0;
+            cr_assert(at < 2000, "the program does not stop allocating memory");
+        }
+        cr_expect(found > 5, "%s: %d searches have met a failed allocation", variants[v], found);
+    }
+}
+
 Test(memory, training_handles_failed_allocations)
 {
 #define TRAIN "--workload train --data digits --train-size 20 --test-size 10 --batch 7 --epochs 1 --model "

@@ -8,6 +8,7 @@
 #include "data/checksum.h"
 #include "machine/isa.h"
 #include "ops/duplicates.h"
+#include "ops/fused_plan.h"
 #include "ops/input.h"
 
 TestSuite(ops, .timeout = 300);
@@ -446,6 +447,91 @@ Test(ops, results_of_another_run_are_wrong)
 
 /* ---- Options ---- */
 
+/* ---- The plans of ops-fused ---- */
+
+/* Returns the bytes of shared memory that a plan needs at least. Floating-point numbers do not wrap. */
+static double bytes_for(const struct fused_shape *shape, const struct fused_plan *plan, uint32_t tile_rows,
+                        uint32_t groups, uint32_t outputs)
+{
+    double tile = 16 * (ceil((double)shape->value_bytes / 16) + ceil((double)shape->scale_bytes / 16));
+    double buffers = plan->loads_bulk ? (double)groups * tile_rows * (double)shape->row_bytes : 0;
+    return FIXED_BYTES + buffers + (shape->stores ? (double)outputs * tile_rows * tile : 0);
+}
+
+/* Returns what is wrong with a plan, or NULL. */
+static const char *wrong_with(const struct fused_shape *shape, const struct fused_plan *plan)
+{
+    double limit = (double)shape->shared_bytes, tile_rows = plan->tile_rows, outputs = plan->outputs;
+    if (!plan->fits)
+        return !shape->stores                                       ? "no pass is possible"
+               : bytes_for(shape, plan, 1, 1, OUTPUTS_MIN) <= limit ? "one pass would be possible"
+                                                                    : NULL;
+    if (plan->groups < 1 || tile_rows < 1 || plan->groups * tile_rows > CONSUMERS_MAX)
+        return "number of warps";
+    if (outputs < OUTPUTS_MIN * plan->groups || outputs > OUTPUTS_MAX)
+        return "number of output tiles";
+    if (bytes_for(shape, plan, plan->tile_rows, plan->groups, plan->outputs) !=
+        FIXED_BYTES + (double)plan->shared_bytes)
+        return "shared memory is not what tiles and buffers need";
+    if (FIXED_BYTES + (double)plan->shared_bytes > limit)
+        return "more shared memory than a block may have";
+    if (plan->buffers_at % 16 != 0 || plan->buffers_at > plan->shared_bytes)
+        return "position of the buffers";
+    if (shape->stores && (plan->value_bytes < shape->value_bytes || plan->scale_bytes < shape->scale_bytes))
+        return "room for an output row";
+    for (uint32_t rows = TILE_ROWS_MAX; rows > 0; rows /= 2)
+        for (uint32_t groups = CONSUMERS_MAX / TILE_ROWS_MAX; groups > 0; groups--) {
+            if (rows == plan->tile_rows && groups == plan->groups)
+                return NULL;
+            if (bytes_for(shape, plan, rows, groups, OUTPUTS_MIN * groups) <= limit)
+                return "a plan with more warps would fit";
+        }
+    return "unknown division of rows";
+}
+
+/* Maximum shared memory per block, from the table of technical specifications per compute capability in the
+ * CUDA C++ Programming Guide. GPUs of 9.0 or newer have bulk copies, which code compiled for older GPUs does
+ * not use. */
+Test(ops, fused_plans_fit_the_shared_memory_of_every_gpu)
+{
+    static const struct {
+        uint32_t kilobytes;
+        bool bulk;
+        const char *architectures;
+    } gpus[] = {{163, false, "sm_80"},
+                {99, false, "sm_86, sm_89, sm_120"},
+                {227, false, "sm_90, sm_100"},
+                {227, true, "sm_90, sm_100"},
+                {99, true, "sm_120"}};
+    static const enum dtype from[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+    uint64_t one_pass = 0, two_passes = 0;
+    for (size_t g = 0; g < COUNT_OF(gpus); g++)
+        for (size_t f = 0; f < COUNT_OF(from); f++)
+            for (enum ops_type to = OPS_F32; to <= OPS_MXFP4; to++)
+                for (uint32_t columns = 1; columns <= 65536; columns++)
+                    for (int outputs = 0; outputs <= 2;
+                         outputs++) { /* none, those that --steps hash has, all */
+                        struct fused_shape shape = {.shared_bytes = gpus[g].kilobytes * UINT64_C(1024),
+                                                    .bulk = gpus[g].bulk,
+                                                    .stores = outputs > 0,
+                                                    .columns = columns,
+                                                    .row_bytes = columns * dtype_bytes(from[f])};
+                        if (outputs == 2) {
+                            shape.value_bytes = ops_value_bytes(to, columns);
+                            shape.scale_bytes = ops_scale_bytes(to, columns);
+                        }
+                        struct fused_plan plan = fused_plan(&shape);
+                        const char *wrong = wrong_with(&shape, &plan);
+                        cr_assert(!wrong, "%s, %s copies, type %zu to %d, %u columns, outputs %d: %s",
+                                  gpus[g].architectures, gpus[g].bulk ? "bulk" : "plain", f, (int)to, columns,
+                                  outputs, wrong);
+                        *(plan.fits ? &one_pass : &two_passes) += 1;
+                    }
+    cr_expect(one_pass > 0 && two_passes > 0);
+}
+
+/* ---- Options ---- */
+
 Test(ops, bad_options_are_refused)
 {
     static const struct {
@@ -471,7 +557,6 @@ Test(ops, bad_options_are_refused)
         {"--columns 65537", "--columns"},
         {"--rows 4294967296", "--rows"},
         {"--bad 1.5", "--bad"},
-        {"--rows 4294967295 --columns 65536", "lower --rows or --columns"},
     };
     struct job job;
     open_well(&job, "--rows 1");
@@ -481,6 +566,9 @@ Test(ops, bad_options_are_refused)
         cr_expect(strstr(status_text(), cases[i].says), "%s: %s", cases[i].line, status_text());
         close_job(&job);
     }
+    cr_expect_eq(open_rank(&job, 0, 1, "--rows 4294967295 --columns 65536"), STATUS_TOO_LARGE);
+    cr_expect(strstr(status_text(), "lower --rows or --columns"), "%s", status_text());
+    close_job(&job);
     cr_expect_eq(open_rank(&job, 0, 2, "--dedup"), STATUS_USAGE);
     cr_expect(strstr(status_text(), "--dedup compares all rows"), "%s", status_text());
     close_job(&job);

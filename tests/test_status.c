@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/exhausted.h"
 #include "core/status.h"
 #include "core/text.h"
 
@@ -50,6 +51,7 @@ Test(status, codes_are_the_documented_exit_statuses)
     for (int code = STATUS_OK; code <= STATUS_UNAVAILABLE; code++)
         cr_expect_eq(status_exit((enum status)code), code);
     cr_expect_eq(status_exit(STATUS_EXHAUSTED), STATUS_FAILED);
+    cr_expect_eq(status_exit(STATUS_TOO_LARGE), STATUS_USAGE);
 }
 
 Test(status, the_cause_of_a_failed_call_decides_whether_resources_ran_out)
@@ -219,7 +221,8 @@ Test(status, a_single_rank_has_no_number, .init = cr_redirect_stderr)
 /* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
 Test(status, wrong_results_are_the_least_severe_failure)
 {
-    static const enum status failures[] = {STATUS_FAILED, STATUS_EXHAUSTED, STATUS_USAGE, STATUS_UNAVAILABLE};
+    static const enum status failures[] = {STATUS_FAILED, STATUS_EXHAUSTED, STATUS_TOO_LARGE, STATUS_USAGE,
+                                           STATUS_UNAVAILABLE};
     cr_expect(status_severity(STATUS_OK) == 0);
     cr_expect(status_severity(STATUS_WRONG) > 0);
     for (size_t i = 0; i < COUNT_OF(failures); i++) {
@@ -227,4 +230,47 @@ Test(status, wrong_results_are_the_least_severe_failure)
         for (size_t j = 0; j < i; j++)
             cr_expect(status_severity(failures[i]) != status_severity(failures[j]));
     }
+}
+
+/* ---- Lack of memory ---- */
+
+Test(status, each_system_error_that_tells_of_lack_is_exhaustion)
+{
+    static const int lack[] = {ENOMEM, ENOSPC, EDQUOT, EMFILE, ENFILE};
+    for (int cause = 1; cause < 134; cause++) {
+        bool exhausted = false;
+        for (size_t i = 0; i < COUNT_OF(lack); i++)
+            exhausted |= cause == lack[i];
+        cr_expect_eq(status_of_errno(cause), exhausted ? STATUS_EXHAUSTED : STATUS_FAILED, "%s",
+                     strerror(cause));
+    }
+}
+
+/* The codes are those of the headers: cudaErrorMemoryAllocation, CUBLAS_STATUS_ALLOC_FAILED, the two
+ * CUDNN_STATUS_INTERNAL_ERROR_*_ALLOCATION_FAILED, ncclSystemError and NVJPEG_STATUS_ALLOCATOR_FAILURE. */
+Test(status, each_library_code_that_tells_of_lack_of_memory_is_exhaustion)
+{
+    static const struct {
+        enum gpu_library library;
+        int codes[2];
+    } libraries[] = {{LIBRARY_CUDA, {2}}, {LIBRARY_CUBLAS, {3}}, {LIBRARY_CUDNN, {4003, 4004}},
+                     {LIBRARY_NCCL, {0}}, {LIBRARY_NVJPEG, {5}}, {LIBRARY_CUFILE, {ENOMEM, -ENOMEM}}};
+    for (size_t i = 0; i < COUNT_OF(libraries); i++)
+        for (int code = -200; code < 6000; code++) {
+            enum gpu_library library = libraries[i].library;
+            bool exhausted = code == libraries[i].codes[0] || code == libraries[i].codes[1];
+            /* CUDA returns 1 for an invalid value, 201 to 999 for others. */
+            enum status status = gpu_status_of(library, code, 1, EIO);
+            if (code == 0)
+                cr_expect_eq(status, STATUS_OK, "library %d", (int)library);
+            else if (library != LIBRARY_CUFILE || code > 5000 || exhausted)
+                cr_expect_eq(status, exhausted ? STATUS_EXHAUSTED : STATUS_FAILED, "library %d: code %d",
+                             (int)library, code);
+            /* Whatever the library reports, CUDA has told it that memory ran out. */
+            cr_expect_eq(gpu_status_of(library, code, 2, 0), code ? STATUS_EXHAUSTED : STATUS_OK,
+                         "library %d: code %d", (int)library, code);
+        }
+    cr_expect_eq(gpu_status_of(LIBRARY_NCCL, 2, 0, ENOMEM), STATUS_EXHAUSTED, "ncclSystemError");
+    cr_expect_eq(gpu_status_of(LIBRARY_NCCL, 3, 0, ENOMEM), STATUS_FAILED,
+                 "ncclInternalError; errno is stale");
 }

@@ -174,6 +174,62 @@ Test(torch_file, bad_pickles_are_refused)
     expect_bad("bad.pt", "before 1.6");
 }
 
+/* Adds an entry of a dict whose value is a dict of so many tensors. */
+static void add_tensors(const char *key, int count)
+{
+    char name[16];
+    pickle_text(&blob, key);
+    blob_text(&blob, "}(");
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "w%d", i);
+        pickle_text(&blob, name);
+        pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+    }
+    blob_text(&blob, "u");
+}
+
+/* Ends the pickle with the options of a script, which are refused. Expects the advice `words`. */
+static void expect_advice(const char *words)
+{
+    pickle_text(&blob, "args");
+    blob_text(&blob, "cargparse\nNamespace\n");
+    put_torch("bad.pt", 15);
+    expect_bad("bad.pt", words);
+}
+
+/* The advice how to save the tensors names a key only if the file has it. */
+Test(torch_file, the_advice_for_refused_pickles_names_a_key_of_the_file)
+{
+    static const char *const keys[] = {"state_dict", "model", "net_g", "model_state_dict"};
+    for (size_t k = 0; k < COUNT_OF(keys); k++)
+        for (int flushed = 0; flushed < 2; flushed++) { /* Python ends a SETITEMS after 1000 entries */
+            char words[96];
+            snprintf(words, sizeof words, "then torch.save(x['%s'], 'weights.pt')", keys[k]);
+            pickle_begin(&blob);
+            blob_text(&blob, "}(");
+            pickle_text(&blob, "epoch");
+            pickle_int(&blob, 3);
+            add_tensors("scaler", 1);
+            add_tensors(keys[k], 3);
+            blob_text(&blob, flushed ? "u(" : "");
+            add_tensors("last", 2);
+            expect_advice(words);
+        }
+    const char *const other =
+        "then torch.save(x[KEY], 'weights.pt') with the key of the parameters, one of x.keys()";
+    pickle_begin(&blob);
+    blob_text(&blob, "}(");
+    expect_advice(other); /* the parameters may follow */
+    pickle_begin(&blob);
+    blob_text(&blob, "}(");
+    add_tensors("it's", 1); /* would end the string in Python */
+    expect_advice(other);
+    pickle_begin(&blob);
+    blob_text(&blob, "cmodels\nNet\n");
+    put_torch("bad.pt", 15);
+    expect_bad("bad.pt", "then torch.save(x.state_dict(), 'weights.pt')");
+}
+
 /* Makes a pickle of `levels` nested values, each of which contains the previous one `times` times. The
  * innermost value is a tensor or an empty list. If `keys` is set, the values are dicts, otherwise tuples. */
 static void nested_pickle(int levels, int times, bool tensor, bool keys)

@@ -1,4 +1,7 @@
 /* Tests --dry-run of the workload `train`: what it checks, and which files it writes. */
+#include <math.h>
+
+#include "data/tensor_file.h"
 #include "train_cli.h"
 
 TestSuite(train_dry_run, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
@@ -61,6 +64,80 @@ Test(train_dry_run, a_dry_run_writes_the_first_step_and_the_data)
     expect_refusal(2, "--model logreg --train-size 20 --batch max --export-step x --dry-run",
                    "--export-step with --dry-run needs a known batch; give --batch a number");
 }
+
+#ifdef HAVE_JANSSON
+enum { FIRST_BATCH = 16, FIRST_VALUES = 784, FIRST_CLASSES = 10 };
+
+static void read_tensor(const struct tensor_file *file, const char *name, float *to, size_t values)
+{
+    for (size_t i = 0; i < file->count; i++)
+        if (strcmp(file->tensors[i].name, name) == 0) {
+            cr_assert_eq(tensor_file_read(file, file->tensors[i].offset, to, values * sizeof *to), STATUS_OK);
+            return;
+        }
+    cr_assert_fail("no tensor %s", name);
+}
+
+/* The gradient of a linear layer and of cross entropy is the mean over the samples of
+ * (softmax(weight x + bias) - target) x. The exported gradient comes from the engine's own step, so inputs of
+ * other samples, of another epoch or with other augmentation do not give this gradient. */
+static void expect_inputs_of_the_step(const char *options)
+{
+    static float inputs[FIRST_BATCH][FIRST_VALUES], targets[FIRST_BATCH][FIRST_CLASSES], bias[FIRST_CLASSES];
+    static float weight[FIRST_CLASSES][FIRST_VALUES], gradient[FIRST_CLASSES][FIRST_VALUES];
+    static double expected[FIRST_CLASSES][FIRST_VALUES];
+    char path[4096];
+    struct tensor_file file;
+    double worst = 0, largest = 0;
+    EXPECT(0, "$P " SMALL "--epochs 1 --dry-run --export-step s.safetensors %s", options);
+    snprintf(path, sizeof path, "%s/s.safetensors", folder);
+    cr_assert_eq(tensor_file_open(path, &file), STATUS_OK, "%s", status_text());
+    read_tensor(&file, "inputs", inputs[0], FIRST_BATCH * FIRST_VALUES);
+    read_tensor(&file, "targets", targets[0], FIRST_BATCH * FIRST_CLASSES);
+    read_tensor(&file, "before.fc1.weight", weight[0], FIRST_CLASSES * FIRST_VALUES);
+    read_tensor(&file, "before.fc1.bias", bias, FIRST_CLASSES);
+    read_tensor(&file, "gradient.fc1.weight", gradient[0], FIRST_CLASSES * FIRST_VALUES);
+    tensor_file_close(&file);
+    memset(expected, 0, sizeof expected);
+    for (int j = 0; j < FIRST_BATCH; j++) {
+        double odds[FIRST_CLASSES], sum = 0;
+        for (int c = 0; c < FIRST_CLASSES; c++) {
+            double logit = bias[c];
+            for (int i = 0; i < FIRST_VALUES; i++)
+                logit += (double)weight[c][i] * inputs[j][i];
+            sum += odds[c] = exp(logit);
+        }
+        for (int c = 0; c < FIRST_CLASSES; c++)
+            for (int i = 0; i < FIRST_VALUES; i++)
+                expected[c][i] += (odds[c] / sum - targets[j][c]) * inputs[j][i] / FIRST_BATCH;
+    }
+    for (int c = 0; c < FIRST_CLASSES; c++)
+        for (int i = 0; i < FIRST_VALUES; i++) {
+            worst = fmax(worst, fabs(expected[c][i] - gradient[c][i]));
+            largest = fmax(largest, fabs(expected[c][i]));
+        }
+    cr_expect(worst < 1e-5 * largest && largest > 0, "%s: difference %g of %g", options, worst, largest);
+}
+
+Test(train_dry_run, the_first_step_has_the_inputs_that_the_engine_saw)
+{
+    static const char *const options[] = {"",
+                                          "--shift 3",
+                                          "--flip",
+                                          "--shift 2 --flip --seed 5",
+                                          "--rand-augment 9",
+                                          "--erasing 0.9",
+                                          "--mixup 0.8",
+                                          "--cutmix 1",
+                                          "--mixup 0.8 --cutmix 1 --shift 2",
+                                          "--label-smoothing 0.1 --shift 2",
+                                          "--repeats 2 --shift 3",
+                                          "--data synth --res 28 --classes 10",
+                                          "--data synth --res 28 --classes 10 --feed live"};
+    for (size_t i = 0; i < COUNT_OF(options); i++)
+        expect_inputs_of_the_step(options[i]);
+}
+#endif
 
 /* Generating these samples would take minutes. Only their number and their shape matter. */
 Test(train_dry_run, a_dry_run_does_not_generate_the_samples, .timeout = 20)

@@ -215,7 +215,8 @@ static enum status open_ring(struct files_uring *uring, const struct load *load)
         uring->idle[uring->idle_count++] = i;
     int failure = io_uring_queue_init(load->iodepth * CALLS, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --iodepth",
+        return status_set(status_of_errno(-failure),
+                          "io_uring: cannot create a ring of depth %u: %s; lower --iodepth",
                           load->iodepth * CALLS, strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_files_sparse(&uring->ring, load->iodepth);

@@ -364,8 +364,9 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     whole.iov_base = uring->buffers;
     int failure = io_uring_queue_init(load->iodepth, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --iodepth",
-                          load->iodepth, strerror(-failure));
+        return status_set(status_of_errno(-failure),
+                          "io_uring: cannot create a ring of depth %u: %s; lower --iodepth", load->iodepth,
+                          strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);
     uring->registered = failure >= 0;

@@ -516,7 +516,7 @@ static enum status check_offsets(const struct net *net)
         const struct block *block = &net->blocks[i];
         size_t rows = block->kind >= BLOCK_FLAT ? (size_t)net->batch * block->tokens : block->positions;
         if (rows > UINT32_MAX / block->out_pitch)
-            return status_set(STATUS_USAGE,
+            return status_set(STATUS_TOO_LARGE,
                               "omp: an output of a layer has more than 2^32 values; lower --batch (%" PRIu32
                               "), or use smaller samples",
                               net->batch);

@@ -3,7 +3,9 @@
 #define FDSL_CUDA_COMMON_CHECK_CUH
 
 #include <cuda_runtime.h>
+#include <errno.h>
 
+#include "common/exhausted.h"
 #include "core/status.h"
 
 /* Converts the result of a CUDA call: STATUS_OK, or a failure with a message that begins with `call`. The
@@ -13,8 +15,18 @@ static inline enum status cuda_status(cudaError_t error, const char *call, const
     if (error == cudaSuccess)
         return STATUS_OK;
     (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
-    enum status status = error == cudaErrorMemoryAllocation ? STATUS_EXHAUSTED : STATUS_FAILED;
-    return status_set(status, "%s failed: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
+    return status_set(gpu_status_of(LIBRARY_CUDA, error, cudaSuccess, 0), "%s failed: %s (%s:%d)", call,
+                      cudaGetErrorString(error), file, line);
+}
+
+static_assert(cudaErrorMemoryAllocation == (int)CUDA_CODE_MEMORY, "exhausted.h has another code");
+
+/* Returns the status of a library's call, without a message: call directly after the library. Clears CUDA's
+ * last error, so that the next check does not see it. */
+static inline enum status library_status(enum gpu_library library, int code)
+{
+    int cause = errno;
+    return code == 0 ? STATUS_OK : gpu_status_of(library, code, cudaGetLastError(), cause);
 }
 
 /* Returns the failure from the calling function if the CUDA call fails. */

@@ -196,10 +196,10 @@ static enum status fill_slot(struct slot *slot, const struct batch *batch, struc
     size_t labels_at = (batch->bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     size_t labels_bytes = batch->labels ? batch->count * sizeof *batch->labels : 0;
     *bytes = labels_bytes ? labels_at + labels_bytes : batch->bytes;
-    if (grow_slot(slot, *bytes) != STATUS_OK)
+    enum status status = grow_slot(slot, *bytes);
+    if (status != STATUS_OK)
         return status_prefix(
-            STATUS_FAILED,
-            "--compute: out of memory for %d buffers of %.1f MB each in host and device memory", RING,
+            status, "--compute: cannot allocate %d buffers of %.1f MB each in host and device memory", RING,
             1e-6 * (double)*bytes);
     if (batch->bytes)
         memcpy(slot->pinned, batch->values, batch->bytes);

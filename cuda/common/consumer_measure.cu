@@ -263,11 +263,13 @@ enum status measure_task(struct cuda_consumer *self, const struct task *task)
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;
     size_t bytes = task->share * sample_bytes;
     uint8_t *pixels;
-    if (cudaMalloc(&pixels, bytes) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return status_set(STATUS_USAGE, "GPU %d has no memory left for a batch of %.1f MB; lower --batch",
+    cudaError_t error = cudaMalloc(&pixels, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+        return status_set(STATUS_TOO_LARGE, "GPU %d has no memory left for a batch of %.1f MB; lower --batch",
                           self->device, 1e-6 * (double)bytes);
     }
+    CUDA_TRY(error);
     struct batch batch = {};
     batch.values = pixels;
     batch.stride = sample_bytes;

@@ -46,6 +46,11 @@ enum status device_probe(int device)
     if (error == cudaSuccess)
         error = cudaFuncGetAttributes(&attributes, probe_kernel);
     (void)cudaGetLastError();
+    if (error == cudaErrorMemoryAllocation)
+        return status_set(STATUS_EXHAUSTED,
+                          "CUDA device %d has no memory left for the program's kernels; free memory, or use "
+                          "another device",
+                          device);
     if (error != cudaSuccess)
         return status_set(STATUS_UNAVAILABLE, "CUDA device %d cannot run this build's kernels: %s", device,
                           cudaGetErrorString(error));

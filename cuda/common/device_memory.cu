@@ -58,7 +58,7 @@ enum status device_alloc(int device, size_t bytes, void **memory)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
     return status_set(
-        STATUS_FAILED,
+        STATUS_EXHAUSTED,
         "CUDA device %d does not have %.2f GB of free memory; free memory, or use another device", device,
         1e-9 * (double)bytes);
 }

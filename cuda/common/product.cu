@@ -78,13 +78,15 @@ enum status product_open(int device, cudaStream_t stream, struct product *produc
     CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
     product->wave = (unsigned)(multiprocessors * blocks);
-    if (cudaMalloc(&product->matrices, values * sizeof(float)) != cudaSuccess) {
+    cudaError_t error = cudaMalloc(&product->matrices, values * sizeof(float));
+    if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
-        return status_set(STATUS_FAILED,
+        return status_set(STATUS_EXHAUSTED,
                           "GPU %d does not have %.0f MB of free memory for the matrices of the step; free "
                           "memory, or choose another GPU with --device",
                           device, 1e-6 * (double)(values * sizeof(float)));
     }
+    CUDA_TRY(error);
     product->units = WAVE_UNITS;
     return fill_noise(product->matrices, values, stream);
 }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "common/exhausted.h"
 #include "load/library.cuh"
 
 static enum status load_functions(void *handle, struct cufile *library)
@@ -33,6 +34,13 @@ static enum status load_functions(void *handle, struct cufile *library)
     return STATUS_OK;
 }
 
+enum status cufile_memory(struct cufile_error error)
+{
+    return gpu_status_of(LIBRARY_CUFILE, error.error, error.cuda, 0) == STATUS_EXHAUSTED
+               ? status_set(STATUS_EXHAUSTED, "out of memory for cuFile (error %d)", error.error)
+               : STATUS_OK;
+}
+
 static enum status open_library(struct cufile *library)
 {
     void *handle = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
@@ -46,6 +54,7 @@ static enum status open_library(struct cufile *library)
     struct cufile_error opened = library->open_driver();
     if (opened.error == 0)
         return STATUS_OK;
+    TRY(cufile_memory(opened));
     return status_set(STATUS_UNAVAILABLE,
                       "cannot open cuFile's driver (error %d): set up GPUDirect Storage, or enable "
                       "compatibility mode (allow_compat_mode in cufile.json)",

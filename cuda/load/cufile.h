@@ -88,6 +88,10 @@ struct cufile {
 
 FDSL_C_BEGIN
 
+/* Returns STATUS_EXHAUSTED, with a message, if the call that returned `error` failed for lack of memory, else
+ * STATUS_OK. */
+enum status cufile_memory(struct cufile_error error);
+
 /* Loads the library and opens its driver, once per process. If this fails, returns STATUS_UNAVAILABLE with
  * the reason. */
 enum status cufile_open(const struct cufile **library);

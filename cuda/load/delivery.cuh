@@ -119,7 +119,8 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 
 /* Creates the workers' queues with at least `slots` slots each, rounded up to whole batches. The variant will
  * allocate `more_bytes` of device memory itself. Sets result.memory_bytes to all device memory, including
- * `more_bytes`; the variant adds the size of its host buffers. STATUS_USAGE if less device memory is free. */
+ * `more_bytes`; the variant adds the size of its host buffers. STATUS_TOO_LARGE if less device memory is
+ * free. */
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 

@@ -13,7 +13,7 @@ enum status device_check_room(int device, uint64_t bytes, const char *what, cons
     CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
     if (bytes <= free_bytes)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s %.2f GB of device memory, but %.2f GB are free; %s", what,
+    return status_set(STATUS_TOO_LARGE, "%s %.2f GB of device memory, but %.2f GB are free; %s", what,
                       1e-9 * (double)bytes, 1e-9 * (double)free_bytes, remedy);
 }
 

@@ -16,7 +16,7 @@ enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kin
  * alone may return while the last bytes are in flight. Non-blocking streams do not wait for these bytes. */
 enum status device_put(void *to, const void *from, uint64_t bytes);
 
-/* Makes the device current. Returns STATUS_USAGE if it has less than `bytes` bytes of free memory. The
+/* Makes the device current. Returns STATUS_TOO_LARGE if it has less than `bytes` bytes of free memory. The
  * message begins with `what` ("the batches need"), gives both sizes, and ends with `remedy`. */
 enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
 

@@ -66,6 +66,7 @@ static enum status register_shard(const struct cufile *library, const struct dat
     if (error.error == 0)
         return STATUS_OK;
     close(file->fd);
+    TRY(cufile_memory(error));
     return status_set(STATUS_UNAVAILABLE,
                       "%s/%s: cuFile refuses the file (error %d; details in cufile.log): keep the shards on "
                       "a supported file system (ext4, xfs, ...), or use shards-gpu",
@@ -150,6 +151,7 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     request->operation = CUFILE_READ;
     request->cookie = piece;
     struct cufile_error submitted = gds->library->batch_submit(own->batches[index], 1, request, 0);
+    TRY(cufile_memory(submitted));
     if (submitted.error != 0)
         return status_set(STATUS_FAILED, "cuFile refuses a batch of reads (error %d); see cufile.log",
                           submitted.error);
@@ -168,6 +170,7 @@ static enum status gds_complete(struct ring_worker *worker, uint32_t index)
         unsigned count = 1;
         struct cufile_error got =
             gds_of(worker)->library->batch_status(own->batches[index], 1, &count, &event, NULL);
+        TRY(cufile_memory(got));
         if (got.error != 0)
             return status_set(STATUS_FAILED,
                               "cannot query a cuFile batch of reads (error %d); see cufile.log", got.error);

@@ -47,23 +47,34 @@ static int release_pinned(void *context, void *memory, size_t bytes, cudaStream_
 
 /* ---- The decoder ---- */
 
-static bool create(struct image_decoder *decoder, enum nvjpeg_backend backend)
+/* Returns STATUS_EXHAUSTED, with a message, if nvJPEG failed for lack of memory, else STATUS_OK. `error` is
+ * CUDA's last error after the call. */
+static enum status check_memory(int code, cudaError_t error)
+{
+    return gpu_status_of(LIBRARY_NVJPEG, code, error, 0) == STATUS_EXHAUSTED
+               ? status_set(STATUS_EXHAUSTED,
+                            "out of memory to decode images with nvJPEG; lower --chunk or --threads")
+               : STATUS_OK;
+}
+
+/* Returns nvJPEG's status. */
+static int create(struct image_decoder *decoder, enum nvjpeg_backend backend)
 {
     struct nvjpeg_device_memory device = {allocate_device, release_device, decoder};
     struct nvjpeg_pinned_memory pinned = {allocate_pinned, release_pinned, decoder};
     int status =
         decoder->library->create(backend, &device, &pinned, NVJPEG_INTERPOLATED_UPSAMPLING, &decoder->handle);
     if (status == NVJPEG_OK)
-        return true;
+        return status;
     (void)cudaGetLastError();
     decoder->handle = NULL;
-    return false;
+    return status;
 }
 
 static bool create_hardware(struct image_decoder *decoder)
 {
     unsigned engines = 0, cores = 0;
-    if (!create(decoder, NVJPEG_HARDWARE))
+    if (create(decoder, NVJPEG_HARDWARE) != NVJPEG_OK)
         return false;
     if (decoder->library->engines(decoder->handle, &engines, &cores) == NVJPEG_OK && engines > 0)
         return true;
@@ -90,7 +101,9 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
         return status_set(STATUS_UNAVAILABLE,
                           "--decoder hardware: this GPU has no JPEG engines; use --decoder hybrid or cpu");
     decoder->kind = DECODER_HYBRID;
-    return create(decoder, NVJPEG_GPU_HYBRID)
+    int code = create(decoder, NVJPEG_GPU_HYBRID);
+    TRY(check_memory(code, cudaSuccess));
+    return code == NVJPEG_OK
                ? STATUS_OK
                : status_set(STATUS_UNAVAILABLE, "nvJPEG cannot be used with this GPU; use --decoder cpu");
 }
@@ -121,10 +134,10 @@ enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struc
     batch->broken = static_cast<bool *>(calloc(room, sizeof *batch->broken));
     TRY(ALLOCATED(batch->files && batch->sizes && batch->images && batch->broken,
                   "out of memory for batches of %u images", room));
-    int status = decoder->library->state_create(decoder->handle, &batch->state);
-    return status == NVJPEG_OK
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "nvjpegJpegStateCreate failed (status %d)", status);
+    int code = decoder->library->state_create(decoder->handle, &batch->state);
+    TRY(check_memory(code, cudaGetLastError()));
+    return code == NVJPEG_OK ? STATUS_OK
+                             : status_set(STATUS_FAILED, "nvjpegJpegStateCreate failed (status %d)", code);
 }
 
 void image_batch_close(const struct image_decoder *decoder, struct image_batch *batch)
@@ -167,17 +180,27 @@ static int decode(struct image_decoder *decoder, struct image_batch *batch, uint
                                  batch->images + first, stream);
 }
 
+/* Fails if memory or CUDA, and not an image, is the cause of nvJPEG's status. */
+static enum status check_cause(int code)
+{
+    cudaError_t error = code == NVJPEG_OK ? cudaSuccess : cudaGetLastError();
+    TRY(check_memory(code, error));
+    CUDA_TRY(error);
+    return STATUS_OK;
+}
+
 enum status image_batch_decode(struct image_decoder *decoder, struct image_batch *batch, cudaStream_t stream)
 {
     RANGE(DECODE);
     if (batch->count == 0)
         return STATUS_OK;
     memset(batch->broken, 0, batch->count * sizeof *batch->broken);
-    if (decode(decoder, batch, 0, batch->count, stream) == NVJPEG_OK)
-        return STATUS_OK;
-    CUDA_TRY(cudaGetLastError());
-    for (uint32_t i = 0; i < batch->count; i++)
-        batch->broken[i] = decode(decoder, batch, i, 1, stream) != NVJPEG_OK;
-    CUDA_TRY(cudaGetLastError());
+    int code = decode(decoder, batch, 0, batch->count, stream);
+    TRY(check_cause(code));
+    for (uint32_t i = 0; code != NVJPEG_OK && i < batch->count; i++) {
+        int own = decode(decoder, batch, i, 1, stream);
+        TRY(check_cause(own));
+        batch->broken[i] = own != NVJPEG_OK;
+    }
     return STATUS_OK;
 }

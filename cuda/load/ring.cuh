@@ -126,7 +126,7 @@ struct ring {
     struct ring_share *shares; /* per worker */
 };
 
-/* Creates the rings and their delivery. STATUS_USAGE if they do not fit in memory. The caller closes the
+/* Creates the rings and their delivery. STATUS_TOO_LARGE if they do not fit in memory. The caller closes the
  * ring, even after a failure. */
 enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
                       const struct ring_type *type);

@@ -15,30 +15,13 @@
  *
  * If the kernel drops no rows, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
+#include "ops/fused_plan.h"
 #include "ops/scan.cuh"
 #include "ops/write.cuh"
 
-#define CONSUMERS_MAX  27 /* warps; with more, a lane would have too few registers for its part of a row */
-#define TILE_ROWS_MAX  9
-#define OUTPUTS_MAX    32 /* output tiles in shared memory */
-#define OUTPUTS_MIN    3  /* minimum per group, so that consumers seldom wait for the writer */
-#define REPORTS        64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
-#define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
-#define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */
+#define REPORTS 64 /* entries of pipeline.reports: at least OUTPUTS_MAX + the number of groups */
 /* A word of pipeline.reports counts reports in units of REPORT. Its lower bits say which rows are kept. */
 #define REPORT (1u << 16)
-
-/* The division of rows and of shared memory for a launch. Warps of a group process one tile at a time. */
-struct fused_plan {
-    bool fits;        /* the output tiles fit into shared memory */
-    bool loads_bulk;  /* rows are read with bulk copies */
-    bool stores_bulk; /* values are written with bulk copies */
-    uint32_t tile_rows, groups, outputs;
-    uint32_t arrivals; /* lanes of a consumer that arrive at the barrier of an output tile: all lanes if the
-                          writer reads the tile with plain loads, otherwise one lane */
-    uint32_t value_bytes, scale_bytes; /* per output row in shared memory */
-    uint32_t buffers_at, shared_bytes; /* shared memory: output tiles, then a buffer per consumer */
-};
 
 struct fused_job {
     struct gpu_job job;
@@ -58,6 +41,7 @@ struct pipeline {
     uint32_t listed;                          /* kept rows before this launch */
     struct hash_keys keys;
 };
+static_assert(sizeof(struct pipeline) == PIPELINE_BYTES, "fused_plan.h has another size");
 
 /* A slot in a ring of barriers. `parity` is the parity of the phase in which the slot is used. */
 struct place {
@@ -380,47 +364,18 @@ static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
 
 /* ---- The host ---- */
 
-/* Returns the plan for this number of rows per tile and this number of groups. */
-static struct fused_plan plan_for(const struct gpu_ops *gpu, uint32_t tile_rows, uint32_t groups)
-{
-    uint64_t value_bytes = ops_array_bytes(gpu->ops, OPS_VALUES);
-    uint64_t row_bytes = gpu->ops->row_bytes, tile_bytes = 0;
-    uint64_t room = (uint64_t)gpu->shared_bytes - sizeof(struct pipeline) - 256, buffers = 0;
-    struct fused_plan plan = {};
-    plan.tile_rows = tile_rows;
-    plan.groups = groups;
-    plan.loads_bulk = gpu->bulk && row_kind_of(row_bytes, gpu->ops->format.columns) != ROW_ANY &&
-                      gpu->ops->format.columns <= ROW_VALUES_MAX;
-    plan.stores_bulk = gpu->bulk && value_bytes % 16 == 0;
-    plan.arrivals = plan.stores_bulk && !ops_array_bytes(gpu->ops, OPS_SCALES) ? 1 : WARP_LANES;
-    plan.outputs = OUTPUTS_MAX;
-    plan.fits = true;
-    if (plan.loads_bulk)
-        buffers = tile_rows * groups * row_bytes;
-    if (gpu->lists && gpu->one_pass) {
-        plan.value_bytes = (uint32_t)((value_bytes + 15) / 16 * 16);
-        plan.scale_bytes = (uint32_t)((ops_array_bytes(gpu->ops, OPS_SCALES) + 15) / 16 * 16);
-        tile_bytes = tile_rows * (plan.value_bytes + plan.scale_bytes);
-        if (tile_bytes * OUTPUTS_MAX > room - buffers)
-            plan.outputs = (uint32_t)((room - buffers) / tile_bytes);
-        plan.fits = plan.outputs >= OUTPUTS_MIN * groups;
-    }
-    plan.buffers_at = (uint32_t)(plan.outputs * tile_bytes);
-    plan.shared_bytes = (uint32_t)(plan.buffers_at + buffers);
-    return plan;
-}
-
-/* Chooses the largest number of warps that leaves enough room for output tiles. */
 static struct fused_plan make_plan(const struct gpu_ops *gpu)
 {
-    struct fused_plan plan = {};
-    for (uint32_t tile_rows = TILE_ROWS_MAX; tile_rows > 0; tile_rows /= 2)
-        for (uint32_t groups = CONSUMERS_MAX / TILE_ROWS_MAX; groups > 0; groups--) {
-            plan = plan_for(gpu, tile_rows, groups);
-            if (plan.fits)
-                return plan;
-        }
-    return plan;
+    const struct ops *ops = gpu->ops;
+    struct fused_shape shape = {};
+    shape.shared_bytes = (uint64_t)gpu->shared_bytes;
+    shape.bulk = gpu->bulk;
+    shape.stores = gpu->lists && gpu->one_pass;
+    shape.columns = ops->format.columns;
+    shape.row_bytes = ops->row_bytes;
+    shape.value_bytes = ops_array_bytes(ops, OPS_VALUES);
+    shape.scale_bytes = ops_array_bytes(ops, OPS_SCALES);
+    return fused_plan(&shape);
 }
 
 bool gpu_fused_fits(const struct gpu_ops *gpu)

@@ -3,6 +3,8 @@
  * it, and shared memory has room for output rows, the fused variant does both in one pass. */
 #include "ops/gpu.cuh"
 
+#include <new>
+
 #include "common/stream.cuh"
 #include "core/timer.h"
 #include "machine/device.h"
@@ -41,8 +43,9 @@ enum status gpu_ops_open(const struct resources *resources, const void *input, c
                          void **state)
 {
     const struct ops *ops = static_cast<const struct ops *>(input);
-    struct gpu_ops *gpu = new struct gpu_ops();
+    struct gpu_ops *gpu = new (std::nothrow) struct gpu_ops();
     *state = gpu;
+    TRY(ALLOCATED(gpu, "out of memory"));
     gpu->ops = ops;
     gpu->steps = steps;
     gpu->device = resources->device;

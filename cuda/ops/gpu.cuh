@@ -159,7 +159,7 @@ enum status gpu_input_copy_rate(struct gpu_ops *gpu, double *bytes_per_s);
 /* Computes the size of the arena. */
 enum status gpu_results_plan(struct gpu_ops *gpu);
 
-/* Returns STATUS_USAGE if input and results need more device memory than is free, or more than
+/* Returns STATUS_TOO_LARGE if input and results need more device memory than is free, or more than
  * --gpu-memory-limit allows. */
 enum status gpu_check_memory(const struct gpu_ops *gpu);
 

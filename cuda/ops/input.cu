@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
-#include <vector>
+#include <new>
 
 #include "common/stream.cuh"
 #include "core/parallel.h"
@@ -25,8 +26,8 @@ struct stream {
     uint64_t shift, chunks, slices, slice_rows, slices_per_chunk;
     std::mutex lock; /* protects everything below */
     std::condition_variable changed;
-    uint64_t next, launched;      /* the next slice to copy; number of chunks launched */
-    std::vector<uint64_t> copied; /* slices copied, per buffer */
+    uint64_t next, launched;            /* the next slice to copy; number of chunks launched */
+    std::unique_ptr<uint64_t[]> copied; /* slices copied, per buffer */
     bool launching, failed;
     enum status status;
     char message[1100];
@@ -190,7 +191,8 @@ static enum status stream_rows(struct gpu_ops *gpu, gpu_chunk_function *pass, ui
     stream.chunks = divide_up(gpu->ops->count, gpu->ring.chunk_rows);
     stream.slices_per_chunk = divide_up(gpu->ring.chunk_rows, stream.slice_rows);
     stream.slices = stream.chunks * stream.slices_per_chunk;
-    stream.copied.assign(gpu->ring.buffers, 0);
+    stream.copied.reset(new (std::nothrow) uint64_t[gpu->ring.buffers]());
+    TRY(ALLOCATED(stream.copied, "out of memory"));
     parallel_for(gpu->threads, (uint64_t)gpu->threads, fill, &stream);
     if (!target)
         gpu->summary.copied_bytes += gpu->ops->count * gpu->ops->row_bytes;
@@ -208,8 +210,9 @@ static enum status open_ring(struct gpu_ops *gpu, bool with_device)
     struct chunk_ring *ring = &gpu->ring;
     uint64_t bytes = ring->buffers * ring->chunk_bytes;
     TRY(memory_check(bytes, "the ring of chunks", "lower --chunk or --ring"));
-    ring->copied = new cudaEvent_t[ring->buffers]();
-    ring->computed = new cudaEvent_t[ring->buffers]();
+    ring->copied = new (std::nothrow) cudaEvent_t[ring->buffers]();
+    ring->computed = new (std::nothrow) cudaEvent_t[ring->buffers]();
+    TRY(ALLOCATED(ring->copied && ring->computed, "out of memory"));
     for (uint32_t i = 0; i < ring->buffers; i++) {
         CUDA_TRY(cudaEventCreateWithFlags(&ring->copied[i], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&ring->computed[i], cudaEventDisableTiming));

@@ -73,7 +73,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu)
     bool limited = ops->memory_limit && ops->memory_limit < free_bytes;
     if (bytes <= (limited ? ops->memory_limit : free_bytes))
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
+    return status_set(STATUS_TOO_LARGE,
                       "%s (%.4g GB) and results (%.4g GB) need %.4g GB of GPU memory, but %s %.4g GB; %s",
                       ops->resident ? "the resident rows" : "the ring of chunks", 1e-9 * (double)input_bytes,
                       1e-9 * (double)gpu->arena_bytes, 1e-9 * (double)bytes,

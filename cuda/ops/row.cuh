@@ -14,19 +14,10 @@
 #include <stdint.h>
 
 #include "common/xxh3.cuh"
+#include "ops/fused_plan.h"
 #include "ops/row.h"
 
-#define WARP_LANES 32
-#define ALL_LANES  0xFFFFFFFFu
-
-enum row_kind { ROW_ANY, ROW_ALIGNED, ROW_WHOLE };
-
-static inline enum row_kind row_kind_of(uint64_t row_bytes, uint32_t columns)
-{
-    if (row_bytes % 16 != 0 || row_bytes <= XXH3_SHORT_MAX)
-        return ROW_ANY;
-    return columns % 256 == 0 ? ROW_WHOLE : ROW_ALIGNED;
-}
+#define ALL_LANES 0xFFFFFFFFu
 
 /* ---- Loads ---- */
 

@@ -138,7 +138,7 @@ enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *f
 /* Makes the device current and gets its free memory in bytes. */
 enum status device_free_bytes(int device, size_t *bytes);
 
-/* Makes the device current. Returns STATUS_USAGE if it has less than `bytes` bytes of free memory for a
+/* Makes the device current. Returns STATUS_TOO_LARGE if it has less than `bytes` bytes of free memory for a
  * batch. The message gives both sizes. */
 enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
 

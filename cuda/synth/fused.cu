@@ -183,13 +183,13 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     TRY(device_free_bytes(plan->device, &free_bytes));
     free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     if (plan->job.units > UNITS_MAX)
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "fused supports up to %.2g lines per image, not %.2g; lower --vertices or --orbits",
                           (double)UNITS_MAX * FUSED_LINES * FUSED_ORBITS,
                           (double)plan->job.units * FUSED_LINES * FUSED_ORBITS);
     if (bytes > free_bytes)
         return status_set(
-            STATUS_USAGE,
+            STATUS_TOO_LARGE,
             "fused needs %.2f GB of device memory for the lines of one image, but %.2f GB are free after "
             "the batch; lower --batch, --vertices or --orbits",
             1e-9 * (double)bytes, 1e-9 * (double)free_bytes);

@@ -26,7 +26,7 @@ struct fused_call {
 
 /* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `background`:
  * see struct generator_request. `synth` must outlive the plan. The caller closes the plan with fused_close().
- * STATUS_USAGE if there is not enough device memory, or if an image has too many lines. */
+ * STATUS_TOO_LARGE if there is not enough device memory, or if an image has too many lines. */
 enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan);
 
 /* Enqueues the generation of the first `count` images of a call; `count` is at most synth->batch. The plan's

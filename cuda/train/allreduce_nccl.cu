@@ -33,9 +33,11 @@ static struct {
 
 static enum status nccl_status(ncclResult_t result, const char *call)
 {
-    return result == ncclSuccess ? STATUS_OK
-                                 : status_set(STATUS_FAILED, "%s: %s; NCCL_DEBUG=WARN prints more", call,
-                                              nccl.GetErrorString(result));
+    static_assert(ncclSystemError == (int)NCCL_CODE_SYSTEM, "exhausted.h has another code");
+    enum status status = library_status(LIBRARY_NCCL, result);
+    return status == STATUS_OK
+               ? STATUS_OK
+               : status_set(status, "%s: %s; NCCL_DEBUG=WARN prints more", call, nccl.GetErrorString(result));
 }
 
 static enum status nccl_load(void)

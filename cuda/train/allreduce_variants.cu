@@ -95,7 +95,8 @@ static enum status allocate_array(void **array, size_t bytes)
     cudaError_t error = cudaMalloc(array, bytes);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
-        return status_set(STATUS_USAGE, "out of GPU memory for an array of %zu bytes; lower --bytes", bytes);
+        return status_set(STATUS_TOO_LARGE, "out of GPU memory for an array of %zu bytes; lower --bytes",
+                          bytes);
     }
     return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
 }

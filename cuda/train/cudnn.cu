@@ -75,13 +75,17 @@ enum status cudnn_probe(void)
 
 static enum status cudnn_status(cudnnStatus_t result, const char *call, int line)
 {
-    return result == CUDNN_STATUS_SUCCESS ? STATUS_OK
-                                          : status_set(STATUS_FAILED, "cudnn%s failed: %s (%s:%d)", call,
-                                                       cudnn.GetErrorString(result), __FILE__, line);
+    static_assert(CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED == (int)CUDNN_CODE_HOST_MEMORY &&
+                      CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED == (int)CUDNN_CODE_DEVICE_MEMORY,
+                  "exhausted.h has other codes");
+    enum status status = library_status(LIBRARY_CUDNN, result);
+    return status == STATUS_OK ? STATUS_OK
+                               : status_set(status, "cudnn%s failed: %s (%s:%d)", call,
+                                            cudnn.GetErrorString(result), __FILE__, line);
 }
 
-/* Calls a cuDNN function, named without its prefix `cudnn`. If the call fails, returns STATUS_FAILED from the
- * calling function. */
+/* Calls a cuDNN function, named without its prefix `cudnn`. If the call fails, returns the failure from the
+ * calling function: STATUS_EXHAUSTED if memory ran out, else STATUS_FAILED. */
 #define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
 
 /* ---- One layer ---- */
@@ -246,8 +250,10 @@ static enum status time_runs(const struct device_layer *layer, const struct call
     for (int run = 0; run <= MEASURED_RUNS; run++) {
         float ms;
         CUDA_TRY(cudaEventRecord(self->begin, self->stream));
-        if (compute(layer, memory, algorithm) != CUDNN_STATUS_SUCCESS)
+        cudnnStatus_t result = compute(layer, memory, algorithm);
+        if (library_status(LIBRARY_CUDNN, result) == STATUS_FAILED)
             return STATUS_OK; /* an algorithm that cuDNN lists but cannot run */
+        TRY(cudnn_status(result, "Convolution", __LINE__));
         CUDA_TRY(cudaEventRecord(self->end, self->stream));
         CUDA_TRY(cudaEventSynchronize(self->end));
         CUDA_TRY(cudaEventElapsedTime(&ms, self->begin, self->end));

@@ -19,7 +19,7 @@ static enum status check_size(const struct network *network)
     if (most * network->capacity < UINT64_C(1) << 31)
         return STATUS_OK;
     return status_set(
-        STATUS_USAGE,
+        STATUS_TOO_LARGE,
         "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu%s",
         model->name, network->capacity,
         (unsigned long long)(((UINT64_C(1) << 31) - 1) / most * train_parts(train)),

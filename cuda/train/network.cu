@@ -28,7 +28,7 @@ enum status allocate_bytes(struct allocations *allocations, void **pointer, size
         size_t free_bytes = 0, total_bytes = 0;
         (void)cudaGetLastError();
         CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "not enough device memory for the network: %.2f GB allocated, %.2f GB more needed, "
                           "%.2f GB free; lower --batch",
                           1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);

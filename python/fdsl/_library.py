@@ -116,7 +116,7 @@ def cuda_devices() -> int:
 def fail(status: int) -> NoReturn:
     """Raises the library's latest error in the calling thread. `status`: the return value of the call that failed."""
     kind = {2: ValueError, 4: Unavailable}.get(status, Error)
-    raise kind(lib.fdsl_error().decode(errors="replace").replace("FDSL_CPU", 'device="cpu"'))
+    raise kind(lib.fdsl_error().decode(errors="replace").replace("FDSL_CPU", '"cpu"'))
 
 
 def check(status: int) -> None:

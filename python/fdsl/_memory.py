@@ -43,7 +43,7 @@ def _find_kind(name: str, array: object) -> Kind:
     if isinstance(array, Array):
         return Kind(_describe_own, lambda own: own._stream, lambda own: own._stream_owner)
     if modules.get("torch") in ("Tensor", "_TensorBase", "TensorBase"):
-        return Kind(_torch_describer(), _torch_stream, _torch_stream_object)
+        return Kind(_torch_describer(name), _torch_stream, _torch_stream_object)
     if hasattr(array, "__cuda_array_interface__"):
         if "cupy" in modules:
             return Kind(_describe_interface, lambda own: _cupy_stream(own).ptr, _cupy_stream)
@@ -73,10 +73,22 @@ def _describe_own(name: str, array: Array, write: bool) -> Description:
     return array.ptr, array.shape, array.dtype, array._device
 
 
-def _torch_describer() -> Callable[[str, Any, bool], Description]:
+def old_torch(torch: Any) -> str:
+    """Returns why this version of PyTorch is refused, or an empty string."""
+    if int(torch.__version__.partition(".")[0]) >= 2:
+        return ""
+    return (
+        f"PyTorch {torch.__version__} would not notice that a batch was overwritten before its backward pass, and would "
+        "compute wrong gradients; install PyTorch 2.0 or newer"
+    )
+
+
+def _torch_describer(name: str) -> Callable[[str, Any, bool], Description]:
     torch = sys.modules["torch"]
+    if reason := old_torch(torch):
+        raise TypeError(f"{name}: {reason}")
     # Autograd compares version numbers to detect that a tensor saved for the backward pass was overwritten.
-    increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
+    increment_version = torch.autograd.graph.increment_version
     dtypes: dict[Any, str] = {}
 
     def describe(name: str, tensor: Any, write: bool) -> Description:

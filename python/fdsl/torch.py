@@ -21,6 +21,10 @@ except ModuleNotFoundError as error:
 
 from ._generator import Generator
 from ._library import integer
+from ._memory import old_torch
+
+if reason := old_torch(torch):
+    raise ImportError(f"fdsl.torch: {reason}")
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Make = Callable[[int], Batch]

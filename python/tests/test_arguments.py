@@ -315,6 +315,13 @@ def test_errors_use_the_names_of_python() -> None:
     with pytest.raises(fdsl.Unavailable) as error:
         small(device="cuda")
     assert "FDSL_CPU" not in one_line(error)
+    with pytest.raises(ValueError) as wrong:
+        fdsl.Generator(10, generator="fused")
+    message = 'generator: \'fused\' works on CUDA devices, but device is "cpu"; set it to 0 or another CUDA device'
+    assert str(wrong.value) == message
+    with pytest.raises(ValueError) as wrong:
+        fdsl.Generator(10, generator="omp", device=0)
+    assert str(wrong.value) == 'generator: \'omp\' works on the CPU, but device is 0; set it to "cpu"'
 
 
 def test_a_relative_library_is_found(tmp_path: Any) -> None:

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import pickle
+import random
 import threading
 import weakref
 from typing import Any
@@ -177,6 +178,32 @@ def test_memory_is_freed_once_and_after_its_last_user(monkeypatch: Any) -> None:
     del capsule
     outstanding()
     assert addresses == [label_pointer, pointer]
+
+
+@pytest.mark.parametrize("living", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("order", ["first", "last", "random"])
+def test_dropped_arrays_are_freed_while_earlier_ones_live(living: int, order: str, monkeypatch: Any) -> None:
+    """Tensors that are dropped in any order keep no memory, however many earlier ones are alive."""
+    addresses = freed(monkeypatch)
+    outstanding()
+    addresses.clear()
+    made, dropped = 0, 0
+    chance = random.Random(living)
+    with small(res=8, batch=1) as g:
+        earlier = [numpy.from_dlpack(g.generate()[0]) for _ in range(living)]
+        window: list[Any] = []
+        for _ in range(300):
+            window.append(numpy.from_dlpack(g.generate()[0]))
+            made += 1
+            if len(window) > 8:
+                window.pop({"first": 0, "last": -1, "random": chance.randrange(9)}[order])
+                dropped += 1
+            kept = living + made - (len(addresses) - made - living)  # images; the labels of each call are freed at once
+            assert kept <= living + len(window) + 32, f"{dropped} of {made} were dropped, {kept} are kept"
+        assert len(_array._exports) <= living + len(window) + 32
+        del earlier, window
+        outstanding()
+        assert len(addresses) == 2 * (made + living)
 
 
 def test_unconsumed_capsules_free_their_memory(monkeypatch: Any) -> None:

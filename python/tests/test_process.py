@@ -242,3 +242,31 @@ def test_no_compiler_is_needed() -> None:
     code = "import fdsl; print(fdsl.Generator(3, res=16, batch=2).generate(0)[0].shape)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "(2, 1, 16, 16)\n", done.stderr
+
+
+@pytest.mark.parametrize("version", ["0.4.1", "1.13.1", "1.13.0a0+git1a2b", "2.0.0", "2.15.0+cu132", "10.1.0"])
+def test_old_pytorch_is_refused(version: str, tmp_path: Any) -> None:
+    """A stand-in for PyTorch has the version. PyTorch 1 does not detect that fill() overwrites a tensor."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        f"__version__ = {version!r}\nclass Tensor: pass\nfrom types import SimpleNamespace\n"
+        "autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=None))\n"
+    )
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import fdsl, torch
+for attempt in (lambda: __import__("fdsl.torch"), lambda: fdsl.Generator(2, res=8).fill(torch.Tensor())):
+    try: attempt()
+    except (ImportError, TypeError, AttributeError) as error: print(type(error).__name__, error)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    if version[0] in "01" and version[:2] != "10":
+        reason = (
+            f"PyTorch {version} would not notice that a batch was overwritten before its backward pass, and would compute "
+            "wrong gradients; install PyTorch 2.0 or newer"
+        )
+        assert done.stdout == f"ImportError fdsl.torch: {reason}\nTypeError images: {reason}\n"
+    else:
+        assert "PyTorch" not in done.stdout and "ImportError" not in done.stdout

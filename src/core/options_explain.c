@@ -109,10 +109,13 @@ static enum status explain_unknown(const struct options *options, const char *ar
     option_name(argument, name, sizeof name);
     size_t length = strcspn(argument, "=");
     int shown = (int)(length < NAME_BYTES ? length : NAME_BYTES);
+    size_t index;
+    /* options->explain() speaks of other commands, but "-help" may be meant for this one. */
+    if (option_has_name(options, name, &index))
+        return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s'?", shown, argument, name);
     if (options->explain)
         TRY(options->explain(options->explain_context, name));
     const struct foreign *foreign = find_foreign(name);
-    size_t index;
     if (foreign && foreign->ours && option_has_name(options, foreign->ours, &index))
         return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s%s%s'?", shown, argument,
                           foreign->ours, foreign->value ? " " : "", foreign->value ? foreign->value : "");
@@ -186,6 +189,8 @@ enum status option_explain_operand(const struct options *options, const char *pr
         option_spec_at(options, index, &values)->kind == OPTION_FLAG)
         return status_set(STATUS_USAGE, "unexpected argument '%s'; write %s=%s", argument, previous,
                           argument);
+    if (option_has_name(options, argument, &index))
+        return status_set(STATUS_USAGE, "unexpected argument '%s'; did you mean '--%s'?", argument, argument);
     if (options->explain) {
         enum status status = options->explain(options->explain_context, argument);
         if (status != STATUS_OK)

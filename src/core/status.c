@@ -31,17 +31,19 @@ int status_severity(enum status code)
         return 2;
     case STATUS_EXHAUSTED:
         return 3;
-    case STATUS_USAGE:
+    case STATUS_TOO_LARGE:
         return 4;
-    case STATUS_UNAVAILABLE:
+    case STATUS_USAGE:
         return 5;
+    case STATUS_UNAVAILABLE:
+        return 6;
     }
-    return 6; /* not a valid status */
+    return 7; /* not a valid status */
 }
 
 int status_exit(enum status code)
 {
-    return code == STATUS_EXHAUSTED ? STATUS_FAILED : (int)code;
+    return code == STATUS_EXHAUSTED ? STATUS_FAILED : code == STATUS_TOO_LARGE ? STATUS_USAGE : (int)code;
 }
 
 enum status status_of_errno(int cause)

@@ -19,11 +19,14 @@ enum status {
     STATUS_USAGE = 2,       /* invalid options or input */
     STATUS_WRONG = 3,       /* a result differs from the reference; in compare, a row is slower */
     STATUS_UNAVAILABLE = 4, /* not supported by this build or machine */
-    STATUS_EXHAUSTED = 5    /* memory, disk space or file descriptors ran out while running; unlike
+    STATUS_EXHAUSTED = 5,   /* memory, disk space or file descriptors ran out while running; unlike
                                STATUS_FAILED, the data are not the cause, so --on-error skip does not apply */
+    STATUS_TOO_LARGE = 6    /* the work that the options describe needs more memory than is free, or exceeds
+                               a limit of the variant; less work would fit */
 };
 
-/* Returns the exit status of the program: STATUS_FAILED for STATUS_EXHAUSTED, else the code itself. */
+/* Returns the exit status of the program: STATUS_FAILED for STATUS_EXHAUSTED, STATUS_USAGE for
+ * STATUS_TOO_LARGE, else the code itself. */
 int status_exit(enum status code);
 
 /* Returns the status for a failed system call. `cause` is the errno. */

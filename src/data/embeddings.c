@@ -142,7 +142,7 @@ static enum status provide(const struct tensor_file *file, uint64_t bytes, struc
     }
     void *mapping = mmap(NULL, file->bytes, PROT_READ, MAP_SHARED, file->fd, 0);
     if (mapping == MAP_FAILED)
-        return status_set(STATUS_FAILED, "%s: cannot be mapped: %s%s", file->path, strerror(errno),
+        return status_set(status_of_errno(errno), "%s: cannot be mapped: %s%s", file->path, strerror(errno),
                           errno == ENOMEM ? "; raise vm.max_map_count, or join files" : "");
     entry->mapping = mapping;
     return STATUS_OK;

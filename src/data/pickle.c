@@ -164,6 +164,50 @@ static enum status do_text(struct parser *parser, size_t unused)
 
 /* ---- Opcodes ---- */
 
+/* Returns the number of tensors in a dict: values that are calls. */
+static size_t tensors_in(const struct pickle_value *value)
+{
+    size_t count = 0;
+    for (size_t i = 1; value->kind == PICKLE_DICT && i < value->count; i += 2)
+        count += value->items[i]->kind == PICKLE_CALL;
+    return count;
+}
+
+/* Finds the key of the outermost dict whose value has most tensors among the entries that were read so far.
+ * Some of them are still on the stack, after the dict and a mark. Returns NULL if no entry has tensors. */
+static const struct pickle_value *find_parameters(const struct values *stack)
+{
+    const struct pickle_value *root = stack->count ? stack->items[0] : NULL, *found = NULL;
+    size_t most = 0, inside = root && root->kind == PICKLE_DICT ? root->count : 0;
+    size_t pending = inside + stack->count - (stack->count < 2 ? stack->count : 2);
+    for (size_t i = 0; root && root->kind == PICKLE_DICT && i + 1 < pending; i += 2) {
+        struct pickle_value *const *entry = i < inside ? root->items + i : stack->items + 2 + i - inside;
+        if (!entry[0] || !entry[1]) /* a mark: a value that is not complete */
+            break;
+        if (entry[0]->kind != PICKLE_TEXT || tensors_in(entry[1]) <= most)
+            continue;
+        most = tensors_in(entry[1]);
+        found = entry[0];
+    }
+    return found;
+}
+
+/* Formats how Python saves only the parameters of an object `x`, for a pickle that is refused at its current
+ * position. A key is named only if the file has it. */
+static void advise_saving(const struct parser *parser, char *text, size_t size)
+{
+    const struct pickle_value *key = find_parameters(&parser->stack);
+    int length = key && key->length < 80 ? (int)key->length : 0;
+    if (length && !memchr(key->text, '\'', key->length) && !memchr(key->text, '\\', key->length))
+        snprintf(text, size, "torch.save(x['%.*s'], 'weights.pt')", length, key->text);
+    else if (parser->stack.count == 1)
+        snprintf(text, size, "torch.save(x.state_dict(), 'weights.pt')");
+    else
+        snprintf(text, size,
+                 "torch.save(x[KEY], 'weights.pt') with the key of the parameters, one of x.keys(), "
+                 "or x[KEY].state_dict() if this is a network");
+}
+
 /* GLOBAL: a module and a name, each ended by a line feed. In the value, `text` still has the line feed
  * between them. */
 static enum status do_global(struct parser *parser, size_t unused)
@@ -183,13 +227,14 @@ static enum status do_global(struct parser *parser, size_t unused)
     if (pickle_is(value, ORDERED_DICT) || parser->allowed(value->text, value->length))
         return STATUS_OK;
     int module = (int)(module_end - (const uint8_t *)value->text), name = (int)(name_end - module_end - 1);
+    char advice[256];
+    advise_saving(parser, advice, sizeof advice);
     return status_set(
         STATUS_FAILED,
         "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
         "tuples, numbers and strings are read, and nothing is executed; if you trust the file, save only its "
-        "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then "
-        "torch.save(x['state_dict'], 'weights.pt'), or x.state_dict() if x is a network",
-        module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
+        "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then %s",
+        module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
 }
 
 static enum status do_tuple(struct parser *parser, size_t first)

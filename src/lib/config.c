@@ -196,8 +196,14 @@ enum status config_variant(const struct fdsl_config *config, const struct varian
     while (index == 0 && generators[chosen].on_device != on_device)
         chosen++;
     if (generators[chosen].on_device != on_device)
-        return status_set(STATUS_USAGE, "generator: '%s' works on %s, but device is %d",
-                          generators[chosen].name, on_device ? "the CPU" : "CUDA devices", config->device);
+        return on_device
+                   ? status_set(STATUS_USAGE,
+                                "generator: '%s' works on the CPU, but device is %d; set it to FDSL_CPU",
+                                generators[chosen].name, config->device)
+                   : status_set(STATUS_USAGE,
+                                "generator: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 "
+                                "or another CUDA device",
+                                generators[chosen].name);
     *variant = generators[chosen].variant;
     return *variant ? STATUS_OK : device_probe(config->device);
 }

@@ -52,7 +52,7 @@ static enum status count_by_mincore(int fd, uint64_t bytes, uint64_t all, struct
         status = status_set(STATUS_EXHAUSTED, "out of memory for the states of %llu pages",
                             (unsigned long long)all);
     else if (mapping == MAP_FAILED || mincore(mapping, bytes, states) != 0)
-        status = status_set(STATUS_FAILED, "cannot query the page cache: %s", strerror(errno));
+        status = status_set(status_of_errno(errno), "cannot query the page cache: %s", strerror(errno));
     for (uint64_t i = 0; status == STATUS_OK && i < all; i++)
         pages->resident += states[i] & 1;
     if (mapping != MAP_FAILED)

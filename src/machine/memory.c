@@ -70,6 +70,6 @@ enum status memory_check(uint64_t bytes, const char *what, const char *remedy)
     uint64_t available = memory_available_bytes();
     if (available == 0 || bytes <= available)
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s: %.2f GB of memory needed, %.2f GB available; %s", what,
+    return status_set(STATUS_TOO_LARGE, "%s: %.2f GB of memory needed, %.2f GB available; %s", what,
                       1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
 }

@@ -14,8 +14,8 @@ FDSL_C_BEGIN
  * share the memory (memory_share()). */
 uint64_t memory_available_bytes(void);
 
-/* Checks that `bytes` bytes for `what` ("the batch") can be allocated. STATUS_USAGE names both sizes and the
- * `remedy` ("lower --batch"). STATUS_OK if the available memory is unknown. */
+/* Checks that `bytes` bytes for `what` ("the batch") can be allocated. STATUS_TOO_LARGE names both sizes and
+ * the `remedy` ("lower --batch"). STATUS_OK if the available memory is unknown. */
 enum status memory_check(uint64_t bytes, const char *what, const char *remedy);
 
 /* Sets how many processes on this machine, including this one, will allocate the same amount of memory. 0:

@@ -38,7 +38,7 @@ static enum status map(struct shared_ring *ring)
 {
     void *memory = mmap(NULL, ring->size, PROT_READ | PROT_WRITE, MAP_SHARED, ring->file, 0);
     if (memory == MAP_FAILED)
-        return status_set(STATUS_FAILED, "cannot map %zu bytes of shared memory: %s", ring->size,
+        return status_set(status_of_errno(errno), "cannot map %zu bytes of shared memory: %s", ring->size,
                           strerror(errno));
     ring->header = memory;
     return STATUS_OK;
@@ -59,9 +59,9 @@ static enum status create(struct shared_ring *ring, struct shared_ring_offer *of
 {
     ring->file = memfd_create("fdsl-bench", MFD_CLOEXEC);
     if (ring->file < 0)
-        return status_set(STATUS_FAILED, "cannot create shared memory: %s", strerror(errno));
+        return status_set(status_of_errno(errno), "cannot create shared memory: %s", strerror(errno));
     if (ftruncate(ring->file, (off_t)ring->size) != 0)
-        return status_set(STATUS_FAILED, "cannot create %zu bytes of shared memory: %s", ring->size,
+        return status_set(status_of_errno(errno), "cannot create %zu bytes of shared memory: %s", ring->size,
                           strerror(errno));
     TRY(map(ring));
     *offer = (struct shared_ring_offer){.process = (int32_t)getpid(), .file = ring->file};

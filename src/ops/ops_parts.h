@@ -48,9 +48,9 @@ static inline enum ops_type ops_stored_type(enum dtype type)
 enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
 
 /* Generates this rank's rows, or reads its rows of the files into the page cache, unless job->described is
- * set. Replaces the rows of an earlier call. Then sets job->ops.first, count and parts. STATUS_USAGE if the
- * available memory is too small. STATUS_EXHAUSTED if an allocation fails, STATUS_FAILED if a file cannot be
- * read. */
+ * set. Replaces the rows of an earlier call. Then sets job->ops.first, count and parts. STATUS_TOO_LARGE if
+ * the available memory is too small. STATUS_EXHAUSTED if an allocation fails, STATUS_FAILED if a file cannot
+ * be read. */
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
 void ops_rows_free(struct ops_job *job);
 

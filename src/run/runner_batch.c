@@ -1,7 +1,6 @@
 /* --batch max: finds the largest batch that fits into memory, by trial. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "core/phase.h"
 #include "machine/comm.h"
@@ -48,9 +47,8 @@ static enum status run_step(const struct search *search)
     return status;
 }
 
-/* Tries a batch size. The batch does not fit if the error message contains "out of memory" or "lower
- * --batch". Variants use these phrases if there is not enough memory or a limit is exceeded. All ranks have
- * the same message, so all ranks decide alike. */
+/* Tries a batch size. The batch does not fit if memory ran out, or if the variant refuses work of this size.
+ * All ranks have the same status, so all ranks decide alike. */
 static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
 {
     struct runner *runner = search->runner;
@@ -65,7 +63,7 @@ static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
     *fits = status == STATUS_OK;
     if (*fits)
         return STATUS_OK;
-    if (!strstr(status_text(), "out of memory") && !strstr(status_text(), "lower --batch"))
+    if (status != STATUS_EXHAUSTED && status != STATUS_TOO_LARGE)
         return status_prefix(status, "--batch max, trying %" PRIu64, batch);
     snprintf(search->reason, sizeof search->reason, "%s", status_text());
     return STATUS_OK;
@@ -116,7 +114,7 @@ enum status runner_find_batch(struct runner *runner)
     runner_show_phase(runner, NULL);
     TRY(status);
     if (batch == 0)
-        return status_set(STATUS_FAILED, "--batch max: not even a batch of %" PRIu64 " fits: %s", least,
+        return status_set(STATUS_TOO_LARGE, "--batch max: not even a batch of %" PRIu64 " fits: %s", least,
                           search.reason);
     if (above)
         status_say("--batch max: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,

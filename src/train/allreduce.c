@@ -177,7 +177,8 @@ static enum status fetch_values(const struct allreduce_job *job, const struct va
 {
     *result = (struct allreduce_result){.values = malloc(job->bytes)};
     if (!result->values)
-        return status_set(STATUS_USAGE, "out of memory for a copy of %zu bytes; lower --bytes", job->bytes);
+        return status_set(STATUS_EXHAUSTED, "out of memory for a copy of %zu bytes; lower --bytes",
+                          job->bytes);
     return variant->fetch(state, result);
 }
 

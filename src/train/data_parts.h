@@ -24,9 +24,9 @@ struct data_range {
 /* Returns whether a sample is held out for testing if one data set is divided: about a tenth of them are. */
 bool data_is_held_out(uint64_t number);
 
-/* Returns STATUS_USAGE if `samples` samples do not fit into memory; the message suggests lowering `option`.
- * Without this check, a system that overcommits memory may kill the program when it first writes to the
- * memory. */
+/* Returns STATUS_TOO_LARGE if `samples` samples do not fit into memory; the message suggests lowering
+ * `option`. Without this check, a system that overcommits memory may kill the program when it first writes to
+ * the memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
 /* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. range.count = 0

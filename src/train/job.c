@@ -77,7 +77,7 @@ enum status job_check_batch(const struct job_parameters *parameters, enum data_p
 {
     uint32_t count = data->sets[part].count;
     if (parameters->batch > count)
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "--batch %" PRIu64 " is more than the %" PRIu32 " samples to %s; lower --batch",
                           parameters->batch, count, part == DATA_TRAIN ? "train on" : "test with");
     return STATUS_OK;

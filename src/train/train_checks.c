@@ -122,7 +122,7 @@ static enum status check_batch(const struct train_parameters *all, const struct 
                           " samples of a rank's step; lower --accumulate, or raise --batch",
                           all->accumulate, all->job.batch / partition->ranks);
     if (partition->ranks > 1 && all->job.batch > count)
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "the batches of %" PRIu64 " ranks have %" PRIu64 " samples, more than the %" PRIu32
                           " samples to train on; lower --batch, or start fewer ranks",
                           partition->ranks, all->job.batch, count);

@@ -60,10 +60,10 @@ enum status vit_accepts(const struct train *train)
         return status_set(
             STATUS_USAGE,
             "it supports only widths up to %d and heads of 16, 32 or 64 values, with patches of "
-            "a multiple of 8 values; use train-omp",
-            VIT_WIDTH_MAX);
+            "a multiple of 8 values; use %s",
+            VIT_WIDTH_MAX, train->forward_only ? "infer-omp" : "train-omp");
     if (train_part_max(train) > SAMPLES_MAX)
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_TOO_LARGE,
                           "it supports at most %d samples per GPU at a time; lower --batch, or raise "
                           "--accumulate",
                           SAMPLES_MAX);

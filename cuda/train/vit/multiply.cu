@@ -62,14 +62,15 @@ enum status vit_multiplier_probe(void)
 
 static enum status blas_status(cublasStatus_t result, const char *call, int line)
 {
-    return result == CUBLAS_STATUS_SUCCESS
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "cublasLt%s failed with status %d (%s:%d)", call, (int)result,
-                            __FILE__, line);
+    static_assert(CUBLAS_STATUS_ALLOC_FAILED == (int)CUBLAS_CODE_MEMORY, "exhausted.h has another code");
+    enum status status = library_status(LIBRARY_CUBLAS, result);
+    return status == STATUS_OK ? STATUS_OK
+                               : status_set(status, "cublasLt%s failed with status %d (%s:%d)", call,
+                                            (int)result, __FILE__, line);
 }
 
-/* Calls a function of cuBLASLt, named without its prefix `cublasLt`. If the call fails, returns STATUS_FAILED
- * from the calling function. */
+/* Calls a function of cuBLASLt, named without its prefix `cublasLt`. If the call fails, returns the failure
+ * from the calling function: STATUS_EXHAUSTED if memory ran out, else STATUS_FAILED. */
 #define BLAS_TRY(call) TRY(blas_status(blas.call, #call, __LINE__))
 
 /* ---- Plans ---- */
@@ -185,6 +186,8 @@ static enum status choose(const struct vit_multiplier *self, struct plan *plan)
                                              plan->result, plan->result, preference, 1, &best, &found);
     (void)blas.MatmulPreferenceDestroy(preference);
     TRY(status);
+    TRY(blas_status(result == CUBLAS_STATUS_ALLOC_FAILED ? result : CUBLAS_STATUS_SUCCESS,
+                    "MatmulAlgoGetHeuristic", __LINE__));
     if (result != CUBLAS_STATUS_SUCCESS || found == 0)
         return status_set(
             STATUS_FAILED,
