@@ -434,6 +434,13 @@ Test(choice, unusable_class_names_become_numbers)
     EXPECT_EXACTLY(0, "0000\n0001\n0002\n", "cat q/classes.txt");
 }
 
+/* The same seed gives the same trees. make fuzz tries others. */
+Test(choice, random_trees_are_read_as_image_folder_reads_them)
+{
+    EXPECT_PRINTS(0, "60 trees are read as ImageFolder reads them",
+                  "python3 %s/tests/fuzz_folders.py $P --seed 1 --cases 60", root);
+}
+
 Test(choice, sets_without_classes_are_not_written_as_class_folders)
 {
     expect_refused(2, "--store imagefolder needs labels, and --from counter has none",
