@@ -312,6 +312,7 @@ Test(advise, files_and_urls_have_their_own_ways)
 Test(advise, wrong_options_and_data_are_refused)
 {
     expect_refused(2, "name the data set with --data DIR or URL", "$P advise --compute 5");
+    expect_refused(2, "unexpected argument 'photos'; write --data photos", "$P advise photos --compute 5");
     expect_refused(2, "say how long a training step takes: --compute MS", "$P advise --data x");
     expect_refused(2, "x: No such file or directory", "$P advise --data x --compute 5");
     expect_refused(2, "did you mean '--compute'?", "$P advise --data x --computed 5");

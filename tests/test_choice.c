@@ -117,11 +117,80 @@ Test(choice, class_folders_are_numbered_in_order)
               "c/ant-b c/Zoo c/.hidden && cd d/not-imagefolder/000 && cp 000001.npy ../../../c/ant/more && "
               "cp 000002.npy 000003.npy ../../../c/ant-b && cp 000004.npy 000005.npy ../../../c/Zoo");
     expect_bytes(ARRAY, FILES "--data c", "--label folder");
-    EXPECT_PRINTS(0, "Zoo/000004 Zoo/000005 ant-b/000002 ant-b/000003 ant/more/000001 00221",
+    EXPECT_PRINTS(0,
+                  "Zoo/000004.npy Zoo/000005.npy ant/more/000001.npy ant-b/000002.npy ant-b/000003.npy 00122",
                   "$P --prepare p --from dataset --source c && tar xf p/dataset-000000.tar && "
                   "cut -d, -f2 p/samples.csv | tail -n +2 | tr '\\n' ' ' && cat 00000?.cls");
     EXPECT(0, "printf 4 > c/Zoo/000004.cls");
     expect_refused(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
+}
+
+/* Lists the files and labels that are read from a folder, in order, as "cat/0.png=0 ". */
+#define LISTED                                                                                             \
+    "rm -rf L; $P --prepare L --from dataset --source %s >log 2>&1 || cat log; mkdir L/x; tar xf L/*.tar " \
+    "-C "                                                                                                  \
+    "L/x && tail -n +2 L/samples.csv | while IFS=, read -r key from rest; do printf '%%s=%%s ' \"$from\" " \
+    "\"$(cat L/x/$key.cls)\"; done"
+
+/* Every image is a sample, whatever its name is, with the label and in the order of ImageFolder. */
+Test(choice, each_image_in_class_folders_is_a_sample)
+{
+    EXPECT(0, "mkdir -p c/b/x/y c/__a__ c/'a b' c/b.png && cd c && for f in b/3.jpg b/3.png b/cat.0.png "
+              "b/cat.1.png b/.png.PNG b/x/y/3.JPG b/x.webp __a__/q.tiff 'a b/1 2.BMP' b.png/1.pgm; do "
+              "printf '%%s' \"$f\" > \"$f\"; done; touch b/noext b/x.jpgx b/readme.txt b/3.json top.csv; "
+              "mkdir ../linked; echo 1 > ../linked/l.ppm; ln -s ../../linked b/z; ln -s ../linked zz; "
+              "ln -s ../b/3.jpg __a__/l.jpeg");
+    EXPECT_EXACTLY(0,
+                   "__a__/l.jpeg=0 __a__/q.tiff=0 a b/1 2.BMP=1 b/3.jpg=2 b/3.png=2 b/cat.0.png=2 "
+                   "b/cat.1.png=2 b/x.webp=2 b/x/y/3.JPG=2 b/z/l.ppm=2 b.png/1.pgm=3 zz/l.ppm=4 ",
+                   LISTED, "c");
+    EXPECT_PRINTS(0, "c: skipped 1 folder or image whose names begin with a dot, such as b/.png.PNG; ",
+                  "cat log");
+    EXPECT(0, FILES "--data c");
+    cr_expect_eq(number(out, 1, "items"), 12);
+    EXPECT(0, FILES "--data c --member png");
+    cr_expect_eq(number(out, 1, "items"), 3);
+    expect_refused(2, "links back to one of its parent folders",
+                   "ln -s .. c/b/up && $P --variant files --data c");
+    expect_refused(1, "c/b/lost.jpg: No such file or directory",
+                   "rm c/b/up && ln -s nothing c/b/lost.jpg && $P --variant files --data c");
+    EXPECT_PRINTS(1, "c/b/pipe.jpg: not a regular file",
+                  "rm c/b/lost.jpg && mkfifo c/b/pipe.jpg && $P --variant files --data c");
+    EXPECT(0, FILES "--data c --on-error skip");
+    cr_expect(number(out, 1, "items") == 12 && number(out, 1, "skipped") == 1, "%s", out);
+}
+
+/* Class folders are sorted as Python sorts their names: bytes that are not UTF-8 come between U+D7FF and
+ * U+E000. */
+Test(choice, class_folders_are_sorted_like_python_names)
+{
+    EXPECT(0, "mkdir c && cd c && for n in A b '\xc3\xa9' '\xee\x80\x80' '\xf0\x9f\x98\x80' '\xff' '\xc3' "
+              "'a\xc3z' 'a\xc3\xa9'; do d=$(printf \"$n\") && mkdir \"$d\" && echo x > \"$d/1.png\"; done");
+    EXPECT_EXACTLY(0, "9 True\n",
+                   "$P --prepare p --from dataset --source c >log 2>&1 && mkdir x && tar xf p/*.tar -C x && "
+                   "python3 -c \"import os\n"
+                   "names = sorted(os.listdir('c'))\n"
+                   "ours = open('p/classes.txt', errors='surrogateescape').read().split('\\n')[:-1]\n"
+                   "labels = [open('x/%%06d.cls' %% i).read() for i in range(9)]\n"
+                   "print(len(ours), ours == names and labels == [str(i) for i in range(9)])\"");
+}
+
+/* In flat folders, too, two images are two samples. Files with the rest of the name are their members. */
+Test(choice, images_of_a_flat_folder_keep_their_own_members)
+{
+    EXPECT(
+        0,
+        "mkdir f && cd f && for n in 3.jpg 3.png a.b.png a.png; do printf $n > $n; done; for n in 3 a a.b; "
+        "do echo '{\"label\": '${#n}'}' > $n.json; done; echo 5 > a.c.txt");
+    EXPECT_EXACTLY(0, "000000,3.jpg,p/000000.jpg,p/000000.json,,\n",
+                   "$P --prepare p --from dataset --source f --store files >log 2>&1 && sed -n "
+                   "'1,2s:not-imagefolder/000:p:gp' p/samples.csv");
+    EXPECT_EXACTLY(0, "3.jpg 3.png a.b.png a.png 1 1 3 1 ",
+                   "tail -n +2 p/samples.csv | cut -d, -f2 | tr '\\n' ' '; for i in 0 1 2 3; do cat "
+                   "p/*/000/00000$i.json | tr -dc 0-9; printf ' '; done");
+    EXPECT(0, FILES "--data f");
+    cr_expect_eq(number(out, 1, "items"), 4);
+    cr_expect_float_eq(number(out, 1, "sample_bytes"), (5 + 5 + 7 + 5) / 4.0 + 13, 1e-9);
 }
 
 /* Creates 180 digits in the class folders t/0, t/1 and t/2. */
@@ -144,7 +213,7 @@ Test(choice, copies_are_permuted)
     EXPECT(
         0,
         "mkdir x && for f in a/*.tar; do tar xf $f -C x; done && tail -n +2 a/samples.csv | cut -d, -f1,2 | "
-        "while IFS=, read -r key from; do cmp t/$from.npy x/$key.npy && [ ${from%%%%/*} = $(cat x/$key.cls) "
+        "while IFS=, read -r key from; do cmp t/$from x/$key.npy && [ ${from%%%%/*} = $(cat x/$key.cls) "
         "] "
         "|| exit 1; done");
     EXPECT_EXACTLY(0, "180\n", "tail -n +2 a/samples.csv | cut -d, -f2 | sort -u | wc -l");
@@ -169,8 +238,8 @@ Test(choice, stray_files_are_ignored_with_a_warning)
     EXPECT(0, "cp -r t u && cd u && touch zlabels.csv Thumbs.db 1/readme.txt && cp 0/000000.npy aroot.npy");
     EXPECT_PRINTS(
         0,
-        "u: ignored 4 of 184 samples, which are not in class folders or have no member for --image; "
-        "the first is 1/readme.txt\n",
+        "u: ignored 4 of 184 files, which are not images in class folders; to read other files, such as "
+        ".npy, name their extension with --image; the first is Thumbs.db\n",
         "$P --prepare o --from dataset --source u && tar tf o/dataset-000000.tar | grep -c cls");
     EXPECT_OUT("o: 180 samples", "\n180\n");
     expect_bytes(ARRAY, FILES "--data u", "--label folder --decode");
@@ -214,10 +283,12 @@ Test(choice, training_and_test_sets_have_the_same_class_folders)
                    TRAIN "--data two");
     EXPECT(0, "mkdir two/val/1 && " TRAIN "--data two"); /* this folder is empty */
     cr_expect_not(says("warning"), "%s", out);
-    EXPECT(0, "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
+    expect_refused(1, "two/train/00: the class folder has no image, so ImageFolder refuses the data set",
+                   "mkdir two/train/00 two/val/00 && " TRAIN "--data two");
+    EXPECT(0, TRAIN "--data two --on-error skip");
     cr_expect(says("--data two: 1 of 4 classes has no sample (the first: class 1); labels begin at 0"), "%s",
               out);
-    EXPECT(0, "$P --prepare p --from dataset --source two");
+    EXPECT(0, "rmdir two/train/00 two/val/00 && $P --prepare p --from dataset --source two");
     cr_expect(says("two: its folders train and val become classes"), "%s", out);
     EXPECT(0, "mv two/val/2 two/val/3");
     expect_refused(2, "two/train has the class folder '2', but two/val does not", TRAIN "--data two");
@@ -230,12 +301,14 @@ Test(choice, decoding_needs_an_image_in_each_sample)
     make_class_folders();
     EXPECT(0, "mkdir w && cp t/0/* w && echo RIFF > w/0.webp");
     expect_refused(
-        1, "w/0.webp: sample '0': it has no member for --image jpg;jpeg;png;npy; its members are: webp;",
-        "$P --variant files --data w --decode --cache any");
-    EXPECT(0, FILES "--data w --decode --on-error skip");
+        1, "w/0.webp: webp images cannot be decoded; convert them to PNG or JPEG, for example with mogrify",
+        "$P --variant files --data w --image 'npy;webp' --decode --cache any");
+    EXPECT(0, FILES "--data w --image 'npy;webp' --decode --on-error skip");
     cr_expect(number(out, 1, "items") == 60 && number(out, 1, "skipped") == 1, "%s", out);
-    expect_refused(1, "sample '0': its webp is not an image",
-                   "$P --variant files --data w --image 'npy;webp' --decode --cache any");
+    EXPECT_PRINTS(1, "w: ignored 60 of 61 files, which are not images; to read other files, such as .npy",
+                  "$P --variant files --data w --decode --cache any");
+    expect_refused(1, "--image jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp; its members are: cls",
+                   "printf 1 > w/1.cls && $P --variant files --data w --decode --cache any");
 }
 
 #ifdef HAVE_JPEG
@@ -294,6 +367,95 @@ Test(choice, prepared_class_folders_have_the_labels_of_the_source)
     expect_refused(2, "no sample has class 1, but one has class 2, so ImageFolder would number",
                    "$P --prepare q --from dataset --source gap --store imagefolder");
 #endif
+}
+
+/* The folder decides the label in class folders, whatever a sidecar says, for each reader and writer. */
+Test(choice, sidecars_do_not_change_the_label_of_a_class_folder)
+{
+    EXPECT(0,
+           "mkdir -p s/cat s/dog && for c in cat dog; do for i in 1 2 3; do echo $c$i > s/$c/$i.jpg; done; "
+           "done && echo '{\"label\": 1}' > s/cat/1.json && echo 1 > s/cat/2.txt");
+    EXPECT_EXACTLY(
+        0, "3 3\ncat\ndog\n",
+        "$P --prepare p --from dataset --source s --store imagefolder >log 2>&1 && echo $(ls p/cat | wc "
+        "-l) $(ls p/dog | wc -l) && cat p/classes.txt");
+    EXPECT_EXACTLY(0, "000111",
+                   "$P --prepare q --from dataset --source s --store files >log 2>&1 && cat q/*/*/*.cls");
+    EXPECT_EXACTLY(0, "{\"label\": 1}\n1\n", "cat q/*/*/*.json q/*/*/*.txt");
+    EXPECT(0,
+           "echo '{\"label\": 1}' | tee s/cat/2.json s/cat/3.json s/dog/1.json s/dog/2.json > s/dog/3.json");
+    EXPECT_EXACTLY(
+        1, "",
+        "$P --prepare r --from dataset --source s --label json:label >log 2>&1 && tar tf r/*.tar | "
+        "grep cls");
+#ifdef HAVE_JANSSON
+    EXPECT_PRINTS(2, "no sample has class 0, but one has class 1",
+                  "$P --prepare t --from dataset --source s --label json:label --store imagefolder");
+#endif
+}
+
+/* The names of classes survive any number of copies. */
+Test(choice, class_names_are_kept_by_copies)
+{
+    EXPECT(0,
+           "mkdir -p 's/red panda' s/ant s/__a__ && for c in 'red panda' ant __a__; do for i in 0 1; do echo "
+           "$c$i > \"s/$c/$i.x.JPG\"; done; done");
+    EXPECT(
+        0,
+        "from=s; n=0; for store in files imagefolder shards imagefolder; do n=$((n + 1)); $P --prepare c$n "
+        "--from dataset --source $from --store $store >log 2>&1 || exit 1; from=c$n; done; diff -r c2 c4");
+    EXPECT_EXACTLY(0, "__a__\nant\nred panda\n", "cat c3/classes.txt");
+    EXPECT_EXACTLY(0, "red panda0\nred panda1\n", "cat c4/red*/*");
+    EXPECT(0, "for i in 1 2 3 4; do cmp c1/classes.txt c$i/classes.txt || exit 1; done");
+    /* Without the index, and as another program sees it. */
+    EXPECT(
+        0,
+        "rm c4/dataset.index && $P --prepare c5 --from dataset --source c4 --store imagefolder >log 2>&1 && "
+        "diff -r c4/ant c5/ant && cmp c4/classes.txt c5/classes.txt");
+    EXPECT_PRINTS(
+        0, "writing the lists again",
+        "rm c2/classes.txt && $P --prepare c2 --from dataset --source c1 --store imagefolder && cmp "
+        "c1/classes.txt c2/classes.txt");
+    /* Classes of another name are another set. */
+    EXPECT_PRINTS(2, "c6 was prepared from other files",
+                  "cp -r c1 d && $P --prepare c6 --from dataset --source d >log 2>&1 && sed -i s/ant/bee/ "
+                  "d/classes.txt "
+                  "&& $P --prepare c6 --from dataset --source d");
+}
+
+/* Names that are no folder names, or would be sorted in another order, are replaced by numbers. */
+Test(choice, unusable_class_names_become_numbers)
+{
+    static const char *const names[][2] = {
+        {"a/b\\nc\\nd\\n", "'a/b' (class 0) is not a usable name"},
+        {"a\\n..\\nd\\n", "'..' (class 1) is not a usable name"},
+        {"a\\n\\nd\\n", "'' (class 1) is not a usable name"},
+        {"a\\n.b\\nd\\n", "'.b' (class 1) is not a usable name"},
+        {"a\\nclasses.txt\\nd\\n", "is the name of a file of the data set"},
+        {"a\\ndataset.index\\nz\\n", "is the name of a file of the data set"},
+        {"a\\nc\\nb\\n", "'b' (class 2) does not follow the name before it"},
+        {"a\\nb\\nb\\n", "'b' (class 2) does not follow the name before it"},
+        {"a\\nb\\n", "class that classes.txt does not list"},
+        {"a\\nb\\tc\\nd\\n", "has a control character"}};
+    EXPECT(0,
+           "mkdir -p s/a s/b s/c && for c in a b c; do echo $c > s/$c/1.jpg; done && $P --prepare p --from "
+           "dataset --source s");
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        EXPECT_PRINTS(
+            0, names[i][1],
+            "printf '%s' > p/classes.txt && rm -rf q && $P --prepare q --from dataset --source p --store "
+            "imagefolder",
+            names[i][0]);
+        EXPECT_EXACTLY(0, "a\nb\nc\n", "cat q/0000/* q/0001/* q/0002/*");
+    }
+    EXPECT_EXACTLY(0, "0000\n0001\n0002\n", "cat q/classes.txt");
+}
+
+/* The same seed gives the same trees. make fuzz tries others. */
+Test(choice, random_trees_are_read_as_image_folder_reads_them)
+{
+    EXPECT_PRINTS(0, "60 trees are read as ImageFolder reads them",
+                  "python3 %s/tests/fuzz_folders.py $P --seed 1 --cases 60", root);
 }
 
 Test(choice, sets_without_classes_are_not_written_as_class_folders)

@@ -489,8 +489,8 @@ Test(compute, sets_without_labelled_images_are_refused)
     put_array(0, "|u1", "64", 64);
     expect_no_task(line, "sample '000000': its array is not an image");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
-    expect_no_task(line,
-                   "sample '000000': it has no member for --image jpg;jpeg;png;npy; its members are: cls;");
+    expect_no_task(line, "sample '000000': it has no member for --image "
+                         "jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp; its members are: cls;");
     remove_folder();
 }
 

@@ -449,7 +449,7 @@ Test(index, bad_lines_are_reported)
 }
 
 /* The project's index and DALI's index cannot quote names. So a name that would be parsed as several fields
- * or lines is refused. */
+ * or lines is refused. Only a key of the project's index may have a blank: class folders have such names. */
 Test(index, names_that_a_line_cannot_store_are_refused)
 {
     static const char *const names[] = {"", "a b", "a\tb", "a\nb", "a\rb", "\x1b[2J", "a\x7f"};
@@ -459,11 +459,13 @@ Test(index, names_that_a_line_cannot_store_are_refused)
             char *text = NULL;
             size_t size;
             FILE *stream = open_memstream(&text, &size);
-            cr_expect_eq(index_text_add_sample(stream, key ? names[i] : "0", &member, 1), STATUS_FAILED);
+            bool fits = key && strcmp(names[i], "a b") == 0;
+            cr_expect_eq(index_text_add_sample(stream, key ? names[i] : "0", &member, 1),
+                         fits ? STATUS_OK : STATUS_FAILED);
             cr_expect_eq(dali_add_sample(stream, key ? names[i] : "0", &member, 1), STATUS_FAILED);
             expect_text("rename the file");
             cr_assert_eq(fclose(stream), 0);
-            cr_expect_eq(size, 0, "a refused name is written in part");
+            cr_expect_eq(size > 0, fits, "a refused name is written in part");
             free(text);
         }
 }

@@ -248,7 +248,8 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put_file("b.json", "{}", 2);
     expect_unfit("its members are: json;");
     put_file("b.cls", "1", 1);
-    expect_unfit("it has no member for --image jpg;jpeg;png;npy; its members are: cls;");
+    expect_unfit(
+        "it has no member for --image jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp; its members are: cls;");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put_file("b.cls", "cat", 3);
     expect_unfit("a label is a decimal integer of 32 bits");

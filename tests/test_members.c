@@ -54,9 +54,12 @@ static const char *chosen(const char *label, const char *const extensions[], uin
 Test(members, the_first_existing_entry_is_chosen)
 {
     static const char *const all[] = {"txt", "JSON", "Cls"};
-    cr_expect_str_eq(chosen(NULL, all, 3, true), "Cls");
-    cr_expect_str_eq(chosen(NULL, all, 2, true), "JSON");
-    cr_expect_str_eq(chosen(NULL, all, 1, true), "txt");
+    cr_expect_str_eq(chosen(NULL, all, 3, true), "folder"); /* in class folders, sidecars are not labels */
+    cr_expect_str_eq(chosen(MEMBERS_LABEL, all, 3, true), "folder"); /* the default, written out */
+    cr_expect_str_eq(chosen("cls;folder", all, 3, true), "Cls");
+    cr_expect_str_eq(chosen(NULL, all, 3, false), "Cls");
+    cr_expect_str_eq(chosen(NULL, all, 2, false), "JSON");
+    cr_expect_str_eq(chosen(NULL, all, 1, false), "txt");
     cr_expect_str_eq(chosen(NULL, all, 0, true), "folder");
     cr_expect_str_eq(chosen(NULL, all, 0, false), "none");
     cr_expect_str_eq(chosen("folder;cls", all, 3, true), "folder");

@@ -257,7 +257,8 @@ Test(train_data, data_sets_are_read_and_their_faults_reported)
         "sample '000000': it has no member for --label cls;json:label;txt;folder; its members are: npy;");
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON,
-                   "sample 'a': it has no member for --image jpg;jpeg;png;npy; its members are: cls, txt;");
+                   "sample 'a': it has no member for --image jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp; its "
+                   "members are: cls, txt;");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
     expect_refusal(1, ON "--image cls", "its cls is neither a PNG or JPEG image nor an array of |u1 or <f2");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */

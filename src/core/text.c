@@ -61,6 +61,34 @@ static size_t decode(const unsigned char *text, uint32_t *code)
     return 0;
 }
 
+/* Returns the next character of a non-empty text and advances `*text`. A byte that is not UTF-8 becomes a
+ * surrogate, U+DC00 plus the byte. */
+static uint32_t next_code(const unsigned char **text)
+{
+    uint32_t code;
+    size_t length = decode(*text, &code);
+    if (length == 0)
+        code = 0xDC00u + **text;
+    *text += length ? length : 1;
+    return code;
+}
+
+int text_order(const char *a, const char *b)
+{
+    const unsigned char *left = (const unsigned char *)a, *right = (const unsigned char *)b;
+    size_t same = 0;
+    while (left[same] && left[same] == right[same])
+        same++;
+    if ((left[same] | right[same]) < 0x80) /* no character extends over the first difference */
+        return (left[same] > right[same]) - (left[same] < right[same]);
+    while (*left && *right) {
+        uint32_t one = next_code(&left), other = next_code(&right);
+        if (one != other)
+            return one < other ? -1 : 1;
+    }
+    return (*left != 0) - (*right != 0);
+}
+
 /* Returns whether this character is safe on a terminal: not a control character, separator or bidirectional
  * mark. */
 static bool is_shown(uint32_t code)

@@ -24,6 +24,10 @@ bool text_close(FILE *stream);
 /* Returns whether `text` ends in `end` and is longer than `end`. */
 bool text_ends_in(const char *text, const char *end);
 
+/* Compares two texts as Python compares file names: by the code points of UTF-8, where a byte that is not
+ * UTF-8 counts as U+DC00 plus the byte. Returns a negative number, 0 or a positive number, like strcmp(). */
+int text_order(const char *a, const char *b);
+
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
  * characters, line separators, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other
  * characters stay the same, so escaping twice equals escaping once. Truncates between characters if `out` is

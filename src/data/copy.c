@@ -73,11 +73,11 @@ static enum status add_member(struct plain *plain, const struct dataset_member *
     return plain_bytes(plain, member, member->size, bytes);
 }
 
-/* Adds the number of the sample's class folder as the member "cls". */
+/* Adds the number of the sample's class folder as the member "cls", if that is the sample's label. */
 static enum status add_folder(const struct dataset_sample *sample, struct source_sample *made)
 {
-    return sample->class_folder == LABEL_NONE ? STATUS_OK
-                                              : source_add_label(made, (uint64_t)sample->class_folder);
+    made->in_folder = sample->rule && sample->rule->folder;
+    return made->in_folder ? source_add_label(made, (uint64_t)sample->class_folder) : STATUS_OK;
 }
 
 /* Sorts members by extension. */
@@ -130,7 +130,7 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
             if (status != STATUS_OK) /* the message names the file */
                 status_prefix(status, "sample '%s'", sample->key);
         }
-        if (status == STATUS_OK && dataset->classes && dataset->choice.only.count == 0)
+        if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_folder(sample, &samples[i]);
         sort_members(&samples[i]);
     }
@@ -167,7 +167,8 @@ static void dataset_source_describe(const void *state, uint64_t number, char tex
 
 /* ---- Opening ---- */
 
-/* Hashes the keys of all samples and the edges (first and last bytes) of their members. */
+/* Hashes the keys of all samples, the edges (first and last bytes) of their members, and the names of the
+ * classes. */
 static uint64_t identify(const struct dataset *dataset)
 {
     uint64_t identity = 0;
@@ -175,6 +176,10 @@ static uint64_t identify(const struct dataset *dataset)
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         identity =
             XXH3_64bits_withSeed(&dataset->samples[i].edges, sizeof dataset->samples[i].edges, identity);
+    uint32_t count;
+    const char *const *names = dataset_class_names(dataset, &count);
+    for (uint32_t c = 0; c < count; c++)
+        identity = XXH3_64bits_withSeed(names[c], strlen(names[c]) + 1, identity);
 #else
     (void)dataset;
 #endif
@@ -221,6 +226,7 @@ static enum status open_source(const struct source_request *request, const struc
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
     copy->dataset.wanted = request->wanted;
+    copy->dataset.allow_empty = request->allow_empty;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
     if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
@@ -275,6 +281,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
+    facts->class_names = dataset_class_names(dataset, &facts->class_count);
     return STATUS_OK;
 }
 

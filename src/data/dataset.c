@@ -190,7 +190,9 @@ enum status dataset_at(const struct dataset *dataset, const struct dataset_sampl
     const char *name = dataset->files[member->file].name;
     return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
                                            (unsigned long long)member->offset, sample->key)
-                           : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
+           : strcmp(name, sample->key) == 0
+               ? status_prefix(status, "%s/%s", dataset->path, name)
+               : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
 }
 
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
@@ -226,6 +228,7 @@ void dataset_close(struct dataset *dataset)
     free(dataset->samples);
     free(dataset->shard_first);
     free(dataset->classes);
+    free(dataset->class_names);
     index_free(&dataset->index);
     free(dataset->path);
 }

@@ -68,6 +68,11 @@ struct dataset {
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;
+    const char *empty_class;  /* the first class folder without a sample */
+    uint32_t empty_classes;   /* number of class folders of images without a sample */
+    bool allow_empty;         /* class folders may be empty */
+    const char **class_names; /* from classes.txt beside our index; NULL if there is none */
+    uint32_t class_name_count;
     struct dataset_file *files;
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */

@@ -74,6 +74,32 @@ static enum status add_file(struct walk *walk, const char *path)
     return dataset_keep_name(walk->dataset, path, strlen(path), &names->items[names->count++]);
 }
 
+/* Adds a folder to `to_do`. The folders directly in the dataset's directory may be classes. */
+static enum status add_folder(struct walk *walk, const struct branch *branch, const char *name, char *path)
+{
+    struct dataset *dataset = walk->dataset;
+    if (!branch->above) {
+        TRY(dataset_grow(&dataset->classes, dataset->class_count, sizeof *dataset->classes));
+        TRY(dataset_keep_name(dataset, name, strlen(name), &dataset->classes[dataset->class_count++]));
+    }
+    return add_branch(walk, strcat(path, "/"), branch);
+}
+
+/* Counts folders and images whose names begin with a dot, and that ImageFolder would read. */
+static enum status note_hidden(struct walk *walk, const struct branch *branch, int fd, const char *name)
+{
+    struct dataset_names *names = walk->names;
+    struct stat info;
+    char path[PATH_MAX];
+    bool folder = fstatat(fd, name, &info, 0) == 0 && S_ISDIR(info.st_mode);
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || !walk->deep ||
+        !(folder || (branch->above && dataset_is_image(walk->dataset, name))) ||
+        snprintf(path, sizeof path, "%s%s", branch->path, name) >= PATH_MAX)
+        return STATUS_OK;
+    return names->hidden++ ? STATUS_OK
+                           : dataset_keep_name(walk->dataset, path, strlen(path), &names->first_hidden);
+}
+
 static enum status add_entry(struct walk *walk, const struct branch *branch, int fd, const char *name)
 {
     char path[PATH_MAX];
@@ -83,10 +109,11 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
         return lose(walk, branch, name, ENAMETOOLONG);
     if (fstatat(fd, name, &info, 0) != 0)
         return lose(walk, branch, name, errno);
-    if (S_ISREG(info.st_mode))
+    bool image = walk->deep && dataset_is_image(walk->dataset, name);
+    if (S_ISREG(info.st_mode) || (image && !S_ISDIR(info.st_mode))) /* opening a pipe is an error */
         return add_file(walk, path);
     if (S_ISDIR(info.st_mode) && walk->deep)
-        return add_branch(walk, strcat(path, "/"), branch);
+        return add_folder(walk, branch, name, path);
     if (!S_ISDIR(info.st_mode) && !walk->deep && text_ends_in(path, ".tar"))
         status_warn("%s/%s is not a regular file and will not be read", walk->dataset->path, path);
     return STATUS_OK;
@@ -117,8 +144,7 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
                             dataset->path, branch->path);
     struct dirent *entry = NULL;
     while (status == STATUS_OK && (errno = 0, entry = readdir(stream)))
-        if (entry->d_name[0] != '.')
-            status = add_entry(walk, branch, fd, entry->d_name);
+        status = (*entry->d_name == '.' ? note_hidden : add_entry)(walk, branch, fd, entry->d_name);
     if (status == STATUS_OK && errno != 0) /* readdir() failed, so entries may be missing */
         status = lose(walk, branch, "", errno);
     closedir(stream);

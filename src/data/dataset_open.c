@@ -14,8 +14,8 @@
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/class_folders.h"
 #include "data/dataset_parts.h"
-#include "data/key.h"
 #include "data/md5.h"
 #include "data/paths.h"
 #include "data/plain.h"
@@ -25,35 +25,12 @@
 #define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
 #define POINTER_BYTES_MAX 1024                /* Git LFS says that its pointers are smaller */
 
-/* ---- Names in the directory ---- */
-
-static bool is_metadata(const char *name)
-{
-    return strcmp(name, "samples.csv") == 0 || strcmp(name, "metadata.parquet") == 0 ||
-           text_ends_in(name, ".index") || text_ends_in(name, ".wids.json");
-}
+/* ---- Building the sample list ---- */
 
 static int by_text(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
-
-/* Orders files by key, then by extension. Files without a key come first. */
-static int by_key(const void *a, const void *b)
-{
-    const char *left = *(const char *const *)a, *right = *(const char *const *)b, *left_end, *right_end;
-    size_t left_length = 0, right_length = 0;
-    if (!key_split(left, &left_length, &left_end))
-        left_length = 0;
-    if (!key_split(right, &right_length, &right_end))
-        right_length = 0;
-    int order = memcmp(left, right, left_length < right_length ? left_length : right_length);
-    if (order == 0 && left_length != right_length)
-        order = left_length < right_length ? -1 : 1;
-    return order ? order : strcmp(left, right);
-}
-
-/* ---- Building the sample list ---- */
 
 /* Allocates `shard_first` for up to `shards` shards. */
 static enum status shards_room(struct dataset *dataset, size_t shards)
@@ -401,58 +378,6 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     return scan_shards(dataset, names, wids.count, &wids);
 }
 
-static enum status add_named_file(struct dataset *dataset, const char *name)
-{
-    size_t length;
-    const char *extension, *key = NULL;
-    if ((!strchr(name, '/') && is_metadata(name)) || !key_split(name, &length, &extension))
-        return STATUS_OK;
-    struct dataset_sample *sample =
-        dataset->sample_count ? &dataset->samples[dataset->sample_count - 1] : NULL;
-    if (!sample || strlen(sample->key) != length || memcmp(sample->key, name, length) != 0) {
-        TRY(dataset_keep_name(dataset, name, length, &key));
-        TRY(dataset_add_sample(dataset, key));
-        sample = &dataset->samples[dataset->sample_count - 1];
-    }
-    TRY(dataset_add_file(dataset, name, 0));
-    sample->members++;
-    return dataset_add_member(dataset,
-                              (struct dataset_member){.extension = extension,
-                                                      .size = UINT64_MAX, /* set once the file is open */
-                                                      .file = dataset->file_count - 1});
-}
-
-/* Warns about the first archive among single files. The archive is read as one member of a sample, which is
- * rarely intended. */
-static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
-{
-    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
-    for (uint32_t i = 0; i < names->count; i++)
-        for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
-            size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
-            if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
-                continue;
-            status_warn("%s/%s looks like a shard but is read as a file: shards are uncompressed tar files "
-                        "whose names end in .tar, directly in --data DIR",
-                        dataset->path, names->items[i]);
-            return;
-        }
-}
-
-static enum status open_files(struct dataset *dataset)
-{
-    struct dataset_names names = {0};
-    enum status status = dataset_list(dataset, true, &names);
-    if (names.count)
-        qsort(names.items, names.count, sizeof *names.items, by_key);
-    if (status == STATUS_OK)
-        warn_of_archives(dataset, &names);
-    for (uint32_t i = 0; status == STATUS_OK && i < names.count; i++)
-        status = add_named_file(dataset, names.items[i]);
-    free(names.items);
-    return status;
-}
-
 /* Adds one sample of the index of --prepare. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
@@ -536,6 +461,23 @@ static enum status refuse_files(const struct dataset *dataset)
                       dataset->path);
 }
 
+/* Reads the names of the classes. */
+static enum status read_classes(struct dataset *dataset)
+{
+    char path[2 * PATH_MAX];
+    FREED char *text = NULL;
+    size_t size;
+    TRY(read_index_text(dataset, CLASSES_NAME, path, &text, &size));
+    for (const char *line = text; line < text + size && *line;) {
+        const size_t length = strcspn(line, "\n");
+        const size_t end = length && line[length - 1] == '\r' ? length - 1 : length;
+        TRY(dataset_grow(&dataset->class_names, dataset->class_name_count, sizeof *dataset->class_names));
+        TRY(dataset_keep_name(dataset, line, end, &dataset->class_names[dataset->class_name_count++]));
+        line += length + (line[length] == '\n');
+    }
+    return STATUS_OK;
+}
+
 static enum status open_indexed(struct dataset *dataset, const char *name)
 {
     char path[2 * PATH_MAX], *text;
@@ -574,7 +516,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
         TRY(add_indexed(dataset, &index->samples[i]));
     if (dataset->shards)
         dataset->shard_first[dataset->file_count] = dataset->sample_count;
-    return STATUS_OK;
+    return index->layout == INDEX_IMAGEFOLDER ? dataset_index_classes(dataset) : STATUS_OK;
 }
 
 /* ---- Checking the samples ---- */
@@ -720,6 +662,14 @@ static const char *the_one(const struct dataset_names *names, const char *end, b
     return found;
 }
 
+static bool has_name(const struct dataset_names *names, const char *name)
+{
+    for (uint32_t i = 0; i < names->count; i++)
+        if (strcmp(names->items[i], name) == 0)
+            return true;
+    return false;
+}
+
 static enum status list_samples(struct dataset *dataset)
 {
     struct dataset_names names = {0};
@@ -734,9 +684,11 @@ static enum status list_samples(struct dataset *dataset)
         status =
             status_set(STATUS_USAGE, "%s contains more than one .index; keep each data set in its own folder",
                        dataset->path);
-    else if (index)
+    else if (index) {
         status = open_indexed(dataset, index);
-    else if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
+        if (status == STATUS_OK && has_name(&names, CLASSES_NAME))
+            status = read_classes(dataset);
+    } else if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
         status = status_set(
             STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
             dataset->path);
@@ -747,7 +699,7 @@ static enum status list_samples(struct dataset *dataset)
     else if (dataset->remote)
         status = refuse_files(dataset);
     else
-        status = open_files(dataset);
+        status = dataset_open_files(dataset);
     free(names.items);
     return status;
 }
@@ -803,9 +755,24 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
         TRY(members_parse(NULL, NULL, "all", &dataset->choice));
     TRY(open_place(path, options, dataset));
     TRY(list_samples(dataset));
-    TRY(dataset_find_classes(dataset));
     dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;
     dataset_decide(dataset);
+    return STATUS_OK;
+}
+
+/* Refuses class folders without an image, as ImageFolder does. */
+static enum status check_empty_classes(const struct dataset *dataset)
+{
+    if (!dataset->empty_classes || dataset->allow_empty)
+        return STATUS_OK;
+    enum status status = status_set(
+        STATUS_FAILED,
+        "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); add "
+        "images, or remove it, which gives the following classes smaller numbers",
+        dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s");
+    if (!dataset->skip)
+        return status;
+    status_warn("%s", status_text());
     return STATUS_OK;
 }
 
@@ -813,6 +780,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
 {
     char path[PATH_MAX]; /* without secrets */
     remote_shown(url, path, sizeof path);
+    TRY(check_empty_classes(dataset));
     TRY(read_all_samples(dataset, dataset->skip && dataset->indexed));
     if (!dataset->shards)
         dataset_drop_files(dataset);
@@ -852,13 +820,22 @@ static uint32_t count_labels(struct dataset *dataset)
     return first->rule && first->rule->folder ? dataset->class_count : 0;
 }
 
+const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count)
+{
+    const struct member_rule *rule = dataset->sample_count ? dataset->samples[0].rule : NULL;
+    bool folder = rule && rule->folder, cls = rule && strcasecmp(rule->extension, "cls") == 0;
+    bool listed = dataset->class_names && dataset->class_name_count >= dataset->class_count;
+    *count = folder || cls ? (listed ? dataset->class_name_count : dataset->class_count) : 0;
+    return *count == 0 ? NULL : (const char *const *)(listed ? dataset->class_names : dataset->classes);
+}
+
 enum status dataset_same_classes(struct dataset *train, struct dataset *test)
 {
     const uint32_t ours = count_labels(train), theirs = count_labels(test);
     for (uint32_t i = 0; ours && theirs && (i < ours || i < theirs); i++) {
         const char *one = i < ours ? train->classes[i] : NULL;
         const char *other = i < theirs ? test->classes[i] : NULL;
-        int order = !one ? 1 : !other ? -1 : strcmp(one, other);
+        int order = !one ? 1 : !other ? -1 : text_order(one, other);
         if (order != 0)
             return status_set(STATUS_USAGE,
                               "%s has the class folder '%s', but %s does not; labels are the "

@@ -37,6 +37,11 @@ enum status dataset_check(const char *url, struct dataset *dataset);
  * classes. */
 enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 
+/* Returns the names of the classes after dataset_check(): those of classes.txt beside our index, or of the
+ * class folders. Sets `*count`. NULL and 0 if the classes have no names, or if labels are read from a member
+ * other than "cls". */
+const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count);
+
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
  * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names
  * another member than our index. If dataset->skip is set, skips broken samples; otherwise returns

@@ -1,6 +1,7 @@
 /* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (fills the
- * lists), dataset_list.c (files under a directory), dataset_scan.c (shards without an index of --prepare) and
- * dataset_choose.c (members and class folders). No other file includes this header. */
+ * lists), dataset_list.c (files under a directory), dataset_files.c (single files and class folders),
+ * dataset_scan.c (shards without an index of --prepare) and dataset_choose.c (members). No other file
+ * includes this header. */
 #ifndef FDSL_DATA_DATASET_PARTS_H
 #define FDSL_DATA_DATASET_PARTS_H
 
@@ -42,12 +43,15 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
 struct dataset_names {
     const char **items; /* relative to the dataset's directory; they live as long as the dataset */
     uint32_t count;
+    uint32_t hidden; /* with `deep`: folders and images whose names begin with a dot */
+    const char *first_hidden;
 };
 
 /* Adds the names of the regular files in the dataset's directory, in any order. If `deep` is set, includes
- * the files in all subfolders. Ignores names that begin with a dot. Has only one folder open at a time,
- * however deep the folders are. The caller frees names->items, even after a failure. STATUS_USAGE if a link
- * leads back to a parent folder. */
+ * the files in all subfolders, adds the folders in the directory to dataset->classes, and also lists pipes
+ * and devices whose names are those of images, so that opening them fails. Ignores names that begin with a
+ * dot. Has only one folder open at a time, however deep the folders are. The caller frees names->items, even
+ * after a failure. STATUS_USAGE if a link leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
 /* ---- dataset_scan.c ---- */
@@ -56,12 +60,23 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
  * broken and dataset->skip is set, keeps the samples before the broken part. */
 enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
 
-/* ---- dataset_choose.c ---- */
+/* ---- dataset_files.c ---- */
 
-/* Finds class folders as ImageFolder defines them: samples are single files in folders, and none has a .cls.
- * The sorted names of the top folders are the classes. If most samples are images in folders, removes the
- * other samples, with a warning. Samples that an index of --prepare lists are not removed. */
-enum status dataset_find_classes(struct dataset *dataset);
+/* Adds the samples of single files, and finds class folders: dataset->classes remains only if the folders in
+ * the dataset's directory are classes. See dataset_files.c for the definition of a sample. */
+enum status dataset_open_files(struct dataset *dataset);
+
+/* Sets dataset->classes to the folders that the keys of all samples begin with, for INDEX_IMAGEFOLDER. */
+enum status dataset_index_classes(struct dataset *dataset);
+
+/* Returns the number of the class folder that a key begins with; LABEL_NONE if there are no class folders. */
+int32_t dataset_class_of(const struct dataset *dataset, const char *key);
+
+/* Returns whether the name of a file is that of an image: with --image or --member, of a file that they name.
+ */
+bool dataset_is_image(const struct dataset *dataset, const char *name);
+
+/* ---- dataset_choose.c ---- */
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
  * --image or --label was given, or if the first sample has an image, but never with --member. */

@@ -13,8 +13,9 @@
 
 #include "core/file.h"
 #include "core/text.h"
-#include "data/unit_writer.h"
+#include "data/class_folders.h"
 #include "data/samples.h"
+#include "data/unit_writer.h"
 
 #define WORK "/.prepare"
 
@@ -120,9 +121,13 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return status == STATUS_OK ? has_text(path, text, strlen(text)) : status == STATUS_UNAVAILABLE;
 }
 
-/* Returns whether samples.csv and, for shards, the wids index are complete. */
+/* Returns whether classes.txt, samples.csv and, for shards, the wids index are complete. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
+    char path[PATH_MAX];
+    if (folder->class_list && (inside(folder, path, "/" CLASSES_NAME) != STATUS_OK ||
+                               !has_text(path, folder->class_list, strlen(folder->class_list))))
+        return false;
     return samples_are_whole(folder->path, index) &&
            (index->layout != INDEX_SHARDS || wids_is_whole(folder, index));
 }
@@ -293,7 +298,7 @@ static enum status make_subfolders(const struct folder *folder)
         TRY(make_folder(path));
     }
     for (uint64_t i = 0; i < folder->class_count; i++) {
-        TRY(inside(folder, path, "/%0*" PRIu64, folder->class_digits, i));
+        TRY(inside(folder, path, "/%s", folder->class_folders[i]));
         TRY(make_folder(path));
         unit_sweep(path);
     }
@@ -358,7 +363,8 @@ static enum status reopen(const struct folder *folder, const struct index *index
                     : folder->layout == INDEX_FILES ? "folders"
                                                     : "parts");
     else
-        status_warn("%s: samples.csv or the wids index is missing or incomplete; writing the lists again",
+        status_warn("%s: samples.csv, classes.txt or the wids index is missing or incomplete; writing the "
+                    "lists again",
                     folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
@@ -488,6 +494,10 @@ static enum status write_wids(const struct folder *folder, const struct index *i
 enum status folder_conclude(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX];
+    if (folder->class_list) {
+        TRY(inside(folder, path, "/" CLASSES_NAME));
+        TRY(file_write_atomic(path, folder->class_list, strlen(folder->class_list)));
+    }
     if (folder->layout == INDEX_SHARDS)
         TRY(write_wids(folder, index));
     TRY(index_path(folder, path));

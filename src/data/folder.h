@@ -21,8 +21,9 @@ struct folder {
     const char *provenance; /* options that determine the dataset, in one line */
     const char *above;      /* INDEX_FILES: folder of the units with a final slash, or "" */
     enum index_layout layout;
-    uint64_t class_count; /* INDEX_IMAGEFOLDER: number of class folders */
-    int class_digits;     /* INDEX_IMAGEFOLDER: digits in the name of a class folder */
+    const char *const *class_folders; /* INDEX_IMAGEFOLDER: names of the class folders */
+    uint64_t class_count;             /* INDEX_IMAGEFOLDER: number of class folders */
+    const char *class_list;           /* content of classes.txt, or NULL if the classes have no names */
     uint64_t unit_count;
     int lock;            /* rank 0: descriptor that holds the lock on the folder; other ranks: -1 */
     uint64_t part_count; /* rank 0: number of parts in .prepare/ after folder_claim() */
@@ -52,7 +53,8 @@ enum status folder_part_path(const struct folder *folder, uint64_t unit, char pa
 /* Rank 0, after all units are finished: merges the parts into one index. The caller frees the index. */
 enum status folder_gather(const struct folder *folder, struct index *index);
 
-/* Rank 0, last step: writes NAME.wids.json (only for shards) and NAME.index, then removes .prepare/. */
+/* Rank 0, last step: writes classes.txt, NAME.wids.json (only for shards) and NAME.index, then removes
+ * .prepare/. */
 enum status folder_conclude(const struct folder *folder, const struct index *index);
 
 /* Releases the lock. */

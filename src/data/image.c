@@ -44,13 +44,18 @@ enum image_format image_format(const char *extension, const uint8_t *data, size_
     static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G'};
     if (strcasecmp(extension, "npy") == 0)
         return IMAGE_NPY;
-    bool is_png = strcasecmp(extension, "png") == 0;
-    if (!is_png && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
+    static const char *const foreign[] = {"ppm", "bmp", "pgm", "tif", "tiff", "webp"};
+    bool is_png = strcasecmp(extension, "png") == 0, is_foreign = false;
+    for (size_t i = 0; i < COUNT_OF(foreign); i++)
+        is_foreign |= strcasecmp(extension, foreign[i]) == 0;
+    if (!is_png && !is_foreign && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
         return IMAGE_NONE;
     if (size >= sizeof jpeg && memcmp(data, jpeg, sizeof jpeg) == 0)
         return IMAGE_JPEG;
     if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
         return IMAGE_PNG;
+    if (is_foreign)
+        return IMAGE_FOREIGN;
     return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will report what is wrong */
 }
 
@@ -164,6 +169,11 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
         return decode_jpeg(data, size, scratch, image);
     case IMAGE_NPY:
         return decode_npy(data, size, image, is_image);
+    case IMAGE_FOREIGN:
+        return status_set(STATUS_FAILED,
+                          "%s images cannot be decoded; convert them to PNG or JPEG, for example with "
+                          "mogrify -format png, and remove the originals",
+                          extension);
     case IMAGE_NONE:
         break;
     }
@@ -180,7 +190,8 @@ enum status image_check_header(const char *extension, const uint8_t *data, size_
         return png_shape(data, size, &png);
     case IMAGE_JPEG:
         return image_begin_jpeg(scratch, data, size, &jpeg);
-    case IMAGE_NPY: /* may be a valid array of a type that is not read here */
+    case IMAGE_NPY:     /* may be a valid array of a type that is not read here */
+    case IMAGE_FOREIGN: /* may be a valid image */
     case IMAGE_NONE:
         break;
     }

@@ -42,7 +42,13 @@ struct image_scratch {
 
 /* The formats that image_decode() reads. The first bytes of a file decide between PNG and JPEG, because
  * files with the extension of the other format exist in well-known data sets. */
-enum image_format { IMAGE_NONE, IMAGE_NPY, IMAGE_PNG, IMAGE_JPEG };
+enum image_format {
+    IMAGE_NONE,
+    IMAGE_NPY,
+    IMAGE_PNG,
+    IMAGE_JPEG,
+    IMAGE_FOREIGN /* an image in a format that image_decode() does not read */
+};
 
 FDSL_C_BEGIN
 
@@ -52,8 +58,8 @@ void image_scratch_close(struct image_scratch *scratch);
  * resampler are not included. */
 uint64_t image_scratch_bytes(const struct image_scratch *scratch);
 
-/* Returns the format of a member, from its extension (npy, png, jpg, jpeg, in any case) and its first bytes.
- */
+/* Returns the format of a member, from its extension (in any case) and its first bytes. IMAGE_NONE if the
+ * extension is neither npy nor one of MEMBERS_IMAGEFOLDER. */
 enum image_format image_format(const char *extension, const uint8_t *data, size_t size);
 
 /* Decodes a member. PNG and JPEG are decoded into `scratch`, and are rotated and mirrored as their EXIF data

@@ -89,17 +89,23 @@ void index_text_add_unit(struct index_text *text, const struct index_unit *unit)
             *unit->md5 ? unit->md5 : "-");
 }
 
-enum status index_check_name(const char *name)
+/* Refuses empty names, and names with a character below `least`. */
+static enum status check_name(const char *name, char least)
 {
     if (!*name)
         return status_set(STATUS_FAILED, "a key or an extension is empty; rename the file");
     for (const char *c = name; *c; c++)
-        if ((unsigned char)*c <= ' ' || *c == 127)
+        if ((unsigned char)*c < (unsigned char)least || *c == 127)
             return status_set(
                 STATUS_FAILED,
                 "'%s' contains a blank or a control character, which an index cannot store; rename the file",
                 name);
     return STATUS_OK;
+}
+
+enum status index_check_name(const char *name)
+{
+    return check_name(name, '!');
 }
 
 enum status index_extensions_add(struct index_extensions *extensions, const char *extension)
@@ -118,7 +124,7 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
                                   size_t count)
 {
-    TRY(index_check_name(key));
+    TRY(check_name(key, ' ')); /* a class folder may have a blank, and tabs separate the fields */
     for (size_t i = 0; i < count; i++)
         TRY(index_check_name(members[i].extension));
     fprintf(stream, "sample\t%s", key);

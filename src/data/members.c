@@ -52,7 +52,8 @@ static enum status parse_rule(const char *option, const char *entry, size_t leng
 static enum status parse_list(const char *option, const char *text, const char *preset, bool labels,
                               struct member_list *list)
 {
-    *list = (struct member_list){.given = text != NULL};
+    *list =
+        (struct member_list){.given = text != NULL, .preset = preset && (!text || strcmp(text, preset) == 0)};
     for (const char *entry = text ? text : preset; entry;) {
         const char *end = strchr(entry, ';');
         size_t length = end ? (size_t)(end - entry) : strlen(entry);
@@ -85,6 +86,11 @@ enum status members_parse(const char *image, const char *label, const char *memb
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule)
 {
+    for (uint32_t r = 0; folder && list->preset && r < list->count; r++) {
+        *rule = &list->rules[r];
+        if ((*rule)->folder)
+            return count;
+    }
     for (uint32_t r = 0; r < list->count; r++) {
         *rule = &list->rules[r];
         if ((*rule)->folder && folder)

@@ -10,8 +10,10 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MEMBERS_IMAGE         "jpg;jpeg;png;npy"          /* default of --image */
-#define MEMBERS_LABEL         "cls;json:label;txt;folder" /* default of --label */
+/* Extensions of the files that ImageFolder reads (IMG_EXTENSIONS in torchvision/datasets/folder.py). */
+#define MEMBERS_IMAGEFOLDER   "jpg;jpeg;png;ppm;bmp;pgm;tif;tiff;webp"
+#define MEMBERS_IMAGE         "jpg;jpeg;png;npy;ppm;bmp;pgm;tif;tiff;webp" /* default of --image */
+#define MEMBERS_LABEL         "cls;json:label;txt;folder"                  /* default of --label */
 
 #define MEMBER_RULES_MAX      16
 #define MEMBER_EXTENSION_MAX  64         /* bytes, with the terminating zero */
@@ -30,7 +32,8 @@ struct member_rule {
 struct member_list {
     struct member_rule rules[MEMBER_RULES_MAX];
     uint32_t count;
-    bool given; /* the user gave the option, so a sample without such a member is an error */
+    bool given;  /* the option was given, so a sample without such a member is an error */
+    bool preset; /* the list is the default of its option */
 };
 
 struct members {
@@ -49,8 +52,8 @@ struct members {
     {"label", "LIST", OPTION_TEXT, label_at, NULL, 0, 0, NULL, column,                                      \
      "possible locations of the label, separated by ';'. EXT: a decimal integer in the member with this "   \
      "extension; json:FIELD: an integer in a JSON object (OUTER.INNER for nested objects); folder: the "    \
-     "number of the class folder. The first location that a sample has is read (default: " MEMBERS_LABEL    \
-     ")"}
+     "number of the class folder. The first location that a sample has is read (default: in class folders " \
+     "folder, elsewhere " MEMBERS_LABEL ")"}
 #define MEMBER_OPTIONS(image_at, label_at, member_at)                                                       \
     MEMBER_IMAGE_LABEL(image_at, label_at, true),                                                           \
     {"member", "EXT", OPTION_TEXT, member_at, NULL, 0, 0, NULL, true,                                       \
@@ -64,9 +67,10 @@ FDSL_C_BEGIN
 enum status members_parse(const char *image, const char *label, const char *member, struct members *members);
 
 /* Finds the first rule that applies to a sample, and sets `*rule`. `extensions` lists the `count` members of
- * the sample. `folder` is true if the sample has a class folder; the rule `folder` applies only then. Returns
- * the number of the member that the rule names, or `count` if the rule is `folder`. If no rule applies,
- * returns `count` and sets `*rule` to NULL. */
+ * the sample. `folder` is true if the sample has a class folder; the rule `folder` applies only then, and
+ * comes first if the list is the default of --label. All readers and writers of labels use this choice.
+ * Returns the number of the member that the rule names, or `count` if the rule is `folder`. If no rule
+ * applies, returns `count` and sets `*rule` to NULL. */
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule);
 

@@ -28,7 +28,6 @@
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
 #define KEY_DIGITS     6 /* minimum number of digits of a key */
 #define BROKEN_TOLD    8 /* warnings about broken images per rank; further ones are only counted */
-#define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
  * folders are stored inside a folder with this name; such programs then find this folder as the only
@@ -109,12 +108,12 @@ static enum status open_job(struct job *job)
                                   .layout = (enum index_layout)parameters->store,
                                   .unit_count = units,
                                   .lock = -1};
-    if (job->folder.layout != INDEX_IMAGEFOLDER)
-        return STATUS_OK;
-    TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
-    digits = digits_of(job->classes.count - 1);
+    if (job->folder.layout == INDEX_IMAGEFOLDER)
+        TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
+    TRY(class_folders_name(&job->facts, parameters->name, &job->classes));
+    job->folder.class_folders = (const char *const *)job->classes.names;
     job->folder.class_count = job->classes.count;
-    job->folder.class_digits = digits > CLASS_DIGITS ? digits : CLASS_DIGITS;
+    job->folder.class_list = job->classes.list;
     return STATUS_OK;
 }
 
@@ -235,7 +234,7 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
     uint64_t asked = unit_begins(job, unit), end = unit_begins(job, unit + 1);
     TRY(folder_part_path(&job->folder, unit, part));
     TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits,
-                   job->folder.class_digits));
+                   job->folder.class_folders));
     for (uint64_t at = unit_begins(job, unit); at < end;) {
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
         source_ask(job->source, job->state, &asked, end);
@@ -371,6 +370,6 @@ enum status prepare_run(const struct config *config, bool (*is_option)(const cha
     free(job.source_parameters);
     free(job.workload_parameters);
     free(job.provenance);
-    free(job.classes.labels);
+    class_folders_free(&job.classes);
     return status;
 }

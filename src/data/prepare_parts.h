@@ -31,7 +31,7 @@ struct job {
     void *state;      /* state of the source */
     char *provenance; /* owned */
     struct folder folder;
-    struct class_folders classes; /* only for --store imagefolder */
+    struct class_folders classes; /* labels and folders: only for --store imagefolder */
     int key_digits;
     uint64_t chunk;               /* samples in memory at a time */
     struct image_scratch scratch; /* to check the headers of copied images */

@@ -33,6 +33,8 @@ struct source_sample {
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
+    bool
+        in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
 };
 
 /* Properties of an open source. */
@@ -43,7 +45,9 @@ struct source_facts {
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
     bool class_folders;    /* samples are in class folders, so the samples of a class are consecutive */
-    bool uncounted;        /* open() left out an unknown number of samples that have no numbers */
+    const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
+    uint32_t class_count;           /* number of names */
+    bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -55,6 +59,7 @@ struct source_request {
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
     bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
                                         nor checks the others. NULL: all */
+    bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
                          are the numbers of class folders, both must have the same folders */
 };

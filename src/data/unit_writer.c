@@ -18,7 +18,7 @@
 
 #define BUFFER_BYTES (1 << 20)
 
-#define KEY_MAX      48
+#define KEY_MAX      (NAME_MAX + 32)
 
 /* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
  * folder comes first. */
@@ -27,7 +27,7 @@ static void make_key(char key[KEY_MAX], const struct unit_writer *writer, uint64
 {
     int used = 0;
     if (writer->layout == INDEX_IMAGEFOLDER)
-        used = snprintf(key, KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
+        used = snprintf(key, KEY_MAX, "%.*s/", NAME_MAX, writer->class_folders[class_folder]);
     snprintf(key + used, (size_t)(KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
 }
 
@@ -81,14 +81,14 @@ static enum status begin_folder(const char *path)
 }
 
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
-                       const char *name, int key_digits, int class_digits)
+                       const char *name, int key_digits, const char *const *class_folders)
 {
     char path[PATH_MAX];
     *writer = (struct unit_writer){.layout = layout,
                                    .folder = folder,
                                    .name = name,
                                    .key_digits = key_digits,
-                                   .class_digits = class_digits,
+                                   .class_folders = class_folders,
                                    .file = {.fd = -1}};
     writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
     writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);

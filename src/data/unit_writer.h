@@ -14,9 +14,10 @@
 struct unit_writer {
     enum index_layout layout;
     const char *folder, *name; /* folder of the dataset, name of the unit in it; owned by the caller */
-    int key_digits, class_digits;
-    struct file_writer file; /* the shard */
-    uint8_t *buffer;         /* data not yet written to the shard: `buffered` bytes */
+    int key_digits;
+    const char *const *class_folders; /* INDEX_IMAGEFOLDER: names of the class folders; owned by the caller */
+    struct file_writer file;          /* the shard */
+    uint8_t *buffer;                  /* data not yet written to the shard: `buffered` bytes */
     size_t buffered;
     uint64_t bytes, samples; /* written so far */
     void *md5;               /* of the shard's bytes, in builds with libcrypto */
@@ -29,7 +30,7 @@ struct unit_writer {
  * files of killed runs from it. The struct must not be moved. The caller must finally call unit_abandon(),
  * even after a failure. */
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
-                       const char *name, int key_digits, int class_digits);
+                       const char *name, int key_digits, const char *const *class_folders);
 
 /* Adds `count` samples, numbered from `first` on. */
 enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,

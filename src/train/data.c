@@ -369,6 +369,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .wanted = part == DATA_TEST || !request->test_only ? NULL
                                                       : paths[DATA_TEST]                       ? none
                                                                          : data_is_held_out,
+                                            .allow_empty = part == DATA_TEST,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", words, &with, &readers[part]));

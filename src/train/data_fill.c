@@ -29,16 +29,15 @@ static enum status find_member(const struct source_sample *sample, const struct 
                                const char *option, const struct source_member **member,
                                const struct member_rule **rule)
 {
-    const char *extensions[SOURCE_MEMBERS_MAX];
+    const char *extensions[SOURCE_MEMBERS_MAX] = {NULL};
     uint32_t count = (uint32_t)sample->count;
     for (uint32_t m = 0; m < count; m++)
         extensions[m] = sample->members[m].extension;
-    *member = source_member(sample, "cls");
-    uint32_t found = members_find(list, extensions, count, *member != NULL, rule);
+    *member = NULL;
+    uint32_t found = members_find(list, extensions, count, sample->in_folder, rule);
     if (!*rule)
         return members_lack(list, option, extensions, count);
-    if (found < count)
-        *member = &sample->members[found];
+    *member = found < count ? &sample->members[found] : source_member(sample, "cls");
     return STATUS_OK;
 }
 

@@ -1,0 +1,451 @@
+/* Lists the samples of a folder of single files, and finds class folders.
+ *
+ * In a folder of images without .cls files, each image is a sample, and its key is its path: two images never
+ * become one sample, whatever their names are. In other folders, the files whose names are equal up to the
+ * first dot are the members of one sample, as in shards. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "core/text.h"
+#include "data/class_folders.h"
+#include "data/dataset_parts.h"
+#include "data/label.h"
+#include "data/samples.h"
+
+/* A listed file. */
+struct file {
+    const char *name;
+    const char *extension; /* in `name`: the extension that makes the file a sample; otherwise NULL */
+    const char *class_, *folder, *leaf; /* the parts of the name, for sorting */
+    char *parts;                        /* owned: the text of `class_`, `folder` and `leaf` */
+    bool owned;                         /* the file is a member of a sample */
+};
+
+struct files {
+    struct file *items; /* the samples come first, in their order; the other files follow */
+    uint32_t count, samples;
+    bool arrays; /* the samples are .npy files, because there are no images */
+};
+
+static const char *leaf_of(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+    return slash ? slash + 1 : name;
+}
+
+static bool is_metadata(const char *name)
+{
+    return strcmp(name, SAMPLES_NAME) == 0 || strcmp(name, CLASSES_NAME) == 0 ||
+           strcmp(name, "metadata.parquet") == 0 || text_ends_in(name, ".index") ||
+           text_ends_in(name, ".wids.json");
+}
+
+/* Splits a name at the first dot of its last component. Returns false if there is no dot, or if the key or
+ * the extension is empty. Unlike in shards, names of the form __x__ have no meaning. */
+static bool split(const char *name, size_t *key_length, const char **extension)
+{
+    const char *leaf = leaf_of(name), *dot = strchr(leaf, '.');
+    if (!dot || dot == leaf || dot[1] == '\0')
+        return false;
+    *key_length = (size_t)(dot - name);
+    *extension = dot + 1;
+    return true;
+}
+
+/* ---- Samples of files with equal keys ---- */
+
+/* Orders files by key, then by extension. Files without a key come first. */
+static int by_key(const void *a, const void *b)
+{
+    const char *left = *(const char *const *)a, *right = *(const char *const *)b, *left_end, *right_end;
+    size_t left_length = 0, right_length = 0;
+    if (!split(left, &left_length, &left_end))
+        left_length = 0;
+    if (!split(right, &right_length, &right_end))
+        right_length = 0;
+    int order = memcmp(left, right, left_length < right_length ? left_length : right_length);
+    if (order == 0 && left_length != right_length)
+        order = left_length < right_length ? -1 : 1;
+    return order ? order : strcmp(left, right);
+}
+
+static enum status add_member(struct dataset *dataset, const char *name, const char *extension)
+{
+    TRY(dataset_add_file(dataset, name, 0));
+    dataset->samples[dataset->sample_count - 1].members++;
+    return dataset_add_member(dataset,
+                              (struct dataset_member){.extension = extension,
+                                                      .size = UINT64_MAX, /* set once the file is open */
+                                                      .file = dataset->file_count - 1});
+}
+
+static enum status add_keyed_file(struct dataset *dataset, const char *name)
+{
+    size_t length;
+    const char *extension, *key = NULL;
+    if ((!strchr(name, '/') && is_metadata(name)) || !split(name, &length, &extension))
+        return STATUS_OK;
+    const char *last = dataset->sample_count ? dataset->samples[dataset->sample_count - 1].key : NULL;
+    if (!last || strlen(last) != length || memcmp(last, name, length) != 0) {
+        TRY(dataset_keep_name(dataset, name, length, &key));
+        TRY(dataset_add_sample(dataset, key));
+    }
+    return add_member(dataset, name, extension);
+}
+
+static void drop_classes(struct dataset *dataset)
+{
+    free(dataset->classes);
+    dataset->classes = NULL;
+    dataset->class_count = 0;
+}
+
+/* Adds samples whose files have equal keys. `cls` is true if a file is a label. If there is none, and all
+ * samples are in folders, these folders are the classes. */
+static enum status open_keyed(struct dataset *dataset, const struct dataset_names *names, bool cls)
+{
+    bool inside = !cls && names->count > 0;
+    if (names->count)
+        qsort(names->items, names->count, sizeof *names->items, by_key);
+    for (uint32_t i = 0; i < names->count; i++)
+        TRY(add_keyed_file(dataset, names->items[i]));
+    for (uint32_t i = 0; inside && i < dataset->sample_count; i++)
+        inside = strchr(dataset->samples[i].key, '/') != NULL;
+    if (!inside)
+        drop_classes(dataset);
+    return STATUS_OK;
+}
+
+/* ---- Samples of one image each ---- */
+
+/* Returns the extension in `name` that makes the file a sample, or NULL. By default, all formats that
+ * ImageFolder reads do so, or .npy, if `arrays` is set. */
+static const char *sample_extension(const struct members *choice, bool arrays, const char *name)
+{
+    const struct member_list *list = choice->only.count ? &choice->only : &choice->image;
+    const char *leaf = leaf_of(name);
+    const size_t length = strlen(leaf);
+    for (uint32_t r = 0; r < list->count; r++) {
+        const char *extension = list->rules[r].extension;
+        const size_t end = strlen(extension);
+        if (list->preset && (strcasecmp(extension, "npy") == 0) != arrays)
+            continue;
+        if (length > end + 1 && leaf[length - end - 1] == '.' &&
+            strcasecmp(leaf + length - end, extension) == 0)
+            return leaf + length - end;
+    }
+    return NULL;
+}
+
+bool dataset_is_image(const struct dataset *dataset, const char *name)
+{
+    return sample_extension(&dataset->choice, false, name) || sample_extension(&dataset->choice, true, name);
+}
+
+/* Finds the files that are samples. */
+static enum status find_samples(const struct dataset *dataset, const struct dataset_names *names,
+                                struct files *files)
+{
+    files->items = calloc((size_t)names->count + 1, sizeof *files->items);
+    if (!files->items)
+        return dataset_out_of_memory();
+    files->count = names->count;
+    for (int arrays = 0; arrays <= 1 && !files->samples; arrays++)
+        for (uint32_t i = 0; i < names->count; i++) {
+            struct file *file = &files->items[i];
+            file->name = names->items[i];
+            file->extension = sample_extension(&dataset->choice, arrays, file->name);
+            files->samples += file->extension != NULL;
+            files->arrays = arrays;
+        }
+    return STATUS_OK;
+}
+
+/* Splits the name of a file into its class folder, the folders below it, and the rest. */
+static enum status split_parts(struct file *file)
+{
+    file->parts = strdup(file->name);
+    if (!file->parts)
+        return dataset_out_of_memory();
+    char *first = strchr(file->parts, '/'), *last = strrchr(file->parts, '/');
+    file->class_ = file->folder = "";
+    file->leaf = last ? last + 1 : file->parts;
+    if (!first)
+        return STATUS_OK;
+    file->class_ = file->parts;
+    if (last > first)
+        file->folder = first + 1;
+    *first = *last = '\0';
+    return STATUS_OK;
+}
+
+/* Puts samples before other files, and sorts both as ImageFolder does: by class, folder and name. */
+static int in_order(const void *a, const void *b)
+{
+    const struct file *left = a, *right = b;
+    int order = !left->extension - !right->extension;
+    order = order ? order : text_order(left->class_, right->class_);
+    order = order ? order : text_order(left->folder, right->folder);
+    return order ? order : text_order(left->leaf, right->leaf);
+}
+
+/* Returns whether the latest warning was about this folder. A run with lists of options opens one folder
+ * several times. */
+static bool is_known(const char *path)
+{
+    static char known[PATH_MAX];
+    bool same = strcmp(known, path) == 0;
+    snprintf(known, sizeof known, "%s", path);
+    return same;
+}
+
+/* Warns about files that are not read, and about names that ImageFolder would read. Outside of class folders,
+ * only .npy files beside images are surprising. */
+static void warn_of_others(const struct dataset *dataset, const struct dataset_names *names,
+                           const struct files *files)
+{
+    uint32_t others = 0;
+    const char *first = NULL;
+    for (uint32_t i = files->samples; i < files->count; i++) {
+        const char *name = files->items[i].name;
+        bool expected =
+            dataset->classes ? !strchr(name, '/') && is_metadata(name) : !dataset_is_image(dataset, name);
+        if (!files->items[i].owned && !expected)
+            first = others++ ? first : name;
+    }
+    bool hidden = dataset->classes && names->hidden;
+    if ((!others && !hidden) || is_known(dataset->path))
+        return;
+    if (others)
+        status_warn("%s: ignored %u of %u files, which are not images%s; to read other files, such as .npy, "
+                    "name their extension with --image; the first is %s",
+                    dataset->path, others, files->samples + others,
+                    dataset->classes ? " in class folders" : "", first);
+    if (hidden)
+        status_warn("%s: skipped %u folder%s or image%s whose names begin with a dot, such as %s; "
+                    "ImageFolder reads them, and counts such folders as classes, so its labels may differ",
+                    dataset->path, names->hidden, names->hidden == 1 ? "" : "s",
+                    names->hidden == 1 ? "" : "s", names->first_hidden);
+}
+
+/* Finds class folders without a sample. dataset_check() refuses them. With --image or --member, a class may
+ * have no file of the extensions that these options name. */
+static void find_empty_classes(struct dataset *dataset, const struct files *files)
+{
+    if (dataset->choice.only.count || !dataset->choice.image.preset)
+        return;
+    for (uint32_t c = 0, i = 0; c < dataset->class_count; c++) {
+        const uint32_t before = i;
+        while (i < files->samples && strcmp(files->items[i].class_, dataset->classes[c]) == 0)
+            i++;
+        if (i == before && !dataset->empty_classes++)
+            dataset->empty_class = dataset->classes[c];
+    }
+}
+
+/* A file whose name is that of a sample with another extension, such as its label. */
+struct sidecar {
+    uint32_t sample; /* number in files->items */
+    const char *name, *extension;
+};
+
+static int by_sample(const void *a, const void *b)
+{
+    const struct sidecar *left = a, *right = b;
+    return left->sample == right->sample ? strcmp(left->name, right->name)
+                                         : (left->sample > right->sample) - (left->sample < right->sample);
+}
+
+/* Compares `length` bytes of a name with the name of a sample up to its extension. */
+static int compare_stem(const char *name, size_t length, const struct file *sample)
+{
+    const size_t stem = (size_t)(sample->extension - 1 - sample->name);
+    int order = memcmp(name, sample->name, length < stem ? length : stem);
+    return order ? order : (length > stem) - (length < stem);
+}
+
+static int by_stem(const void *a, const void *b, void *items)
+{
+    const struct file *left = (const struct file *)items + *(const uint32_t *)a;
+    const struct file *right = (const struct file *)items + *(const uint32_t *)b;
+    return compare_stem(left->name, (size_t)(left->extension - 1 - left->name), right);
+}
+
+/* Adds a file to `sidecars` for each sample to which it belongs. `order` has the samples sorted by stem. The
+ * longest stem counts: a.b.json belongs to a.b.jpg, and if there is none, to a.jpg. */
+static enum status find_owners(const struct files *files, const uint32_t *order, struct file *file,
+                               struct sidecar **sidecars, uint32_t *count)
+{
+    const char *name = file->name, *leaf = leaf_of(name);
+    for (const char *dot = name + strlen(name); !file->owned && dot-- > leaf + 1;) {
+        if (*dot != '.' || dot[1] == '\0')
+            continue;
+        uint32_t low = 0, high = files->samples;
+        while (low < high) {
+            uint32_t middle = low + (high - low) / 2;
+            bool after = compare_stem(name, (size_t)(dot - name), &files->items[order[middle]]) > 0;
+            low = after ? middle + 1 : low;
+            high = after ? high : middle;
+        }
+        for (;
+             low < files->samples && compare_stem(name, (size_t)(dot - name), &files->items[order[low]]) == 0;
+             low++) {
+            TRY(dataset_grow(sidecars, *count, sizeof **sidecars));
+            (*sidecars)[(*count)++] = (struct sidecar){order[low], name, dot + 1};
+            file->owned = true;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* Finds the sidecars of all samples. An image or an array is never a sidecar. */
+static enum status find_sidecars(const struct dataset *dataset, const struct files *files,
+                                 struct sidecar **sidecars, uint32_t *count)
+{
+    FREED uint32_t *order = calloc((size_t)files->samples + 1, sizeof *order);
+    if (!order)
+        return dataset_out_of_memory();
+    for (uint32_t i = 0; i < files->samples; i++)
+        order[i] = i;
+    qsort_r(order, files->samples, sizeof *order, by_stem, files->items);
+    for (uint32_t i = files->samples; i < files->count; i++) {
+        const char *name = files->items[i].name;
+        bool metadata = !strchr(name, '/') && is_metadata(name);
+        if (!metadata && !sample_extension(&dataset->choice, !files->arrays, name))
+            TRY(find_owners(files, order, &files->items[i], sidecars, count));
+    }
+    if (*count)
+        qsort(*sidecars, *count, sizeof **sidecars, by_sample);
+    return STATUS_OK;
+}
+
+static enum status add_samples(struct dataset *dataset, const struct files *files)
+{
+    const struct members *choice = &dataset->choice;
+    FREED struct sidecar *sidecars = NULL;
+    uint32_t count = 0, next = 0;
+    if (!choice->only.count && (choice->all || !choice->label.preset || !dataset->classes))
+        TRY(find_sidecars(dataset, files, &sidecars, &count));
+    for (uint32_t i = 0; i < files->samples; i++) {
+        TRY(dataset_add_sample(dataset, files->items[i].name));
+        TRY(add_member(dataset, files->items[i].name, files->items[i].extension));
+        for (; next < count && sidecars[next].sample == i; next++)
+            TRY(add_member(dataset, sidecars[next].name, sidecars[next].extension));
+    }
+    return STATUS_OK;
+}
+
+/* Adds each image as a sample. If more images are in subfolders than directly in the data set's folder, the
+ * subfolders are classes, and the other images are ignored, as ImageFolder does. */
+static enum status open_images(struct dataset *dataset, const struct dataset_names *names,
+                               struct files *files)
+{
+    uint32_t inside = 0;
+    bool labelled = false; /* by files such as a.b.cls */
+    for (uint32_t i = 0; i < files->count; i++) {
+        TRY(split_parts(&files->items[i]));
+        inside += files->items[i].extension && *files->items[i].class_;
+        labelled |= strlen(files->items[i].name) > 4 &&
+                    strcasecmp(files->items[i].name + strlen(files->items[i].name) - 4, ".cls") == 0;
+    }
+    if (labelled || inside <= files->samples - inside)
+        drop_classes(dataset);
+    for (uint32_t i = 0; dataset->classes && i < files->count; i++)
+        if (!*files->items[i].class_)
+            files->items[i].extension = NULL;
+    files->samples = dataset->classes ? inside : files->samples;
+    qsort(files->items, files->count, sizeof *files->items, in_order);
+    TRY(add_samples(dataset, files));
+    warn_of_others(dataset, names, files);
+    find_empty_classes(dataset, files);
+    return STATUS_OK;
+}
+
+/* ---- Opening ---- */
+
+/* Warns about the first archive among single files. The archive is read as one member of a sample, which is
+ * rarely intended. */
+static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
+{
+    static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
+    for (uint32_t i = 0; i < names->count; i++)
+        for (size_t e = 0; e < sizeof ends / sizeof *ends; e++) {
+            size_t length = strlen(names->items[i]), end_length = strlen(ends[e]);
+            if (length <= end_length || strcasecmp(names->items[i] + length - end_length, ends[e]) != 0)
+                continue;
+            status_warn("%s/%s looks like a shard but is read as a file: shards are uncompressed tar files "
+                        "whose names end in .tar, directly in --data DIR",
+                        dataset->path, names->items[i]);
+            return;
+        }
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return text_order(*(const char *const *)a, *(const char *const *)b);
+}
+
+static void sort_classes(struct dataset *dataset)
+{
+    if (dataset->class_count)
+        qsort(dataset->classes, dataset->class_count, sizeof *dataset->classes, by_name);
+}
+
+enum status dataset_open_files(struct dataset *dataset)
+{
+    struct dataset_names names = {0};
+    struct files files = {0};
+    bool cls = false;
+    enum status status = dataset_list(dataset, true, &names);
+    for (uint32_t i = 0; status == STATUS_OK && i < names.count; i++) {
+        size_t length;
+        const char *extension;
+        cls |= split(names.items[i], &length, &extension) && strcasecmp(extension, "cls") == 0;
+    }
+    if (status == STATUS_OK) {
+        warn_of_archives(dataset, &names);
+        sort_classes(dataset);
+    }
+    if (status == STATUS_OK && !cls)
+        status = find_samples(dataset, &names, &files);
+    if (status == STATUS_OK)
+        status = files.samples ? open_images(dataset, &names, &files) : open_keyed(dataset, &names, cls);
+    for (uint32_t i = 0; i < files.count; i++)
+        free(files.items[i].parts);
+    free(files.items);
+    free(names.items);
+    return status;
+}
+
+enum status dataset_index_classes(struct dataset *dataset)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        const char *key = dataset->samples[i].key;
+        const size_t length = strcspn(key, "/");
+        const char *last = count ? dataset->classes[count - 1] : NULL;
+        if (last && strlen(last) == length && memcmp(last, key, length) == 0)
+            continue;
+        TRY(dataset_grow(&dataset->classes, count, sizeof *dataset->classes));
+        TRY(dataset_keep_name(dataset, key, length, &dataset->classes[count]));
+        dataset->class_count = ++count;
+    }
+    sort_classes(dataset);
+    dataset->class_count = 0;
+    for (uint32_t c = 0; c < count; c++)
+        if (c == 0 || strcmp(dataset->classes[c], dataset->classes[dataset->class_count - 1]) != 0)
+            dataset->classes[dataset->class_count++] = dataset->classes[c];
+    return STATUS_OK;
+}
+
+int32_t dataset_class_of(const struct dataset *dataset, const char *key)
+{
+    FREED char *name = dataset->classes ? strndup(key, strcspn(key, "/")) : NULL;
+    const char *const *found =
+        name ? bsearch(&name, dataset->classes, dataset->class_count, sizeof *dataset->classes, by_name)
+             : NULL;
+    return found ? (int32_t)(found - dataset->classes) : LABEL_NONE;
+}
