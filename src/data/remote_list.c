@@ -138,11 +138,11 @@ static enum status list_objects(struct remote *remote)
     char next[S3_TOKEN_MAX] = "", before[S3_TOKEN_MAX], url[REMOTE_URL_MAX];
     struct listing listing = {.remote = remote};
     int empty = 0; /* consecutive pages without an object */
+    if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
+        return STATUS_UNAVAILABLE; /* before anything is requested */
     FREED uint8_t *page = malloc(LIST_BYTES_MAX);
     if (!page)
         return remote_out_of_memory();
-    if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
-        return STATUS_UNAVAILABLE; /* before anything is requested */
     int tries = REMOTE_TRIES_FIRST;
     do {
         struct http_reply reply;

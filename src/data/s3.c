@@ -143,7 +143,7 @@ enum status s3_find_region(char region[S3_FIELD_MAX])
 {
     const struct setting settings[] = {{"AWS_REGION", "region", region, S3_FIELD_MAX},
                                        {"AWS_DEFAULT_REGION", "region", region, S3_FIELD_MAX}};
-    bool found;
+    bool found = false;
     for (size_t i = 0; i < 2; i++) {
         TRY(read_environment(&settings[i], 1));
         if (*region)
