@@ -291,11 +291,14 @@ $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(Q)rm -f $@ && $(AR) rcsT $@ $^
 
 # -O0 compiles fastest. test_permutation computes millions of permutations itself.
-$(BUILD)/tests/test_permutation: private test_level := -O2
-$(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
+$(BUILD)/tests/test_permutation.o: private test_level := -O2
+$(TESTS:=.o): $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
+	$(say) CC $@
+	$(Q)$(CC) $(ALL_CFLAGS) $(or $(test_level),-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -c -o $@ $<
+$(TESTS): %: %.o $(BUILD)/objects.a
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(or $(test_level),-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
@@ -313,13 +316,15 @@ $(BUILD)/examples/%: docs/examples/%.cu $(BUILD)/lib/libfdsl.so
 	$(Q)$(NVCC) $(GENCODE) -Isrc/lib -o $@ $< -L$(BUILD)/lib -lfdsl -Xlinker -rpath=$(abspath $(BUILD)/lib)
 
 # Only tests use libarchive, to read shards written by fdsl-bench.
-$(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
+$(BUILD)/tests/test_tar.o $(BUILD)/tests/test_prepare.o: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-$(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
+$(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(GPU_TESTS): %: %.o $(BUILD)/objects.a
+	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
 -include $(OBJECTS:.o=.d) $(LIB_OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)

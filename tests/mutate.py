@@ -68,6 +68,8 @@ class Tree:
                                 OMP_WAIT_POLICY='passive', OMPI_MCA_odls_base_sigkill_timeout='0')
         self.marker, self.saved = self.at('planted'), {}
         os.makedirs(path, exist_ok=True)
+        if gpu and os.path.isdir(os.path.join(TREE, 'build')) and not os.path.isdir(self.at('build')):  # compiling would take minutes
+            shutil.copytree(os.path.join(TREE, 'build'), self.at('build'), symlinks=True, ignore=shutil.ignore_patterns('mutate'))
         for name in os.listdir(path):  # keeps the build of an earlier run, unless this run ended while a fault was planted
             if os.path.exists(self.marker) or name not in ('build', 'fdsl-bench'):
                 (shutil.rmtree if os.path.isdir(self.at(name)) else os.unlink)(self.at(name))
@@ -132,6 +134,8 @@ class Tree:
 
     def restore(self):
         """Restores the source and its objects. The objects are new for make, so that it links everything again."""
+        for name in set(self.objects_of(next(iter(self.saved)))) - set(self.saved) if self.saved else ():
+            os.unlink(self.at(name))  # compiled for the first time, with the fault
         for name, (content, mtime_ns) in self.saved.items():
             with open(self.at(name), 'wb') as file:
                 file.write(content)
@@ -143,10 +147,15 @@ class Tree:
         if os.path.exists(self.marker):
             os.unlink(self.marker)
 
+    def programs_of(self, script):
+        """Returns the test programs that a script of checks runs."""
+        return sorted(set(re.findall(r'build/tests/gpu_\w+', self.read(script.split()[0]).decode()))) if self.gpu else []
+
     def run(self, suite, limit_s, **variables):
         """Runs a suite, or a script of checks until its first failed check. Returns '' or how it failed. Ends processes that
         outlive it."""
-        if '/tests/' in suite and self.make(suite) is None:
+        programs = [suite] if '/tests/' in suite else self.programs_of(suite)
+        if programs and self.make(*programs) is None:
             return 'does not compile'
         command = [self.at(suite), '--fail-fast'] if '/tests/' in suite else suite.split()
         with subprocess.Popen(command, cwd=self.path, env={**self.environment, **variables}, start_new_session=True, stdin=subprocess.DEVNULL, text=True,
