@@ -131,7 +131,7 @@ enum status device_order(int device, void *before, void *after)
 bool device_capturing(int device, void *stream)
 {
     bool captured = false;
-    return use(device) == STATUS_OK &&
+    return (device < 0 || use(device) == STATUS_OK) &&
            check_capture(static_cast<cudaStream_t>(stream), &captured) == STATUS_OK && captured;
 }
 

@@ -14,7 +14,11 @@ struct fused_generator {
     int device;
     struct fused_plan *plan;
     struct fused_graph *graph;
-    int priority;    /* priority of the stream on which the graph was recorded */
+    int priority; /* priority of the stream on which the graph was recorded */
+    /* The stream of the previous call and whether it has this priority. If a new stream has the address of a
+     * destroyed one, its kernels may get the other priority; the images are the same. */
+    bool known, suits;
+    cudaStream_t stream;
     int64_t *labels; /* destination of the labels if the caller passes NULL */
 };
 
@@ -22,22 +26,26 @@ struct fused_generator {
  * of the stream on which the graph was recorded, because the graph's kernels keep that priority. A stream
  * that is being captured does not fit: the caller's graph must contain the kernels themselves, because the
  * generator's graph changes with each launch. */
-static enum status check_graph(const struct fused_generator *self, uint32_t count, cudaStream_t stream,
-                               bool *fits)
+static enum status check_graph(struct fused_generator *self, uint32_t count, cudaStream_t stream, bool *fits)
 {
     int priority;
-    *fits = count == self->synth.batch && !device_capturing(self->device, stream);
+    *fits = count == self->synth.batch && !device_capturing(-1, stream);
     if (!*fits)
         return STATUS_OK;
-    CUDA_TRY(cudaStreamGetPriority(stream, &priority));
-    *fits = priority == self->priority;
+    if (!self->known || stream != self->stream) {
+        CUDA_TRY(cudaStreamGetPriority(stream, &priority));
+        self->known = true;
+        self->stream = stream;
+        self->suits = priority == self->priority;
+    }
+    *fits = self->suits;
     return STATUS_OK;
 }
 
 static enum status make(struct generator *generator, const struct generator_numbers *numbers, uint32_t count,
                         void *samples, int64_t *labels, void *stream_)
 {
-    const struct fused_generator *self = reinterpret_cast<const struct fused_generator *>(generator);
+    struct fused_generator *self = reinterpret_cast<struct fused_generator *>(generator);
     cudaStream_t stream = static_cast<cudaStream_t>(stream_);
     const struct fused_call call = {numbers->list, numbers->first, numbers->counter,
                                     static_cast<uint8_t *>(samples), labels ? labels : self->labels};

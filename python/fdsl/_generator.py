@@ -89,7 +89,7 @@ class Generator:
     """
 
     __slots__ = (
-        "_handle", "_process", "_lock", "_device", "_stream", "_stream_owner", "_shape", "_dtype", "_accepted",
+        "_handle", "_process", "_lock", "_device", "_stream", "_stream_owner", "_shape", "_full", "_dtype", "_accepted",
         "_batch", "_config", "__weakref__",
     )  # fmt: skip
 
@@ -152,6 +152,7 @@ class Generator:
         description = LayoutStruct(ctypes.sizeof(LayoutStruct))
         check(lib.fdsl_describe(self._handle, description))
         self._shape = tuple(description.shape)
+        self._full = (c.batch, *self._shape)
         self._dtype = _NAMES[c.dtype.decode()]
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
         self._batch: int = c.batch
@@ -321,7 +322,12 @@ class Generator:
         """
         kind = kind_of("images", images)
         address, shape, dtype, device = kind.describe("images", images, True)
-        if dtype not in self._accepted or shape[1:] != self._shape or device != self._device:
+        # To slice the shape of a tensor takes longer than to compare it.
+        if (
+            dtype not in self._accepted
+            or (shape != self._full and shape[1:] != self._shape)
+            or device != self._device
+        ):
             self._check("images", (shape, dtype, device), self._accepted, (*shape[:1], *self._shape))
         count = shape[0]
         if not 1 <= count <= self._batch:
@@ -342,7 +348,9 @@ class Generator:
         with self._lock:
             if not self._handle:
                 self._check_open()
-            if self._device != CPU:
+            if self._device != CPU and (
+                self._stream != (pointer or 0) or isinstance(images, Array) or isinstance(labels, Array)
+            ):
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
                 self._order(pointer or 0, owner, images, labels)
             if by_first:

@@ -43,7 +43,7 @@ def _find_kind(name: str, array: object) -> Kind:
     if isinstance(array, Array):
         return Kind(_describe_own, lambda own: own._stream, lambda own: own._stream_owner)
     if modules.get("torch") in ("Tensor", "_TensorBase", "TensorBase"):
-        return Kind(_torch_describer(name), _torch_stream, _torch_stream_object)
+        return Kind(_torch_describer(name), _torch_stream(), _torch_stream_object)
     if hasattr(array, "__cuda_array_interface__"):
         if "cupy" in modules:
             return Kind(_describe_interface, lambda own: _cupy_stream(own).ptr, _cupy_stream)
@@ -89,6 +89,12 @@ def _torch_describer(name: str) -> Callable[[str, Any, bool], Description]:
         raise TypeError(f"{name}: {reason}")
     # Autograd compares version numbers to detect that a tensor saved for the backward pass was overwritten.
     increment_version = torch.autograd.graph.increment_version
+    scratch = torch.empty(0)
+    try:  # the function below increment_version(), which takes a quarter of its time; PyTorch 2.0 has another one
+        torch._C._increment_version((scratch,))
+        direct = scratch._version == 1
+    except (AttributeError, RuntimeError, TypeError):
+        direct = False
     dtypes: dict[Any, str] = {}
 
     def describe(name: str, tensor: Any, write: bool) -> Description:
@@ -105,7 +111,10 @@ def _torch_describer(name: str) -> Callable[[str, Any, bool], Description]:
         if write:
             if tensor.requires_grad:
                 raise ValueError(f"{name}: it requires a gradient; give a tensor without one, such as {name}.detach()")
-            increment_version(tensor)
+            if direct:
+                torch._C._increment_version((tensor,))
+            else:
+                increment_version(tensor)
         dtype = dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = dtypes[tensor.dtype] = str(tensor.dtype).rpartition(".")[2]
@@ -114,10 +123,13 @@ def _torch_describer(name: str) -> Callable[[str, Any, bool], Description]:
     return describe
 
 
-def _torch_stream(tensor: Any) -> int:
-    # PyTorch's compilers use this function, too. It takes a tenth of the time of current_stream().
+def _torch_stream() -> Callable[[Any], int]:
+    # PyTorch's compilers use this function, too. It takes a tenth of the time of current_stream(). Builds without CUDA
+    # lack it.
     raw = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)
-    return int(raw(tensor.get_device()) if raw is not None else _torch_stream_object(tensor).cuda_stream)
+    if raw is None:
+        return lambda tensor: int(_torch_stream_object(tensor).cuda_stream)
+    return lambda tensor: int(raw(tensor.get_device()))
 
 
 def _torch_stream_object(tensor: Any) -> Any:

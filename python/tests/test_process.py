@@ -251,6 +251,7 @@ def test_old_pytorch_is_refused(version: str, tmp_path: Any) -> None:
     (tmp_path / "torch" / "__init__.py").write_text(
         f"__version__ = {version!r}\nclass Tensor: pass\nfrom types import SimpleNamespace\n"
         "autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=None))\n"
+        "empty = lambda size: Tensor()\n_C = SimpleNamespace()\n"
     )
     code = f"""
 import sys

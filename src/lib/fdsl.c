@@ -359,8 +359,8 @@ static enum status generate(struct fdsl_generator *self, const struct generator_
     return status;
 }
 
-/* Checks the generator and the arguments, and makes the generator's device current. The caller must later
- * restore the device `*before`. */
+/* Checks the generator and the arguments, and makes the generator's device current. If another device was
+ * current, sets `*before` to it, and the caller must later restore it. */
 static enum status begin_call(const struct fdsl_generator *self, const struct call *call, int *before)
 {
     if (!self)
@@ -369,8 +369,10 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
         return status_set(STATUS_FAILED,
                           "generator: it was opened before fork(); open another one in this process (for "
                           "CUDA, start the process with exec or spawn instead of fork)");
-    if (self->device >= 0) {
-        *before = device_current();
+    int current = self->device >= 0 ? device_current() : self->device;
+    if (current !=
+        self->device) { /* usually it is current already, and the caller needs no other call of CUDA */
+        *before = current;
         device_restore(self->device);
     }
     return check_call(self, call);

@@ -41,7 +41,8 @@ enum status device_wait(int device, void *stream);
 /* Makes later work on `after` wait for the work on `before`, unless one of them is being captured. */
 enum status device_order(int device, void *before, void *after);
 
-/* Returns whether `stream` is being captured into a graph; false after an error. */
+/* Returns whether `stream` is being captured into a graph; false after an error. `device` -1: the current
+ * one. */
 bool device_capturing(int device, void *stream);
 
 /* Loads the kernel of device_add(). CUDA loads kernels at their first launch, and must not do so during a
