@@ -163,12 +163,12 @@ Test(hostile, very_deep_folders_are_read)
 
 Test(hostile, samples_csv_is_quoted)
 {
-    EXPECT(0, "mkdir s && printf 1 > 's/say \"a\", b\nc.txt' && printf 2 > s/x.png && printf 3 > s/x.txt");
+    EXPECT(0, "mkdir s && printf 1 > 's/say \"a\", b\nc.png' && printf 2 > s/x.png && printf 3 > s/x.txt");
     EXPECT(0, "$P --prepare o --from dataset --source s --store files && cat o/samples.csv");
     cr_expect_str_eq(strstr(out, "key,"),
-                     "key,source_key,file_txt,file_png\n"
-                     "000000,\"say \"\"a\"\", b\nc\",not-imagefolder/000/000000.txt,\n"
-                     "000001,x,not-imagefolder/000/000001.txt,not-imagefolder/000/000001.png\n");
+                     "key,source_key,file_png,file_txt\n"
+                     "000000,\"say \"\"a\"\", b\nc.png\",not-imagefolder/000/000000.png,\n"
+                     "000001,x.png,not-imagefolder/000/000001.png,not-imagefolder/000/000001.txt\n");
     EXPECT(0, "$P --prepare o --from dataset --source s --store files");
     cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes must not end a record: %s",
                        out);
@@ -176,7 +176,7 @@ Test(hostile, samples_csv_is_quoted)
         return;
     EXPECT(0, "python3 -c \"import csv\n"
               "rows = list(csv.DictReader(open('o/samples.csv', newline='')))\n"
-              "assert rows[0]['source_key'] == 'say \\\"a\\\", b\\nc', rows\n"
+              "assert rows[0]['source_key'] == 'say \\\"a\\\", b\\nc.png', rows\n"
               "assert [len(r) for r in rows] == [4, 4]\"");
 }
 
@@ -184,7 +184,7 @@ Test(hostile, samples_csv_is_quoted)
 Test(hostile, names_are_escaped)
 {
     EXPECT(0, "mkdir \"$(printf 's\\033[31m')\" && printf x > \"$(printf 's\\033[31m/k\\007.npy')\"");
-    expect_refusal(1, "s\\x1b[31m/k\\x07.npy: sample 'k\\x07'",
+    expect_refusal(1, "s\\x1b[31m/k\\x07.npy: it has no member for --label",
                    "$P --variant train-naive --data \"$(printf 's\\033[31m')\"");
     EXPECT(0, "$P --prepare \"$(printf 'o\\033[31m')\" --samples 2");
     cr_expect(strstr(out, "o\\x1b[31m: 2 samples") && !strchr(out, '\033'), "%s", out);

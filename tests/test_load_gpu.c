@@ -225,7 +225,7 @@ static void expect_unfit(const char *words)
     must(dataset_open(folder, false, NULL, NULL, &dataset));
     cr_expect_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_USAGE, "%s", words);
     expect_words(words);
-    expect_words("sample 'b'");
+    expect_words("sample 'b.");
     arrays_close(&arrays);
     dataset_close(&dataset);
     renew_folder();

@@ -202,8 +202,7 @@ static bool is_known(const char *path)
     return same;
 }
 
-/* Warns about files that are not read, and about names that ImageFolder would read. Outside of class folders,
- * only .npy files beside images are surprising. */
+/* Warns about files that are not read, and about names that ImageFolder would read. */
 static void warn_of_others(const struct dataset *dataset, const struct dataset_names *names,
                            const struct files *files)
 {
@@ -211,9 +210,8 @@ static void warn_of_others(const struct dataset *dataset, const struct dataset_n
     const char *first = NULL;
     for (uint32_t i = files->samples; i < files->count; i++) {
         const char *name = files->items[i].name;
-        bool expected =
-            dataset->classes ? !strchr(name, '/') && is_metadata(name) : !dataset_is_image(dataset, name);
-        if (!files->items[i].owned && !expected)
+        bool metadata = !strchr(name, '/') && is_metadata(name);
+        if (!files->items[i].owned && !metadata)
             first = others++ ? first : name;
     }
     bool hidden = dataset->classes && names->hidden;
