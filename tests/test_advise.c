@@ -317,7 +317,8 @@ Test(advise, wrong_options_and_data_are_refused)
     expect_refused(2, "x: No such file or directory", "$P advise --data x --compute 5");
     expect_refused(2, "did you mean '--compute'?", "$P advise --data x --computed 5");
     expect_refused(2, "--compute", "$P advise --data x --compute fast");
-    expect_refused(2, "--cache-dir is for data at a URL", "$P advise --data . --compute 5 --cache-dir c");
+    expect_refused(2, "--cache-dir is for data at a URL",
+                   "mkdir o && echo 1 >o/1.bin && $P advise --data o --compute 5 --cache-dir c");
     expect_refused(2, "--image", "$P advise --data . --compute 5 --image ';;'");
     expect_refused(4, "--compute train:lenet needs a GPU",
                    "CUDA_VISIBLE_DEVICES= $P advise --data x --compute train:lenet");

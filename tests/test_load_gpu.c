@@ -254,7 +254,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put_file("b.cls", "cat", 3);
     expect_unfit("a label is a decimal integer of 32 bits");
     renew_folder();
-    put_array("b.npy", "<i8", "2", 16, 0);
+    put_array("b.npy", "<i8", "2,", 16, 0);
     expect_unfit("values of type '<i8'");
 }
 
