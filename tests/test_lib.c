@@ -228,6 +228,22 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = (1 << 24) + 1, "batch: 16777217 is out of range");
 }
 
+/* Names of options become names of fields, but not within the name of a file. */
+Test(lib, file_names_in_messages_are_unchanged)
+{
+    static const char *const names[] = {"/a --out-res b", "/don't --out-res", "/x (--fit)",
+                                        "--class-file",   "/a's (--fit",      "-- --mean"};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        struct fdsl_config config = small();
+        struct fdsl_generator *generator;
+        char expected[96];
+        config.class_file = names[i];
+        snprintf(expected, sizeof expected, "class_file: cannot open '%s': No such file", names[i]);
+        cr_expect_eq(fdsl_open(&config, &generator), FDSL_INVALID);
+        cr_expect(strncmp(fdsl_error(), expected, strlen(expected)) == 0, "%s", fdsl_error());
+    }
+}
+
 Test(lib, wrong_arguments_are_named)
 {
     struct fdsl_config config = small();

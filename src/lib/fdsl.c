@@ -53,7 +53,9 @@ static enum fdsl_status relay(enum status status)
     while (*at && used + 1 < sizeof error_text) {
         size_t length = option_length(text, at, quoted);
         at += length ? 2 : 0;
-        quoted ^= *at == '\'';
+        if (*at == '\'') /* an apostrophe within a word or a file name is no quote */
+            quoted =
+                quoted ? at[1] && !strchr(" ,;:.)", at[1]) : at == text || at[-1] == ' ' || at[-1] == '(';
         for (size_t i = 0; i < (length ? length : 1) && used + 1 < sizeof error_text; i++, at++)
             error_text[used++] = length && *at == '-' ? '_' : *at;
     }
