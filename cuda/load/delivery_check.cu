@@ -100,8 +100,12 @@ static enum status check_picture(struct output_queue *queue, uint32_t number, ui
     struct image image;
     bool is_image;
     TRY(read_image(queue, number, &member));
-    TRY(image_fit(&delivery->fit, members_format(member->extension), queue->check.read, member->size, epoch,
-                  number, &queue->check.scratch, &image, &is_image));
+    enum status status = image_fit(&delivery->fit, members_format(member->extension), queue->check.read,
+                                   member->size, epoch, number, &queue->check.scratch, &image, &is_image);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--verify: %s/%s: offset %llu: sample '%s'", load->dataset->path,
+                             load->dataset->files[member->file].name, (unsigned long long)member->offset,
+                             load->dataset->samples[number].key);
     bool flip =
         load->augment && draw_move(&load->augmentation.move, load->augmentation.seed, epoch, number).flip;
     uint64_t res = delivery->fit.res, channels = delivery->fit.channels;
