@@ -74,12 +74,13 @@ def _describe_own(name: str, array: Array, write: bool) -> Description:
 
 
 def old_torch(torch: Any) -> str:
-    """Returns why this version of PyTorch is refused, or an empty string."""
-    if int(torch.__version__.partition(".")[0]) >= 2:
+    """Returns why this version of PyTorch is refused, or an empty string. Only increment_version() tells autograd that
+    a tensor was overwritten; PyTorch has it since version 2.1."""
+    if hasattr(getattr(torch.autograd, "graph", None), "increment_version"):
         return ""
     return (
         f"PyTorch {torch.__version__} would not notice that a batch was overwritten before its backward pass, and would "
-        "compute wrong gradients; install PyTorch 2.0 or newer"
+        "compute wrong gradients; install PyTorch 2.1 or newer"
     )
 
 
@@ -90,7 +91,7 @@ def _torch_describer(name: str) -> Callable[[str, Any, bool], Description]:
     # Autograd compares version numbers to detect that a tensor saved for the backward pass was overwritten.
     increment_version = torch.autograd.graph.increment_version
     scratch = torch.empty(0)
-    try:  # the function below increment_version(), which takes a quarter of its time; PyTorch 2.0 has another one
+    try:  # the function below increment_version(), which takes a quarter of its time; PyTorch 2.1 has another one
         torch._C._increment_version((scratch,))
         direct = scratch._version == 1
     except (AttributeError, RuntimeError, TypeError):

@@ -30,7 +30,7 @@ def gpu(**changes: Any) -> fdsl.Generator:
 
 
 def with_torch() -> Any:
-    torch = pytest.importorskip("torch", minversion="2.0")
+    torch = pytest.importorskip("torch", minversion="2.1")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     return torch

@@ -244,14 +244,26 @@ def test_no_compiler_is_needed() -> None:
     assert done.stdout == "(2, 1, 16, 16)\n", done.stderr
 
 
-@pytest.mark.parametrize("version", ["0.4.1", "1.13.1", "1.13.0a0+git1a2b", "2.0.0", "2.15.0+cu132", "10.1.0"])
-def test_old_pytorch_is_refused(version: str, tmp_path: Any) -> None:
-    """A stand-in for PyTorch has the version. PyTorch 1 does not detect that fill() overwrites a tensor."""
+OLD = "SimpleNamespace(graph=SimpleNamespace())"
+NEW = "SimpleNamespace(graph=SimpleNamespace(increment_version=None))"
+
+
+@pytest.mark.parametrize(
+    ("version", "autograd", "refused"),
+    [
+        ("0.4.1", "SimpleNamespace()", True),
+        ("1.13.0a0+git1a2b", OLD, True),
+        ("2.0.1", OLD, True),
+        ("2.1.0", NEW, False),
+        ("2.15.0+cu132", NEW, False),
+    ],
+)
+def test_old_pytorch_is_refused(version: str, autograd: str, refused: bool, tmp_path: Any) -> None:
+    """A stand-in for PyTorch has the version. Before 2.1, autograd cannot be told that fill() overwrites a tensor."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(
         f"__version__ = {version!r}\nclass Tensor: pass\nfrom types import SimpleNamespace\n"
-        "autograd = SimpleNamespace(graph=SimpleNamespace(increment_version=None))\n"
-        "empty = lambda size: Tensor()\n_C = SimpleNamespace()\n"
+        f"autograd = {autograd}\nempty = lambda size: Tensor()\n_C = SimpleNamespace()\n"
     )
     code = f"""
 import sys
@@ -263,10 +275,10 @@ for attempt in (lambda: __import__("fdsl.torch"), lambda: fdsl.Generator(2, res=
 """
     done = run_python(code)
     assert (done.returncode, done.stderr) == (0, "")
-    if version[0] in "01" and version[:2] != "10":
+    if refused:
         reason = (
             f"PyTorch {version} would not notice that a batch was overwritten before its backward pass, and would compute "
-            "wrong gradients; install PyTorch 2.0 or newer"
+            "wrong gradients; install PyTorch 2.1 or newer"
         )
         assert done.stdout == f"ImportError fdsl.torch: {reason}\nTypeError images: {reason}\n"
     else:

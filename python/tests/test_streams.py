@@ -164,7 +164,7 @@ def test_lists_are_copied_to_the_device(cuda: fdsl.Generator, recorder: Recorder
 
 def test_loader_on_cuda(monkeypatch: Any) -> None:
     """Tests prefetching, events and streams, with replacements for the events and streams of PyTorch."""
-    torch = pytest.importorskip("torch", minversion="2.0")
+    torch = pytest.importorskip("torch", minversion="2.1")
     import fdsl.torch as module
 
     log: list[tuple[Any, ...]] = []

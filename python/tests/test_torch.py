@@ -16,7 +16,7 @@ from conftest import CLASSES, content, resident_bytes, run_python, small
 
 import fdsl
 
-torch = pytest.importorskip("torch", minversion="2.0", reason="PyTorch 2.0 or newer is not installed")
+torch = pytest.importorskip("torch", minversion="2.1", reason="PyTorch 2.1 or newer is not installed")
 import fdsl.torch  # noqa: E402
 from fdsl.torch import Loader  # noqa: E402
 

@@ -78,14 +78,6 @@ static void normalise(char *url)
     *to = '\0';
 }
 
-static enum status refuse_twice(const struct dataset *dataset, const char *one, const char *two)
-{
-    return status_set(STATUS_USAGE,
-                      "--data %s: '%.200s' and '%.200s' are the same file; name each shard once, or copy the "
-                      "shard to read it twice",
-                      dataset->path, one, two);
-}
-
 static int by_spelling(const void *a, const void *b)
 {
     return strcmp(((const char *const *)a)[0], ((const char *const *)b)[0]);
@@ -106,18 +98,16 @@ static enum status check_distinct_urls(struct dataset *dataset, const char *cons
     qsort(spellings, count, 2 * sizeof *spellings, by_spelling);
     for (size_t i = 1; i < count; i++)
         if (strcmp(spellings[2 * i - 2], spellings[2 * i]) == 0)
-            return refuse_twice(dataset, spellings[2 * i - 1], spellings[2 * i + 1]);
+            return paths_refuse_twice(spellings[2 * i - 1], spellings[2 * i + 1]);
     return STATUS_OK;
 }
 
 /* Refuses a list of shards that names a shard twice: its samples would have twice the weight of others. */
 static enum status check_distinct(struct dataset *dataset, const char *const names[], size_t count)
 {
-    if (dataset->remote)
-        return check_distinct_urls(dataset, names, count);
-    return paths_check_distinct(dataset->directory, names, count) == STATUS_OK
-               ? STATUS_OK
-               : status_prefix(STATUS_USAGE, "--data %s", dataset->path);
+    enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
+                                         : paths_check_distinct(dataset->directory, names, count);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", dataset->path);
 }
 
 /* Scans these shards. `wids` is the index that names them, or NULL. */

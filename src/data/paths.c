@@ -13,8 +13,6 @@
 #include "core/array.h"
 #include "core/portable.h"
 
-#define PATHS_REMEDY "; name each file once, or copy the file to read it twice"
-
 static enum status add_name(struct paths *paths, const char *name)
 {
     char *copy = NULL;
@@ -119,6 +117,15 @@ static int compare_identities(const void *a, const void *b)
     return one->values[0] ? 0 : strcmp(one->name, two->name);
 }
 
+enum status paths_refuse_twice(const char *one, const char *two)
+{
+    static const char remedy[] = "name each file once, or copy the file to read it twice";
+    const int order = strcmp(one, two);
+    return order == 0 ? status_set(STATUS_USAGE, "'%.200s' is named twice; %s", one, remedy)
+                      : status_set(STATUS_USAGE, "'%.200s' and '%.200s' are the same file; %s",
+                                   order < 0 ? one : two, order < 0 ? two : one, remedy);
+}
+
 enum status paths_check_distinct(int directory, const char *const names[], size_t count)
 {
     FREED struct identity *files = calloc(count + 1, sizeof *files);
@@ -132,13 +139,8 @@ enum status paths_check_distinct(int directory, const char *const names[], size_
                        : (struct identity){.name = names[i]};
     qsort(files, count, sizeof *files, compare_identities);
     for (size_t i = 1; i < count; i++)
-        if (compare_identities(&files[i - 1], &files[i]) == 0) {
-            const char *one = files[i - 1].name, *two = files[i].name;
-            return strcmp(one, two) == 0
-                       ? status_set(STATUS_USAGE, "'%s' is named twice" PATHS_REMEDY, one)
-                       : status_set(STATUS_USAGE, "'%s' and '%s' are the same file" PATHS_REMEDY,
-                                    strcmp(one, two) < 0 ? one : two, strcmp(one, two) < 0 ? two : one);
-        }
+        if (compare_identities(&files[i - 1], &files[i]) == 0)
+            return paths_refuse_twice(files[i - 1].name, files[i].name);
     return STATUS_OK;
 }
 

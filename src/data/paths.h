@@ -26,4 +26,7 @@ void paths_free(struct paths *paths);
  * STATUS_USAGE with both names. */
 enum status paths_check_distinct(int directory, const char *const names[], size_t count);
 
+/* Returns STATUS_USAGE for two names of one file, which may be equal, with a remedy. */
+enum status paths_refuse_twice(const char *one, const char *two);
+
 #endif

@@ -24,11 +24,6 @@ static enum status list_file(struct remote *remote, const char *name, struct fil
     *file = remote_find_file(remote, name);
     if (!*file)
         return remote_out_of_memory();
-    if ((*file)->listed)
-        return status_set(
-            STATUS_USAGE,
-            "--data: '%s' is named twice; name each shard once, or copy the shard to read it twice", name);
-    (*file)->listed = true;
     remote->files[remote->count++] = *file;
     return STATUS_OK;
 }

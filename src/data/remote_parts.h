@@ -27,7 +27,6 @@ struct file {
     struct http_version version;
     bool known;         /* `version` and `ranged` are set */
     bool ranged;        /* the file can be read in ranges */
-    bool listed;        /* in `remote->files` */
     bool passing;       /* in the cache, but only for this run; see `remote->passing` */
     bool examining;     /* a connection requests the version, or will do so */
     bool asked;         /* a transfer into memory begins when the version is known */
