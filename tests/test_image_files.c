@@ -587,13 +587,9 @@ static void flip_bits(const struct kind *kind, size_t step, struct flips *flips)
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
         padded[bit / 8] ^= (uint8_t)(1 << bit % 8);
         if (warnings_of(bytes, size) != 0) {
-            if (decode(&scratch, bytes, size, &image) == STATUS_OK) {
-                fprintf(stderr, "%s r%u o%d f%d bit %zu of %zu\n", kind->name, kind->restart, kind->optimised,
-                        kind->flat, bit, size * 8);
-                for (size_t q = bit / 8 - 4; q < size; q++)
-                    fprintf(stderr, "%02x ", bytes[q]);
-                fprintf(stderr, "\n");
-            }
+            cr_expect_eq(decode(&scratch, bytes, size, &image), STATUS_FAILED,
+                         "%s, restart %u, optimised %d, flat %d: bit %zu", kind->name, kind->restart,
+                         kind->optimised, kind->flat, bit);
             flips->extraneous += strstr(status_text(), "extraneous bytes before marker 0xd9") != NULL;
             flips->refused++;
             flips->padded += decode(&scratch, padded, padded_size, &image) == STATUS_OK;

@@ -52,8 +52,8 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
     const uint8_t *found = at ? memchr(bytes + at, 0xff, size - at) : NULL;
     for (; found && found + 1 < bytes + size; found = memchr(found, 0xff, (size_t)(bytes + size - found))) {
         uint8_t marker = *++found;
-        if (marker == END_OF_IMAGE) /* before it, a zero byte may belong to a coded byte 0xff */
-            return found - bytes < 3 || found[-2] != 0 || found[-3] != 0;
+        if (marker == END_OF_IMAGE) /* a single zero before it may belong to a coded byte 0xff */
+            return found[-2] != 0 || found[-3] != 0;
         if (marker == 0xff || marker == 0) /* a fill byte, or a coded byte 0xff */
             continue;
         if (marker != restart)
