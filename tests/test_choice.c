@@ -144,7 +144,8 @@ Test(choice, each_image_in_class_folders_is_a_sample)
                    "__a__/l.jpeg=0 __a__/q.tiff=0 a b/1 2.BMP=1 b/3.jpg=2 b/3.png=2 b/cat.0.png=2 "
                    "b/cat.1.png=2 b/x.webp=2 b/x/y/3.JPG=2 b/z/l.ppm=2 b.png/1.pgm=3 zz/l.ppm=4 ",
                    LISTED, "c");
-    EXPECT_PRINTS(0, "c: skipped 1 folder or image whose names begin with a dot, such as b/.png.PNG; ",
+    EXPECT_PRINTS(0,
+                  "c: skipped folders or images whose names begin with a dot (1; the first is b/.png.PNG); ",
                   "cat log");
     EXPECT(0, FILES "--data c");
     cr_expect_eq(number(out, 1, "items"), 12);
