@@ -395,6 +395,26 @@ Test(choice, sidecars_do_not_change_the_label_of_a_class_folder)
 #endif
 }
 
+/* The lists of classes of prepared sets are compared, too: without the class 1 in the test set, its labels
+ * would mean other classes. */
+Test(choice, prepared_sets_have_the_same_classes)
+{
+    static const char *const stores[] = {"shards", "files"};
+    make_class_folders();
+    EXPECT(0, "cp -r t few && rm -r few/1 && cp -r t first && rm -r first/2 && mkdir two");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT(
+            0,
+            "rm -rf two/*; for n in t few first; do $P --prepare two/$n --from dataset --source $n --store "
+            "%s || exit 1; done; mv two/t two/train; mv two/few two/val",
+            stores[i]);
+        expect_refused(2, "class 1 is '1' in two/train, but '2' in two/val; labels are the numbers of the",
+                       TRAIN "--data two");
+        EXPECT(0, "mv two/val two/few && mv two/first two/val && " TRAIN "--data two");
+        EXPECT(0, "rm -r two/val && mv two/few two/val && rm two/val/classes.txt && " TRAIN "--data two");
+    }
+}
+
 /* The names of classes survive any number of copies. */
 Test(choice, class_names_are_kept_by_copies)
 {
