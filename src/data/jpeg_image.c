@@ -73,6 +73,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 /* The message codes. Must follow jpeglib.h. */
 #include <jerror.h>
 
+#include "core/fnv.h"
 #include "data/image_parts.h"
 #include "data/orientation.h"
 
@@ -335,15 +336,14 @@ static enum status sum_coefficients(struct jpeg_decoder *decoder, uint64_t *sum)
     if (setjmp(decoder->failed))
         return failure(decoder);
     jvirt_barray_ptr *arrays = jpeg_read_coefficients(jpeg);
-    *sum = 0;
+    *sum = FNV_BEGIN;
     for (int c = 0; c < jpeg->num_components; c++) {
         const jpeg_component_info *part = &jpeg->comp_info[c];
         uint32_t rows = round_up(part->height_in_blocks, part->v_samp_factor);
-        size_t count = (size_t)round_up(part->width_in_blocks, part->h_samp_factor) * DCTSIZE2;
+        size_t blocks = round_up(part->width_in_blocks, part->h_samp_factor);
         for (uint32_t y = 0; y < rows; y++) {
-            const JCOEF *values = **jpeg->mem->access_virt_barray((j_common_ptr)jpeg, arrays[c], y, 1, FALSE);
-            for (size_t x = 0; x < count; x++)
-                *sum = (*sum ^ (uint16_t)values[x]) * 0x100000001b3; /* as FNV-1a */
+            JBLOCKARRAY row = jpeg->mem->access_virt_barray((j_common_ptr)jpeg, arrays[c], y, 1, FALSE);
+            *sum = fnv_add(*sum, *row, blocks * sizeof(JBLOCK));
         }
     }
     jpeg_finish_decompress(jpeg);
