@@ -405,12 +405,14 @@ static bool is_padding(const uint8_t *bytes, const uint8_t *end, size_t count)
     return ends_in(bytes, kept) || ends_in(bytes, kept + 1);
 }
 
-/* Returns whether the `count` bytes before `end` are a segment without a valid marker: two bytes in place of
- * the marker, and a length that fits. Such a segment, for example a table, is lost. */
+/* Returns whether the `count` bytes before `end` are a segment with a damaged marker: a length that fits, and
+ * before it two bytes that are no marker, or nothing if the damage made a marker without a length. Such a
+ * segment, for example a table, is lost. */
 static bool is_segment(const uint8_t *end, size_t count)
 {
     const uint8_t *bytes = end - count;
-    return count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2;
+    return (count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2) ||
+           (count >= 2 && ((size_t)bytes[0] << 8 | bytes[1]) == count);
 }
 
 /* Returns whether the warning that libjpeg is about to report does not mean that data were lost. */
