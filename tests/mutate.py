@@ -313,7 +313,7 @@ class Run:
                 if left_s < 5 or self.sound.get(suite) is False:
                     continue
                 known_s = self.known.get(suite, {}).get('s')
-                limit_s = self.arguments.limit if tree.gpu else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
+                limit_s = self.arguments.limit if tree.gpu or suite == PYTHON else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
                 failure = tree.run(suite, limit_s)
                 if failure and not failure.startswith(('no end', 'FAILED')):
                     failure = tree.run(suite, limit_s)
