@@ -1190,6 +1190,7 @@ Test(remote, processes_together_keep_the_limit, .timeout = 100)
     for (int i = 0; i < PROCESSES; i++) {
         pids[i] = fork();
         if (pids[i] == 0) {
+            close(lock); /* otherwise it stays locked if this test is killed */
             fill_cache(i, ROUNDS);
             _exit(0);
         }
