@@ -369,7 +369,8 @@ Test(remote, deep_and_long_elements_of_lists_are_refused)
                      "<ListBucketResult>%s<%.*s>text</%.*s>%s<Contents><Key>k</Key><Size>1</Size></Contents>"
                      "</ListBucketResult>",
                      outer, length, name, length, name, close);
-            bool fits = strlen("/ListBucketResult/") + (deep ? strlen("a/b/") : 0) + (size_t)length <= PATH_LENGTH;
+            bool fits =
+                strlen("/ListBucketResult/") + (deep ? strlen("a/b/") : 0) + (size_t)length <= PATH_LENGTH;
             cr_expect_eq(s3_list(text, strlen(text), note, objects, next), fits ? STATUS_OK : STATUS_FAILED,
                          "%d: %d: %s", deep, length, status_text());
             cr_expect_eq(*objects != '\0', fits, "%d: %d", deep, length);
