@@ -20,6 +20,7 @@ Results are appended to WORK/results.tsv, or with --gpu to WORK/results-gpu.tsv.
 that have a result there. The sources in the working tree are never changed.
 """
 import argparse
+import contextlib
 import glob
 import json
 import os
@@ -159,10 +160,13 @@ class Tree:
             return 'does not compile'
         command = [self.at(suite), '--fail-fast'] if '/tests/' in suite else suite.split()
         with subprocess.Popen(command, cwd=self.path, env={**self.environment, **variables}, start_new_session=True, stdin=subprocess.DEVNULL, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors='replace', preexec_fn=None if self.gpu else limit_resources) as process:
+                              stdout=subprocess.PIPE if self.gpu else subprocess.DEVNULL, stderr=subprocess.STDOUT, errors='replace',
+                              preexec_fn=None if self.gpu else limit_resources) as process:
             timer = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
             timer.start()
-            failed = next((line for line in process.stdout if self.gpu and line.startswith('FAILED')), '').strip()
+            failed = next((line for line in process.stdout or () if line.startswith('FAILED')), '').strip()
+            if not self.gpu:
+                process.wait()
             ended = timer.is_alive()
             timer.cancel()
             try:
@@ -171,6 +175,10 @@ class Tree:
                 os.killpg(process.pid, signal.SIGKILL)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
+        for link in glob.glob('/proc/[0-9]*/exe'):  # processes that tests start are in other sessions
+            with contextlib.suppress(OSError):
+                if os.readlink(link) == self.at(suite):
+                    os.kill(int(link.split('/')[2]), signal.SIGKILL)
         return failed or (f'no end within {limit_s:.0f} s' if not ended else f'exit {process.returncode}' if process.returncode else '')
 
 
@@ -313,7 +321,7 @@ class Run:
                 if left_s < 5 or self.sound.get(suite) is False:
                     continue
                 known_s = self.known.get(suite, {}).get('s')
-                limit_s = self.arguments.limit if tree.gpu else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
+                limit_s = self.arguments.limit if tree.gpu or suite == PYTHON else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
                 failure = tree.run(suite, limit_s)
                 if failure and not failure.startswith(('no end', 'FAILED')):
                     failure = tree.run(suite, limit_s)

@@ -355,6 +355,28 @@ Test(remote, long_fields_of_lists_are_refused)
         }
 }
 
+/* An element whose path does not fit would overwrite the memory after it. */
+Test(remote, deep_and_long_elements_of_lists_are_refused)
+{
+    enum { PATH_LENGTH = 127 }; /* characters in the names of the open elements, each after a slash */
+    char text[1024], name[256], objects[256], next[S3_TOKEN_MAX];
+    memset(name, 'x', sizeof name);
+    for (int length = 1; length < 200; length++)
+        for (int deep = 0; deep < 2; deep++) {
+            const char *outer = deep ? "<a><b>" : "", *close = deep ? "</b></a>" : "";
+            *objects = '\0';
+            snprintf(text, sizeof text,
+                     "<ListBucketResult>%s<%.*s>text</%.*s>%s<Contents><Key>k</Key><Size>1</Size></Contents>"
+                     "</ListBucketResult>",
+                     outer, length, name, length, name, close);
+            bool fits =
+                strlen("/ListBucketResult/") + (deep ? strlen("a/b/") : 0) + (size_t)length <= PATH_LENGTH;
+            cr_expect_eq(s3_list(text, strlen(text), note, objects, next), fits ? STATUS_OK : STATUS_FAILED,
+                         "%d: %d: %s", deep, length, status_text());
+            cr_expect_eq(*objects != '\0', fits, "%d: %d", deep, length);
+        }
+}
+
 /* The time to parse a page grows with its size only: 16 MiB of unclosed elements took minutes once. */
 Test(remote, hostile_lists_end_soon, .timeout = 20)
 {
@@ -1190,6 +1212,7 @@ Test(remote, processes_together_keep_the_limit, .timeout = 100)
     for (int i = 0; i < PROCESSES; i++) {
         pids[i] = fork();
         if (pids[i] == 0) {
+            close(lock); /* otherwise it stays locked if this test is killed */
             fill_cache(i, ROUNDS);
             _exit(0);
         }
