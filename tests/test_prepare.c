@@ -328,9 +328,8 @@ Test(prepare, cifar_files_are_converted)
         for (size_t c = 0; c < 3; c++)
             pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
     write_file("one", records, sizeof records);
-    EXPECT(
-        0,
-        "$P --prepare a --from cifar --source one,one --store files && cat a/not-imagefolder/000/000003.cls");
+    EXPECT(0, "cp one two && $P --prepare a --from cifar --source one,two --store files && cat "
+              "a/not-imagefolder/000/000003.cls");
     cr_assert_eq(out[strlen(out) - 1], '9');
     expect_picture("a/not-imagefolder/000/000001.png", pixels, sizeof pixels);
     EXPECT(0, "cmp a/not-imagefolder/000/000001.png a/not-imagefolder/000/000003.png");
