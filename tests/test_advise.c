@@ -233,7 +233,7 @@ static const char values_check[] =
     "    compare('json', rows_of(document['rows']))\n"
     "    about = document['advice']\n"
     "    assert (about['batch'], about['step_s'], about['res']) == (BATCH, STEP_S, RES), about\n"
-    "    assert next(row['way'] for row in document['rows'] if row['best']) in "
+    "    assert next(row['way'] for row in document['rows'] if row['best']).lower() in "
     "about['verdict'][:60].lower()\n"
     "with open('table.txt') as file:\n"
     "    text = file.read()\n"
