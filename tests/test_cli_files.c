@@ -246,6 +246,39 @@ Test(cli, the_digest_depends_only_on_the_images)
     cr_expect_str_neq(digest_of(NAIVE " --batch 1"), digest_of(NAIVE " --batch 1 --instance 1"));
 }
 
+/* Rounding to p significant bits changes a value by at most the 2^p-th part of it, and on average by more
+ * than a quarter of that. The digest is that of the rows after all steps. */
+Test(cli, rows_of_ops_have_the_errors_and_the_digest_of_the_results)
+{
+    static const struct {
+        const char *to;
+        double most;
+    } types[] = {{"f32", 0},      {"f16", 0x1p-11},  {"bf16", 0x1p-9},
+                 {"fp8", 0x1p-4}, {"mxfp4", 0x1p-2}, {"nvfp4", 0x1p-2}};
+    char digests[COUNT_OF(types) + 2][64];
+    for (size_t i = 0; i < COUNT_OF(digests); i++) {
+        const size_t type = i < COUNT_OF(types) ? i : 1;
+        const double most = types[type].most;
+        char command[256];
+        snprintf(command, sizeof command,
+                 "--variant ops-naive,ops-omp --rows 500 --columns 64 --loops 1 --warmups 0 --warmup-time 0 "
+                 "--format csv --to %s --steps %s --seed %d",
+                 types[type].to, i == COUNT_OF(types) ? "compact,convert,hash" : "convert",
+                 i == COUNT_OF(types) + 1);
+        run_well(command);
+        snprintf(digests[i], sizeof digests[i], "%.63s", value(out, 1, "digest"));
+        cr_expect_str_eq(value(out, 2, "digest"), digests[i], "%s", command);
+        for (size_t row = 1; row <= 2; row++) {
+            double mean = strtod(value(out, row, "error_mean"), NULL);
+            double largest = strtod(value(out, row, "error_max"), NULL);
+            cr_expect(mean <= most && mean >= most / 4 && largest >= mean, "%s: %g, %g", command, mean,
+                      largest);
+        }
+        for (size_t k = 0; k < i; k++)
+            cr_expect_str_neq(digests[i], digests[k], "%s", command);
+    }
+}
+
 #endif
 
 #ifdef HAVE_PNG

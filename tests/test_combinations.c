@@ -183,9 +183,19 @@ Test(combinations, errors_are_reported_before_the_first_run)
         {"--res 16,32 --png x", "--png is for one combination"},
         {"--res 16,32 --write-classes x.csv --classes 2", "--write-classes is for one combination"},
         {"--res 16,32 --monitor x.csv", "--monitor is for one combination"},
-        {"--min-time 1,2", "--min-time: '1,2' is not a number"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    /* Options that decide how long is measured, and not what, have one value. */
+    static const char *const single[] = {"warmups",  "warmup-time",  "min-samples",
+                                         "min-time", "max-time",     "max-error",
+                                         "loops",    "lock-timeout", "rank-timeout"};
+    for (size_t i = 0; i < COUNT_OF(single); i++)
+        for (const char *const *list = (const char *const[]){"1,2", "1:2:1", NULL}; *list; list++) {
+            char words[80];
+            snprintf(words, sizeof words, "--%s: '%s' is not a ", single[i], *list);
+            run(NAIVE " --%s %s", single[i], *list);
+            expect_error(2, words, single[i]);
+        }
     static const struct refusal of_training[] = {
         {"--seed 1,2 --checkpoint x", "--checkpoint is for one combination"},
         {"--seed 1,2 --export x.safetensors", "--export is for one combination"},

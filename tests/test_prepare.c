@@ -15,6 +15,7 @@
 #endif
 
 #include "core/file.h"
+#include "core/timer.h"
 #include "data/cifar.h"
 #include "data/counter.h"
 #include "data/index.h"
@@ -86,6 +87,22 @@ Test(prepare, shards_match_their_index)
         }
         free(bytes);
     }
+    index_free(&index);
+}
+
+Test(prepare, the_summary_has_the_size_of_all_units_and_the_time)
+{
+    struct index index;
+    double shown_mb = -1, shown_s = -1, bytes = 0, begin_s = timer_now_s();
+    EXPECT(0, "$P --prepare a --samples 25 --shards 3");
+    double elapsed_s = timer_now_s() - begin_s;
+    cr_assert_eq(sscanf(out, "a: 25 samples in 3 shards, %lf MB, in %lf s\n", &shown_mb, &shown_s), 2, "%s",
+                 out);
+    read_index("a/counter.index", &index);
+    for (uint64_t p = 0; p < index.unit_count; p++)
+        bytes += (double)index.units[p].bytes;
+    cr_expect_float_eq(shown_mb, 1e-6 * bytes, 0.00051, "%s", out);
+    cr_expect(shown_s >= 0 && shown_s <= elapsed_s + 0.051, "%s after %.2f s", out, elapsed_s);
     index_free(&index);
 }
 

@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -1120,6 +1121,32 @@ static void write_entry(uint64_t limit)
     cr_assert_eq(cache_find("cache", &entry, false, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd >= 0 && pread(fd, text, 5, 0) == 5 && memcmp(text, "abcde", 5) == 0);
     close(fd);
+}
+
+/* A process that stored an entry does not read it again to verify it: that takes a page fault per 64 KiB or
+ * so. */
+Test(remote, an_entry_is_hashed_once_per_process, .timeout = 20)
+{
+    enum { MIB = 16 };
+    const struct cache_entry large = {.source = 9, .bytes = (uint64_t)MIB << 20};
+    struct cache_draft draft;
+    struct rusage before, after;
+    int fd;
+    char *zeros = calloc(1, large.bytes);
+    enter_folder(home);
+    SHELL(0, "mkdir cache");
+    cr_assert_eq(cache_begin("cache", &large, 0, &draft, &fd), STATUS_OK, "%s", status_text());
+    cr_assert(fd < 0 && write(draft.fd, zeros, large.bytes) == (ssize_t)large.bytes);
+    cr_assert_eq(cache_complete("cache", &large, &draft, &fd), STATUS_OK, "%s", status_text());
+    close(fd);
+    getrusage(RUSAGE_SELF, &before);
+    cr_assert_eq(cache_find("cache", &large, false, &fd), STATUS_OK, "%s", status_text());
+    getrusage(RUSAGE_SELF, &after);
+    cr_expect(fd >= 0 && after.ru_minflt - before.ru_minflt < MIB / 2, "%ld page faults",
+              after.ru_minflt - before.ru_minflt);
+    close(fd);
+    free(zeros);
+    leave_folder(home);
 }
 
 /* A pipe, a link or a socket in the place of a file of the cache is neither waited for nor followed. */

@@ -203,6 +203,18 @@ except ImportError: print('ImportError')
     assert run_python(code).stdout == "True\nImportError\n"
 
 
+def test_a_constructor_that_fails_leaves_nothing_to_close() -> None:
+    """Python prints errors of __del__() on stderr, and no exception shows them."""
+    code = """
+import fdsl
+for words in dict(classes=0), dict(generator='none'), dict(device='none'), dict(class_list=[]), dict(preset_file='/none'):
+    try: fdsl.Generator(**words)
+    except (ValueError, fdsl.Error, OSError) as error: print(type(error).__name__)
+"""
+    done = run_python(code)
+    assert done.returncode == 0 and done.stdout.count("\n") == 5 and done.stderr == "", done
+
+
 def test_doctests() -> None:
     code = """
 import doctest, fdsl, fdsl._array, fdsl._generator, fdsl._memory
