@@ -1,5 +1,6 @@
 /* Tests how `load` works with its environment: Linux kernels that forbid system calls, files of other users,
  * the comparison with other loaders, and tar files of other programs. */
+#include "core/timer.h"
 #include "load_support.h"
 
 TestSuite(load_others, .timeout = 60);
@@ -345,6 +346,167 @@ Test(load_others, members_without_data_are_refused_or_skipped, .init = make_fold
         expect_skipped(9, "1");
     }
 }
+
+/* A Python function that writes a shard from words: NAME=TEXT is a file, NAME>TARGET a hard link, NAME@TARGET
+ * a symbolic link, NAME| a pipe, and NAME/ a folder. */
+#define WRITE_SHARD                                                                              \
+    "import tarfile,io,sys,re,random\n"                                                          \
+    "types={'=':tarfile.REGTYPE,'>':tarfile.LNKTYPE,'@':tarfile.SYMTYPE,'|':tarfile.FIFOTYPE}\n" \
+    "def write(path,words):\n"                                                                   \
+    "  t=tarfile.open(path,'w',format=tarfile.GNU_FORMAT)\n"                                     \
+    "  for w in words:\n"                                                                        \
+    "    n,k,v=re.match('([^=>@|]*)([=>@|]?)(.*)',w).groups()\n"                                 \
+    "    m=tarfile.TarInfo(n); m.type=types[k] if k else tarfile.DIRTYPE; m.mode=0o755\n"        \
+    "    b=v.encode() if k=='=' else b''; m.size=len(b); m.linkname=v if k!='=' else ''\n"       \
+    "    t.addfile(m,io.BytesIO(b))\n"                                                           \
+    "  t.close()\n"
+
+/* A name that occurs again is replaced, as when the shard is extracted. A hard link then refers to the later
+ * file; if the name is no longer a file, its sample is refused. */
+Test(load_others, hard_links_to_replaced_names_deliver_what_tar_extracts, .init = make_folder,
+     .fini = remove_folder)
+{
+    static const struct {
+        const char *words, *data; /* the data of all samples */
+    } good[] = {{"X=one Y=two X>Y 1.bin>X", "two"},
+                {"X=one Y>X X=two 1.bin>Y", "one"},
+                {"X=one X=two 1.bin>X", "two"},
+                {"X=one ./X=two 1.bin>X", "two"},
+                {"d/X=one .//d/./X=two 1.bin>d//X", "two"},
+                {"X=one /X=two 1.bin>X", "two"},
+                {"X=one X>X 1.bin>./X", "one"},
+                {"X=one Y>X Z>Y 1.bin>Z", "one"},
+                {"X@nowhere X=one 1.bin>X", "one"},
+                {"X=one 0.bin=two X>0.bin 1.bin>X", "twotwo"}};
+    static const struct {
+        const char *words, *refusal;
+        uint32_t others; /* samples that are not refused */
+    } bad[] = {{"X=one X@nowhere 1.bin>X", "'1.bin' is a hard link to 'X', which is a symbolic link", 0},
+               {"0.bin=one X@0.bin 1.bin>X", "'1.bin' is a hard link to 'X', which is a symbolic link", 1},
+               {"X=one X| 1.bin>X", "'1.bin' is a hard link to 'X', which is a device or a pipe", 0},
+               {"X=one X/ 1.bin>X", "'1.bin' is a hard link to 'X', which is a folder", 0},
+               {"X>Y 1.bin>X Y=one", "'1.bin' is a hard link to 'X', which is a hard link to no", 0},
+               {"1.bin>Y Y=one", "'1.bin' is a hard link to 'Y', which is not an earlier file", 0},
+               {"1.bin>1.bin", "'1.bin' is a hard link to '1.bin', which is not an earlier file", 0},
+               {"1.bin=one 1.bin=two", "sample '1': it has 'bin' twice", 0},
+               {"1.bin=one 3.bin=three 1.bin=two", "the key '1' occurred before", 1}};
+    char data[256] = "", count[8];
+    uint32_t left = 0;
+    need_python();
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        cr_assert(command("python3 -c \"" WRITE_SHARD "write(sys.argv[1]+'/a.tar','%s'.split())\" $D",
+                          bad[i].words));
+        expect_refused(bad[i].refusal);
+        cr_assert(command("mv $D/a.tar $D/%zu.hidden", i));
+        left += bad[i].others;
+    }
+    for (size_t i = 0; i < COUNT_OF(good); i++) {
+        cr_assert(command("python3 -c \"" WRITE_SHARD "write(sys.argv[1]+'/%02zu.tar','%s'.split())\" $D", i,
+                          good[i].words));
+        strcat(data, good[i].data);
+    }
+    expect_read(COUNT_OF(good) + 1);
+    cr_assert(command("cd $D && mkdir set && mv *.tar set && $P --prepare copy --from dataset --source set "
+                      "--store shards --shards 1 >/dev/null && tar -xOf copy/*.tar >all && "
+                      "printf %s | cmp - all && rm -r set copy && "
+                      "for f in *.hidden; do mv $f a${f%%hidden}tar; done",
+                      data));
+    snprintf(count, sizeof count, "%d", (int)COUNT_OF(bad));
+    expect_skipped(left, count);
+}
+
+/* Compares the data of the samples of random shards with what `tar -x` extracts. A sample must be lost
+ * exactly if tar extracts no regular file for it. The names of samples occur once; other names are replaced.
+ * No name is replaced by a link without a target, because tar leaves such a name as it was. */
+Test(load_others, random_shards_with_links_deliver_what_tar_extracts, .init = make_folder,
+     .fini = remove_folder)
+{
+    struct job job;
+    need_python();
+    if (!command("tar --version 2>/dev/null | grep -q GNU"))
+        cr_skip_test("no GNU tar");
+    cr_assert(command("cd $D && python3 -c \"" WRITE_SHARD "import os,subprocess\n"
+                      "def spell(n): return random.choice(['','','./','.//','././'])+n\n"
+                      "for s in range(300):\n"
+                      "  random.seed(s); names=[]; words=[]\n"
+                      "  for i in range(random.randrange(4,40)):\n"
+                      "    n=random.choice(['X','Y','Z','d/X','d//X','d/./Y','%%d-%%d.bin'%%(s,i)])\n"
+                      "    plain=os.path.normpath(n); key=n.endswith('bin'); v='%%d.%%d'%%(s,i)\n"
+                      "    k=random.choice('==>>>>>@' if key else '===>>>@/')\n"
+                      "    if k=='/' and plain in names or k=='>' and not names: k='='\n"
+                      "    if k=='>': v=spell(random.choice(names))\n"
+                      "    if k=='>' and random.random()<0.1 and plain not in names: v='no'\n"
+                      "    if k=='@': v='nowhere'\n"
+                      "    words.append(spell(n)+('/' if k=='/' else k+v))\n"
+                      "    if k!='/' and v!='no': names.append(plain)\n"
+                      "  write('%%03d.tar'%%s,words+['%%d-e.bin=end'%%s]); os.mkdir('%%03d'%%s)\n"
+                      "  subprocess.run(['tar','-C','%%03d'%%s,'-xf','%%03d.tar'%%s],stderr=-3)\n\""));
+    must(open_job(&job, "--cache any --on-error skip"));
+    const struct dataset *dataset = dataset_of(&job);
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        const struct dataset_member *member = &dataset->members[dataset->samples[i].member];
+        const char *shard = dataset->files[member->file].name;
+        char name[256], extracted[64] = "", ours[64] = "";
+        snprintf(name, sizeof name, "%s/%.3s/%s.bin", folder, shard, dataset->samples[i].key);
+        int fd = open(name, O_RDONLY | O_NOFOLLOW), set = openat(dataset->directory, shard, O_RDONLY);
+        cr_assert(fd >= 0 && set >= 0, "%s", name);
+        cr_assert_eq(read(fd, extracted, sizeof extracted - 1), (ssize_t)member->size, "%s", name);
+        cr_assert_eq(pread(set, ours, member->size, (off_t)member->offset), (ssize_t)member->size);
+        cr_assert_str_eq(ours, extracted, "%s", name);
+        close(fd);
+        close(set);
+    }
+    cr_assert_gt(dataset->skipped, 100);
+    cr_assert(command("test $(find $D/??? -type f -name '*.bin' | wc -l) = %u", dataset->sample_count));
+    close_job(&job);
+}
+
+/* Names that differ only in "./" or "//" have the same key. */
+Test(load_others, members_with_other_spellings_of_a_key_are_one_sample, .init = make_folder,
+     .fini = remove_folder)
+{
+    need_python();
+    cr_assert(command("python3 -c \"" WRITE_SHARD "write(sys.argv[1]+'/a.tar','./0.bin=a 0.cls=1 d/1.bin=b "
+                      "d//1.cls=2 2.bin=c ././2.cls=3 /3.bin=d 3.cls=4'.split())\" $D"));
+    expect_read(4);
+    cr_assert(command("cd $D && mkdir set && mv a.tar set && $P --prepare copy --from dataset --source set "
+                      "--store shards --shards 1 --member all >/dev/null && tar -xPOf copy/*.tar >all && "
+                      "printf a1b2c3d4 | cmp - all"));
+}
+
+/* Finding the target of a link takes the same time in every shard. */
+Test(load_others, shards_of_many_links_open_soon, .init = make_folder, .fini = remove_folder, .timeout = 60)
+{
+    need_python();
+    cr_assert(
+        command("python3 -c \"" WRITE_SHARD "write(sys.argv[1]+'/a.tar',['k.e%%d=1'%%i for i in range(20000)]"
+                "+['l%%d.bin>k.e0'%%i for i in range(20000)])\n"
+                "write(sys.argv[1]+'/b.tar',['0.bin=x']+['%%d.bin>%%d.bin'%%(i+1,i) for i in range(10000)])\n"
+                "\" $D"));
+    struct job job;
+    double begin_s = timer_now_s();
+    must(open_job(&job, "--cache any --on-error skip"));
+    cr_assert_lt(timer_now_s() - begin_s, 3, "%g s", timer_now_s() - begin_s); /* a linear search: 10 s */
+    cr_assert_eq(dataset_of(&job)->sample_count, 30001);
+    close_job(&job);
+}
+
+#if defined HAVE_CURL && defined HAVE_XXHASH
+Test(load_others, linked_shards_at_a_url_deliver_the_same_bytes, .init = make_folder, .fini = remove_folder)
+{
+    make_with_python(LINKS);
+    cr_assert(
+        command("S=$PWD/tests/remote_server.py && cd $D && mkdir set && mv *.tar set && mkfifo hold port && "
+                "(python3 $S set <hold >port & exec 9>hold; read n <port; export no_proxy=127.0.0.1; "
+                "for s in set 'http://127.0.0.1:'$n'/web/l-{000000..000002}.tar'; do $P --prepare "
+                "copy-${s%%%%:*} --from dataset "
+                "--source \"$s\" --store shards --shards 1 --member all >/dev/null || exit 1; done; "
+                "for v in shards shards-mmap shards-omp; do $P --variant $v --verify --loops 1 --warmups 0 "
+                "--warmup-time 0 --data \"http://127.0.0.1:$n/web/l-{000000..000002}.tar\" >/dev/null || "
+                "exit 1; done) && "
+                "test $(tar -tf copy-set/*.tar | wc -l) = 162 && cmp copy-set/*.tar copy-http/*.tar"));
+}
+#endif
 
 /* tar without --sort=name writes the members of a sample in the order of the folder. A sample must never be
  * delivered with fewer members than it has. */

@@ -265,9 +265,18 @@ Test(tar, every_file_type_is_reported_skipped_or_refused)
                      : c == '2' ? "@x/y"
                                 : "!");
             expect_listing(expected);
-        } else if (strchr("5DV", c))
+        } else if (strchr("5DV", c)) {
+            static struct tar_parser parser;
+            struct tar_member first;
+            enum tar_step step;
+            size_t need;
             expect_listing("000000.npy 512 1024 1000\n000001.cls 2048 2560 0\n");
-        else
+            tar_open(&parser, shard_size);
+            parser.folders = true; /* then only labels are skipped */
+            cr_assert_eq(tar_next(&parser, shard, shard_size, true, &first, &step, &need), STATUS_OK);
+            cr_assert_str_eq(first.name, c == 'V' ? "000000.npy" : "000000.cls");
+            cr_assert_eq(first.kind, c == 'V' ? TAR_FILE : TAR_FOLDER);
+        } else
             expect_refusal(c == 'S'   ? "'000000.cls' is a sparse member"
                            : c == 'M' ? "'000000.cls' is a part of an archive in several volumes"
                                       : "'000000.cls' has the unknown type '");
@@ -669,4 +678,27 @@ Test(key, names_are_split_as_by_webdataset)
     expect_key("__meta__/x.json", NULL, NULL);
     expect_key("__x__.json", "__x__", "json");
     expect_key("_x_/y.json", "_x_/y", "json");
+}
+
+Test(key, other_spellings_of_a_name_are_the_same)
+{
+    static const struct {
+        const char *name, *normal;
+    } cases[] = {{"a/b", "a/b"},     {"./a/b", "a/b"},   {"././/a//b/", "a/b"},
+                 {"/a/./b", "a/b"},  {"a/b/.", "a/b"},   {"a/../b", "a/../b"},
+                 {".a/b.", ".a/b."}, {"a/..b", "a/..b"}, {"", ""},
+                 {"./", ""},         {".", ""},          {"A/b", "A/b"},
+                 {"a", "a"},         {"a/bc", "a/bc"},   {"a/b/c", "a/b/c"},
+                 {"ab", "ab"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char normal[32], longer[32];
+        size_t length = strlen(cases[i].name);
+        snprintf(longer, sizeof longer, "%sx/y", cases[i].name); /* what follows the name does not count */
+        cr_assert_eq(key_normal(longer, length, normal), strlen(cases[i].normal));
+        cr_assert_str_eq(normal, cases[i].normal);
+        for (size_t k = 0; k < COUNT_OF(cases); k++)
+            cr_assert_eq(key_same(cases[k].name, longer, length),
+                         strcmp(cases[i].normal, cases[k].normal) == 0, "'%s' and '%s'", cases[k].name,
+                         cases[i].name);
+    }
 }

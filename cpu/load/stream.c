@@ -153,8 +153,7 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         do /* skip samples that are not in the list, or belong to another share */
             TRY(next_member(stream, &member, &length, &extension));
         while (member.data < (members[m].linked ? members[m].headers : members[m].offset));
-        if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
-            strcasecmp(extension, members[m].extension) != 0 ||
+        if (!key_same(sample->key, member.name, length) || strcasecmp(extension, members[m].extension) != 0 ||
             (member.kind == TAR_LINK) != members[m].linked ||
             (member.kind == TAR_FILE && member.size != members[m].size))
             return status_set(STATUS_FAILED,

@@ -15,18 +15,20 @@
 #define NONE         UINT32_MAX
 #define LOST         UINT32_MAX /* number of a sample that is removed when the shard is complete */
 
-/* A hash table from names to numbers. */
+/* A hash table from names, in their normal form, to numbers. */
 struct table {
     struct entry {
-        const char *name; /* NULL: unused */
+        char *name; /* owned; NULL: unused */
         uint32_t number;
     } * entries;         /* owned */
     uint32_t size, used; /* `size` is a power of two, or 0 */
 };
 
-/* The data of a member that belongs to no sample of the list. Hard links may refer to it. */
-struct other {
+/* What a name is after a member: extracting the shard up to there would create this. A later member with the
+ * same name replaces it. */
+struct file {
     uint64_t data, size;
+    enum tar_kind kind; /* TAR_FILE: it has data; TAR_LINK: a hard link whose target is no file */
 };
 
 /* State of scanning one shard. */
@@ -36,24 +38,17 @@ struct scan {
     uint8_t window[WINDOW_BYTES];
     uint8_t *large; /* for requests larger than the window; owned */
     struct tar_parser parser;
-    const char *name;     /* of the shard */
+    char normal[TAR_NAME_MAX + 1]; /* normal form of a name that is looked up */
+    const char *name;              /* of the shard */
     uint32_t first, open; /* the shard's first sample, and the sample of the latest member, or NONE */
     struct table keys;    /* the shard's samples, by their keys */
     uint32_t lost;        /* number of samples that are LOST */
-    struct other *others; /* owned */
-    uint32_t other_count;
-    struct table other_names;
+    struct file *files;   /* owned */
+    uint32_t file_count;
+    struct table names; /* numbers of `files`. Hard links may refer to any name */
 };
 
 /* ---- Names ---- */
-
-/* Returns a name without "./" before it. */
-static const char *plain_name(const char *name)
-{
-    while (name[0] == '.' && name[1] == '/')
-        name += 2;
-    return name;
-}
 
 /* Returns the entry that has the name, or the unused entry for it. `table` has a size. */
 static struct entry *find_entry(const struct table *table, const char *name, size_t length)
@@ -67,14 +62,16 @@ static struct entry *find_entry(const struct table *table, const char *name, siz
 }
 
 /* Returns the number of a name, or NONE. */
-static uint32_t find_name(const struct table *table, const char *name, size_t length)
+static uint32_t find_name(struct scan *scan, const struct table *table, const char *name, size_t length)
 {
-    const struct entry *entry = table->size ? find_entry(table, name, length) : NULL;
+    size_t normal = key_normal(name, length, scan->normal);
+    const struct entry *entry = table->size ? find_entry(table, scan->normal, normal) : NULL;
     return entry && entry->name ? entry->number : NONE;
 }
 
-/* Sets the number of a name, which must live as long as the table. At most half of the entries are used. */
-static enum status set_name(struct table *table, const char *name, uint32_t number)
+/* Sets the number of a name. At most half of the entries are used. */
+static enum status set_name(struct scan *scan, struct table *table, const char *name, size_t length,
+                            uint32_t number)
 {
     if (table->used >= table->size / 2) {
         struct table larger = {.size = table->size ? 2 * table->size : 1024};
@@ -89,10 +86,23 @@ static enum status set_name(struct table *table, const char *name, uint32_t numb
         larger.used = table->used;
         *table = larger;
     }
-    struct entry *entry = find_entry(table, name, strlen(name));
-    table->used += !entry->name;
-    *entry = (struct entry){name, number};
+    size_t normal = key_normal(name, length, scan->normal);
+    struct entry *entry = find_entry(table, scan->normal, normal);
+    if (!entry->name) {
+        entry->name = strndup(scan->normal, normal);
+        if (!entry->name)
+            return dataset_out_of_memory();
+        table->used++;
+    }
+    entry->number = number;
     return STATUS_OK;
+}
+
+static void free_table(struct table *table)
+{
+    for (uint32_t i = 0; i < table->size; i++)
+        free(table->entries[i].name);
+    free(table->entries);
 }
 
 /* ---- Lost samples ---- */
@@ -125,51 +135,47 @@ static void drop_lost(const struct scan *scan)
 
 /* ---- Members ---- */
 
-static enum status add_other(struct scan *scan, const char *name, uint64_t data, uint64_t size)
+/* Records what the name of a member is from now on. A file whose name ends with a slash is a folder. */
+static enum status record_name(struct scan *scan, const struct tar_member *found, struct file file)
 {
-    const char *kept;
-    TRY(dataset_grow(&scan->others, scan->other_count, sizeof *scan->others));
-    TRY(dataset_keep_name(scan->dataset, plain_name(name), strlen(plain_name(name)), &kept));
-    scan->others[scan->other_count] = (struct other){data, size};
-    return set_name(&scan->other_names, kept, scan->other_count++);
+    size_t length = strlen(found->name);
+    if (length > 0 && found->name[length - 1] == '/')
+        file.kind = TAR_FOLDER;
+    TRY(dataset_grow(&scan->files, scan->file_count, sizeof *scan->files));
+    scan->files[scan->file_count] = file;
+    return set_name(scan, &scan->names, found->name, length, scan->file_count++);
 }
 
-/* Sets `*member` to the data of an earlier member with this name. */
-static enum status find_target(const struct scan *scan, const struct tar_member *link,
+/* Sets `*member` to the data of the file that the target of a hard link is here. */
+static enum status find_target(struct scan *scan, const struct tar_member *link,
                                struct dataset_member *member)
 {
-    const struct dataset *dataset = scan->dataset;
-    const char *target = plain_name(link->target), *extension;
-    size_t length;
-    uint32_t number = find_name(&scan->other_names, target, strlen(target));
-    if (number != NONE) {
-        member->offset = scan->others[number].data;
-        member->size = scan->others[number].size;
+    static const char *const kinds[] = {
+        [TAR_LINK] =
+            "a hard link to no earlier file of this shard; write the shard with tar --hard-dereference",
+        [TAR_SYMLINK] = "a symbolic link, which is not followed; write the shard with tar --dereference "
+                        "--hard-dereference",
+        [TAR_SPECIAL] = "a device or a pipe, not a file",
+        [TAR_FOLDER] = "a folder, not a file"};
+    uint32_t number = find_name(scan, &scan->names, link->target, strlen(link->target));
+    const struct file *target = number == NONE ? NULL : &scan->files[number];
+    if (target && target->kind == TAR_FILE) {
+        member->offset = target->data;
+        member->size = target->size;
         return STATUS_OK;
     }
-    number = key_split(target, &length, &extension) ? find_name(&scan->keys, target, length) : NONE;
-    const struct dataset_sample *sample = number == NONE ? NULL : &dataset->samples[number];
-    for (uint32_t m = sample ? sample->members : 0; m > 0; m--) {
-        const struct dataset_member *earlier = &dataset->members[sample->member + m - 1];
-        if (strcmp(earlier->extension, extension) == 0) {
-            member->offset = earlier->offset;
-            member->size = earlier->size;
-            return STATUS_OK;
-        }
-    }
-    return status_set(
-        STATUS_FAILED,
-        "offset %llu: '%.200s' is a hard link to '%.200s', which is not an earlier file of this "
-        "shard; write the shard with tar --hard-dereference",
-        (unsigned long long)link->header, link->name, link->target);
+    return status_set(STATUS_FAILED, "offset %llu: '%.200s' is a hard link to '%.200s', which is %s",
+                      (unsigned long long)link->header, link->name, link->target,
+                      target ? kinds[target->kind]
+                             : "not an earlier file of this shard; write the shard with tar "
+                               "--hard-dereference");
 }
 
 /* Finds the data of a member. A member without data is a fault of its sample. */
-static enum status find_data(const struct scan *scan, const struct tar_member *found,
-                             struct dataset_member *member)
+static enum status find_data(struct scan *scan, const struct tar_member *found, struct dataset_member *member)
 {
     unsigned long long header = found->header;
-    if (found->kind == TAR_FILE)
+    if (found->kind == TAR_FILE || found->kind == TAR_FOLDER) /* a folder belongs to no sample */
         return STATUS_OK;
     if (found->kind == TAR_SYMLINK)
         return status_set(
@@ -190,18 +196,15 @@ static enum status find_data(const struct scan *scan, const struct tar_member *f
 static enum status open_sample(struct scan *scan, const struct tar_member *found, size_t length)
 {
     struct dataset *dataset = scan->dataset;
-    const char *key = NULL, *plain = plain_name(found->name);
-    if (scan->open != NONE) {
-        const char *current = dataset->samples[scan->open].key;
-        if (strncmp(current, found->name, length) == 0 && current[length] == '\0')
-            return STATUS_OK;
-    }
-    scan->open = find_name(&scan->keys, plain, length - (size_t)(plain - found->name));
+    const char *key = NULL;
+    if (scan->open != NONE && key_same(dataset->samples[scan->open].key, found->name, length))
+        return STATUS_OK;
+    scan->open = find_name(scan, &scan->keys, found->name, length);
     if (scan->open == NONE) {
         scan->open = dataset->sample_count;
         TRY(dataset_keep_name(dataset, found->name, length, &key));
         TRY(dataset_add_sample(dataset, key));
-        return set_name(&scan->keys, plain_name(key), scan->open);
+        return set_name(scan, &scan->keys, key, length, scan->open);
     }
     struct dataset_sample *sample = &dataset->samples[scan->open];
     if (sample->number == LOST)
@@ -225,13 +228,16 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
         .offset = found->data, .size = found->size, .file = dataset->file_count - 1};
     size_t length;
     const char *extension;
-    if (!key_split(found->name, &length, &extension))
-        return found->kind == TAR_FILE ? add_other(scan, found->name, member.offset, member.size) : STATUS_OK;
-    TRY(open_sample(scan, found, length));
-    struct dataset_sample *sample = &dataset->samples[scan->open];
+    bool keyed = found->kind != TAR_FOLDER && key_split(found->name, &length, &extension);
+    if (keyed)
+        TRY(open_sample(scan, found, length));
     enum status status = find_data(scan, found, &member);
-    if (sample->number == LOST)
-        return status == STATUS_OK ? add_other(scan, found->name, member.offset, member.size) : STATUS_OK;
+    TRY(record_name(scan, found,
+                    (struct file){member.offset, member.size,
+                                  status == STATUS_OK && found->kind == TAR_LINK ? TAR_FILE : found->kind}));
+    struct dataset_sample *sample = keyed ? &dataset->samples[scan->open] : NULL;
+    if (!keyed || sample->number == LOST)
+        return STATUS_OK;
     if (status != STATUS_OK)
         return lose_sample(scan, sample, status);
     TRY(dataset_keep_name(dataset, extension, strlen(extension), &member.extension));
@@ -275,6 +281,7 @@ static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
     const uint8_t *bytes = NULL;
     size_t available = 0;
     tar_open(&scan->parser, shard_bytes);
+    scan->parser.folders = true; /* a folder may replace the target of a hard link */
     for (;;) {
         struct tar_member member;
         enum tar_step step;
@@ -346,9 +353,9 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     if (scan->fd >= 0)
         dataset_file_close(dataset, scan->fd);
     drop_lost(scan);
-    free(scan->keys.entries);
-    free(scan->other_names.entries);
-    free(scan->others);
+    free_table(&scan->keys);
+    free_table(&scan->names);
+    free(scan->files);
     free(scan->large);
     free(scan);
     if (status == STATUS_OK)

@@ -1,4 +1,5 @@
-/* Splits the name of a member into the key of its sample and the extension, as webdataset does. */
+/* Splits the name of a member into the key of its sample and the extension, as webdataset does, and compares
+ * names that are spelled differently. */
 #ifndef FDSL_DATA_KEY_H
 #define FDSL_DATA_KEY_H
 
@@ -15,6 +16,14 @@ FDSL_C_BEGIN
  * with an empty extension, names whose last component begins with a dot, and names whose first component
  * begins and ends with two underscores. */
 bool key_split(const char *name, size_t *key_length, const char **extension);
+
+/* Writes the normal form of a name: without a slash at its beginning or end, and without components that are
+ * empty or ".". The names "./a//b", "/a/b" and "a/b" are the same file when an archive is extracted. `normal`
+ * has room for `length` + 1 bytes. Returns the length of the normal form. */
+size_t key_normal(const char *name, size_t length, char *normal);
+
+/* Returns whether a key and the first `length` bytes of a name have the same normal form. */
+bool key_same(const char *key, const char *name, size_t length);
 
 FDSL_C_END
 

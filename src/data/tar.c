@@ -43,7 +43,7 @@ void tar_open(struct tar_parser *parser, uint64_t shard_bytes)
 {
     tar_move(parser, 0);
     parser->shard_bytes = shard_bytes;
-    parser->has_global = parser->is_pax = false;
+    parser->has_global = parser->is_pax = parser->folders = false;
     parser->global.has_name = parser->global.has_target = parser->global.has_size = false;
     parser->name[0] = parser->target[0] = '\0';
 }
@@ -262,8 +262,8 @@ static enum status find_kind(const struct tar_parser *parser, uint8_t type, enum
     *kind = TAR_SPECIAL;
     switch (type) {
     case '\0': /* V7: a trailing slash marks a folder */
-        *found = length == 0 || parser->name[length - 1] != '/';
-        *kind = TAR_FILE;
+        *kind = length == 0 || parser->name[length - 1] != '/' ? TAR_FILE : TAR_FOLDER;
+        *found = *kind == TAR_FILE || parser->folders;
         return STATUS_OK;
     case '0':
     case '7': /* contiguous on its disk */
@@ -281,6 +281,9 @@ static enum status find_kind(const struct tar_parser *parser, uint8_t type, enum
         return STATUS_OK;
     case '5': /* a folder */
     case 'D': /* GNU: a folder and the names in it */
+        *kind = TAR_FOLDER;
+        *found = parser->folders;
+        return STATUS_OK;
     case 'V': /* GNU: the label of the archive */
         *found = false;
         return STATUS_OK;

@@ -20,19 +20,20 @@
 #define TAR_EXTENDED_MAX (1 << 20) /* largest data of a pax header or a GNU long name, in bytes */
 #define TAR_SIZE_UNKNOWN UINT64_MAX
 
-/* What a member is. Folders and volume labels are not reported. */
+/* What a member is. Volume labels are not reported, and folders only if parser->folders is set. */
 enum tar_kind {
     TAR_FILE,    /* a regular file */
     TAR_LINK,    /* a hard link: another name of the member `target`, which comes before it */
     TAR_SYMLINK, /* a symbolic link to `target` */
-    TAR_SPECIAL  /* a device or a FIFO */
+    TAR_SPECIAL, /* a device or a FIFO */
+    TAR_FOLDER
 };
 
 /* A member of a shard. `header` and `data` are offsets from the start of the shard, in bytes. Only a regular
  * file has data; for the other kinds, `size` is 0, and `data` is the offset of the next header. `name` and
  * `target` belong to the parser and are valid until the next call. */
 struct tar_member {
-    const char *name, *target; /* `target` is "" for files and devices */
+    const char *name, *target; /* `target` is "" for all kinds but links */
     enum tar_kind kind;
     uint64_t header, data, size;
 };
@@ -55,6 +56,7 @@ struct tar_parser {
     uint64_t extended; /* offset of the member's first extended header, if is_extended */
     bool is_extended;
     bool has_global; /* a global pax header was seen */
+    bool folders;    /* report folders, too; the caller sets it after tar_open() */
     bool is_pax;     /* a pax header precedes the member, or has_global */
     struct tar_override next, global;
     char name[TAR_NAME_MAX + 1], target[TAR_NAME_MAX + 1];
