@@ -83,6 +83,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 
 #define HEADER_BYTES    20  /* SOI and the marker of JFIF, the shortest header in use */
 #define EXIF_HEAD_BYTES 6   /* "Exif" and two zeros, before the EXIF data */
+#define SEGMENT_LEAST   6   /* size of the shortest segment that changes pixels, the interval of restarts */
 #define SCANS_MAX       500 /* a progressive image has about ten scans; many more indicate an attack */
 
 struct jpeg_decoder {
@@ -96,6 +97,8 @@ struct jpeg_decoder {
     const uint8_t *bytes; /* the file */
     uint32_t warnings;    /* accepted warnings about the file */
     bool strict;          /* accept no padding */
+    bool skipped;         /* a warning about extraneous bytes was accepted */
+    bool odd_adobe;       /* the segment APP14, which says what the colours are, was not understood */
 };
 
 /* ---- Errors ---- */
@@ -115,10 +118,12 @@ static bool is_harmless(const struct jpeg_decoder *decoder);
 static void warn(j_common_ptr jpeg, int level)
 {
     struct jpeg_decoder *decoder = jpeg->client_data;
+    decoder->odd_adobe |= jpeg->err->msg_code == JTRC_APP14;
     if (level >= 0)
         return;
     if (!jpeg->is_decompressor || !is_harmless(decoder))
         fail(jpeg);
+    decoder->skipped |= jpeg->err->msg_code == JWRN_EXTRANEOUS_DATA;
     decoder->warnings++;
 }
 
@@ -164,6 +169,7 @@ static void renew(struct jpeg_decoder *decoder)
     decoder->errors.emit_message = warn;
     jpeg->client_data = decoder;
     decoder->warnings = 0;
+    decoder->skipped = decoder->odd_adobe = false;
     jpeg_create_decompress(jpeg); /* does not change client_data and err */
     decoder->progress.progress_monitor = stop_at_many_scans;
     jpeg->progress = &decoder->progress;
@@ -218,6 +224,46 @@ static bool is_baseline(const struct jpeg_decoder *decoder)
     return parts[0].h_samp_factor <= 2 && parts[0].v_samp_factor <= parts[0].h_samp_factor;
 }
 
+static void require(struct jpeg_decompress_struct *jpeg, JHUFF_TBL *const *tables, int number)
+{
+    if (number < 0 || number >= NUM_HUFF_TBLS || !tables[number])
+        ERREXIT1(jpeg, JERR_NO_HUFF_TABLE, number);
+}
+
+/* Makes libjpeg refuse any scan that uses this table, unless the file defines it before the scan. */
+static void forbid(struct jpeg_decompress_struct *jpeg, JHUFF_TBL **table)
+{
+    if (*table)
+        return;
+    *table = jpeg_alloc_huff_table((j_common_ptr)jpeg);
+    memset(*table, 0, sizeof **table);
+    (*table)->bits[1] = 3; /* at most two codes can have one bit */
+}
+
+/* libjpeg sets up standard tables for all that a sequential file does not define. This is right for files
+ * without any table. A file that has some has lost the others, and so may have a file with extraneous bytes.
+ * Such a file is refused. Leaves with longjmp() if the first scan needs a missing table. */
+static void forbid_standard_tables(struct jpeg_decoder *decoder)
+{
+    struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
+    bool some = decoder->skipped;
+    if (jpeg->progressive_mode || jpeg->arith_code)
+        return;
+    for (int i = 0; i < NUM_HUFF_TBLS; i++)
+        some |= jpeg->dc_huff_tbl_ptrs[i] || jpeg->ac_huff_tbl_ptrs[i];
+    if (!some)
+        return;
+    for (int c = 0; c < jpeg->comps_in_scan; c++) {
+        require(jpeg, jpeg->dc_huff_tbl_ptrs, jpeg->cur_comp_info[c]->dc_tbl_no);
+        if (jpeg->Se > 0) /* lossless files have no AC tables */
+            require(jpeg, jpeg->ac_huff_tbl_ptrs, jpeg->cur_comp_info[c]->ac_tbl_no);
+    }
+    for (int i = 0; i < NUM_HUFF_TBLS; i++) {
+        forbid(jpeg, &jpeg->dc_huff_tbl_ptrs[i]);
+        forbid(jpeg, &jpeg->ac_huff_tbl_ptrs[i]);
+    }
+}
+
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size, struct jpeg_shape *shape)
 {
     TRY(ALLOCATED(decoder, "out of memory for a JPEG decoder"));
@@ -238,6 +284,7 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
     if ((uint64_t)shape->width * shape->height > JPEG_PIXELS_MAX)
         return status_set(STATUS_FAILED, "an image of %u x %u pixels is too large", shape->width,
                           shape->height);
+    forbid_standard_tables(decoder);
     return STATUS_OK;
 }
 
@@ -391,8 +438,8 @@ static bool ends_in(const uint8_t *bytes, size_t kept)
 
 /* Returns whether the `count` bytes before `end` are padding after the last code of the image. libjpeg has
  * read up to eight more bytes than it needed, so it does not know where the code ends. A damaged image can
- * also end early, and what is left can be zero. The padding must therefore begin where the code ends. The
- * last coded byte may be zero, too. */
+ * also end early, and what is left can be zero. The padding must therefore begin where the code ends. A last
+ * coded byte of zero cannot be told from padding, into which the code of a damaged image has run. */
 static bool is_padding(const uint8_t *bytes, const uint8_t *end, size_t count)
 {
     size_t kept = (size_t)(end - bytes), least = kept - count;
@@ -402,7 +449,7 @@ static bool is_padding(const uint8_t *bytes, const uint8_t *end, size_t count)
         return false;
     if (bytes[kept - 1] == 0xff) /* the zero after it belongs to it */
         kept++;
-    return ends_in(bytes, kept) || ends_in(bytes, kept + 1);
+    return ends_in(bytes, kept);
 }
 
 /* Returns whether the `count` bytes before `end` are a segment with a damaged marker: a length that fits, and
@@ -413,6 +460,41 @@ static bool is_segment(const uint8_t *end, size_t count)
     const uint8_t *bytes = end - count;
     return (count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2) ||
            (count >= 2 && ((size_t)bytes[0] << 8 | bytes[1]) == count);
+}
+
+/* Returns whether the segment before the extraneous bytes from `start` to `end` would end at a marker if one
+ * bit of its length were different. Then the bytes may be what is left of it, or of another one that it has
+ * swallowed. If its own end were only a few bytes later, nothing important is lost. */
+static bool has_wrong_length(const uint8_t *bytes, const uint8_t *start, const uint8_t *end)
+{
+    const uint8_t *at = bytes + 2, *segment = NULL;
+    while (at + 4 <= start) {
+        if (at[0] != 0xff || at[1] == 0xff || at[1] < FRAME_BASELINE ||
+            (at[1] >= RESTART_0 && at[1] <= RESTART_7)) {
+            at++;
+            continue;
+        }
+        segment = at;
+        size_t length = (size_t)at[2] << 8 | at[3];
+        at += length < 2 ? 4 : length + 2;
+    }
+    for (size_t bit = 1; segment && bit < 1 << 16; bit <<= 1) {
+        size_t length = ((size_t)segment[2] << 8 | segment[3]) ^ bit;
+        if (length >= 2 && length + 2 <= (size_t)(end - segment) &&
+            (segment + length + 2 < end || end - start >= SEGMENT_LEAST) && segment[length + 2] == 0xff &&
+            segment[length + 3] >= FRAME_BASELINE)
+            return true;
+    }
+    return false;
+}
+
+/* Returns whether the extraneous bytes from `start` to `end` may be what is left of a segment that is lost.
+ * Zeros at their beginning may be damage that has reached them from the segment before. */
+static bool may_be_lost(const struct jpeg_decoder *decoder, const uint8_t *start, const uint8_t *end)
+{
+    const uint8_t *first = start + (*start == 0xff);
+    return decoder->odd_adobe || (end - start >= SEGMENT_LEAST && *first == 0) ||
+           is_segment(end, (size_t)(end - start)) || has_wrong_length(decoder->bytes, start, end);
 }
 
 /* Returns whether the warning that libjpeg is about to report does not mean that data were lost. */
@@ -430,7 +512,7 @@ static bool is_harmless(const struct jpeg_decoder *decoder)
         if (count > (size_t)(end - decoder->bytes))
             return false;
         if (jpeg->input_scan_number == 0)
-            return !is_segment(end, count);
+            return !may_be_lost(decoder, end - count, end);
         return !decoder->strict && decoder->errors.msg_parm.i[1] == END_OF_IMAGE &&
                is_padding(decoder->bytes, end, count);
     default:

@@ -40,11 +40,11 @@ FDSL_C_BEGIN
 struct jpeg_decoder *jpeg_open(void);
 void jpeg_close(struct jpeg_decoder *decoder);
 
-/* Reads the header of a file. Nothing is kept of the file before it. A file without Huffman tables is decoded
- * with the standard tables (ITU T.81, annex K.3), as frames of motion JPEG require. `bytes` must stay valid
- * until the image is decoded. STATUS_FAILED if the file is broken, has more than JPEG_PIXELS_MAX pixels, or
- * is of a kind that libjpeg cannot convert to gray or RGB. STATUS_UNAVAILABLE in builds without
- * libjpeg-turbo; `decoder` may then be NULL. */
+/* Reads the header of a file. Nothing is kept of the file before it. A file without any Huffman table is
+ * decoded with the standard tables (ITU T.81, annex K.3), as frames of motion JPEG require. If only some are
+ * missing, it is broken. `bytes` must stay valid until the image is decoded. STATUS_FAILED if the file is
+ * broken, has more than JPEG_PIXELS_MAX pixels, or is of a kind that libjpeg cannot convert to gray or RGB.
+ * STATUS_UNAVAILABLE in builds without libjpeg-turbo; `decoder` may then be NULL. */
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size,
                        struct jpeg_shape *shape);
 
@@ -70,7 +70,7 @@ enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride
 
 /* Returns the number of warnings of libjpeg that were accepted since the latest jpeg_begin(), because no data
  * are lost: an unknown version of JFIF, odd parameters of a sequential scan, extraneous bytes before the
- * first scan unless they look like a segment with a damaged marker, and zero bytes after the last code of the
+ * first scan unless they may be what is left of a lost segment, and zero bytes after the last code of the
  * image. */
 uint32_t jpeg_warnings(const struct jpeg_decoder *decoder);
 
