@@ -97,8 +97,8 @@ class Tree:
         for listing in glob.glob(self.at('build/**/*.d'), recursive=True):
             with open(listing, encoding='utf-8') as file:
                 target, _, sources = file.read().partition(':')
-            if target.endswith('.o') and path in re.split(r'[\s:\\]+', sources):
-                found.append(target)
+            if target.strip().endswith('.o') and path in re.split(r'[\s:\\]+', sources):
+                found.append(target.strip())  # nvcc writes a blank before the colon
         return found
 
     def plant(self, fault):

@@ -144,7 +144,8 @@ Test(choice, each_image_in_class_folders_is_a_sample)
                    "__a__/l.jpeg=0 __a__/q.tiff=0 a b/1 2.BMP=1 b/3.jpg=2 b/3.png=2 b/cat.0.png=2 "
                    "b/cat.1.png=2 b/x.webp=2 b/x/y/3.JPG=2 b/z/l.ppm=2 b.png/1.pgm=3 zz/l.ppm=4 ",
                    LISTED, "c");
-    EXPECT_PRINTS(0, "c: skipped 1 folder or image whose names begin with a dot, such as b/.png.PNG; ",
+    EXPECT_PRINTS(0,
+                  "c: skipped folders or images whose names begin with a dot (1; the first is b/.png.PNG); ",
                   "cat log");
     EXPECT(0, FILES "--data c");
     cr_expect_eq(number(out, 1, "items"), 12);
@@ -392,6 +393,26 @@ Test(choice, sidecars_do_not_change_the_label_of_a_class_folder)
     EXPECT_PRINTS(2, "no sample has class 0, but one has class 1",
                   "$P --prepare t --from dataset --source s --label json:label --store imagefolder");
 #endif
+}
+
+/* The lists of classes of prepared sets are compared, too: without the class 1 in the test set, its labels
+ * would mean other classes. */
+Test(choice, prepared_sets_have_the_same_classes)
+{
+    static const char *const stores[] = {"shards", "files"};
+    make_class_folders();
+    EXPECT(0, "cp -r t few && rm -r few/1 && cp -r t first && rm -r first/2 && mkdir two");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT(
+            0,
+            "rm -rf two/*; for n in t few first; do $P --prepare two/$n --from dataset --source $n --store "
+            "%s || exit 1; done; mv two/t two/train; mv two/few two/val",
+            stores[i]);
+        expect_refused(2, "class 1 is '1' in two/train, but '2' in two/val; labels are the numbers of the",
+                       TRAIN "--data two");
+        EXPECT(0, "mv two/val two/few && mv two/first two/val && " TRAIN "--data two");
+        EXPECT(0, "rm -r two/val && mv two/few two/val && rm two/val/classes.txt && " TRAIN "--data two");
+    }
 }
 
 /* The names of classes survive any number of copies. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
+#include "data/plain.h"
 #include "reader.h"
 #include "uring.h"
 
@@ -197,22 +198,15 @@ static enum status block_fault(const struct shards_uring *uring, const struct or
                       result < 0 ? strerror(-result) : "the file ends inside this sample");
 }
 
-/* Reads the data of a hard link with pread(), through the page cache: an earlier part of the shard holds
- * them, and no block of the segment. */
+/* Reads the data of a hard link through the page cache: an earlier part of the shard holds them, and no block
+ * of the segment. */
 static enum status take_linked(const struct dataset *dataset, const struct dataset_member *member,
                                uint8_t *to)
 {
-    ssize_t count = 1;
-    int fd;
-    TRY(dataset_file_open(dataset, member->file, 0, &fd));
-    for (uint64_t done = 0; done < member->size && count > 0; done += count > 0 ? (uint64_t)count : 0)
-        count = pread(fd, to + done, member->size - done, (off_t)(member->offset + done));
-    int failure = errno;
-    dataset_file_close(dataset, fd);
-    return count > 0 ? STATUS_OK
-                     : status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
-                                  dataset->files[member->file].name, (unsigned long long)member->offset,
-                                  count < 0 ? strerror(failure) : "the file ends inside this member");
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    enum status status = plain_bytes(&plain, member, member->size, to);
+    plain_close(&plain);
+    return status;
 }
 
 /* Counts the sample under the cursor as lost, once. `status` is the fault. */

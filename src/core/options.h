@@ -79,7 +79,8 @@ struct options {
      * belongs, or STATUS_OK if no part of the program knows the name. May be NULL. */
     enum status (*explain)(void *context, const char *name);
     void *explain_context;
-    const char *help; /* the arguments that print the help, such as "compare --help"; NULL: --help */
+    const char *operand; /* option for which an argument without a name is probably meant; NULL: none */
+    const char *help;    /* the arguments that print the help, such as "compare --help"; NULL: --help */
 };
 
 /* Writes all defaults into the structs of options->tables, then the values of the command line. Accepts

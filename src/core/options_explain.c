@@ -196,7 +196,10 @@ enum status option_explain_operand(const struct options *options, const char *pr
         if (status != STATUS_OK)
             return status_prefix(status, "unexpected argument '%.80s'", argument);
     }
-    return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argument);
+    return options->operand
+               ? status_set(STATUS_USAGE, "unexpected argument '%.80s'; write --%s %.80s", argument,
+                            options->operand, argument)
+               : status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argument);
 }
 
 enum status option_explain_value(const struct options *options, const struct option_spec *spec,

@@ -223,10 +223,9 @@ static void warn_of_others(const struct dataset *dataset, const struct dataset_n
                     dataset->path, others, files->samples + others,
                     dataset->classes ? " in class folders" : "", first);
     if (hidden)
-        status_warn("%s: skipped %u folder%s or image%s whose names begin with a dot, such as %s; "
+        status_warn("%s: skipped folders or images whose names begin with a dot (%u; the first is %s); "
                     "ImageFolder reads them, and counts such folders as classes, so its labels may differ",
-                    dataset->path, names->hidden, names->hidden == 1 ? "" : "s",
-                    names->hidden == 1 ? "" : "s", names->first_hidden);
+                    dataset->path, names->hidden, names->first_hidden);
 }
 
 /* Finds class folders without a sample. dataset_check() refuses them. With --image or --member, a class may

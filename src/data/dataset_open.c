@@ -798,17 +798,7 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
     return dataset_check(path, dataset);
 }
 
-/* ---- Class folders of two data sets ---- */
-
-/* Returns the number of class folders if labels are the numbers of these folders, otherwise 0. */
-static uint32_t count_labels(struct dataset *dataset)
-{
-    const struct dataset_sample *first = dataset->samples;
-    if (!dataset->class_count || !dataset->sample_count ||
-        dataset_choose(dataset, dataset->samples) != STATUS_OK)
-        return 0; /* if the choice failed, dataset_check() reports it */
-    return first->rule && first->rule->folder ? dataset->class_count : 0;
-}
+/* ---- The classes of two data sets ---- */
 
 const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count)
 {
@@ -819,19 +809,37 @@ const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *
     return *count == 0 ? NULL : (const char *const *)(listed ? dataset->class_names : dataset->classes);
 }
 
+/* Does the same as dataset_class_names(), before dataset_check(). */
+static const char *const *find_class_names(struct dataset *dataset, uint32_t *count)
+{
+    bool known = dataset->sample_count && (dataset->classes || dataset->class_names) &&
+                 dataset_choose(dataset, dataset->samples) == STATUS_OK;
+    *count = 0; /* if the choice failed, dataset_check() reports it */
+    return known ? dataset_class_names(dataset, count) : NULL;
+}
+
 enum status dataset_same_classes(struct dataset *train, struct dataset *test)
 {
-    const uint32_t ours = count_labels(train), theirs = count_labels(test);
-    for (uint32_t i = 0; ours && theirs && (i < ours || i < theirs); i++) {
-        const char *one = i < ours ? train->classes[i] : NULL;
-        const char *other = i < theirs ? test->classes[i] : NULL;
-        int order = !one ? 1 : !other ? -1 : text_order(one, other);
-        if (order != 0)
-            return status_set(STATUS_USAGE,
-                              "%s has the class folder '%s', but %s does not; labels are the "
-                              "numbers of the folders, so both need the same folders, which may be empty",
-                              order < 0 ? train->path : test->path, order < 0 ? one : other,
-                              order < 0 ? test->path : train->path);
+    uint32_t count, other_count;
+    const char *const *names = find_class_names(train, &count);
+    const char *const *others = find_class_names(test, &other_count);
+    const bool folders = train->classes && test->classes;
+    for (uint32_t i = 0; names && others && (i < count || i < other_count); i++) {
+        const char *one = i < count ? names[i] : NULL, *other = i < other_count ? others[i] : NULL;
+        if ((one && other && strcmp(one, other) == 0) || (!folders && (!one || !other)))
+            continue;
+        if (!folders)
+            return status_set(
+                STATUS_USAGE,
+                "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the classes, "
+                "so prepare both from folders with the same classes",
+                i, one, train->path, other, test->path);
+        bool ours = !other || (one && text_order(one, other) < 0);
+        return status_set(STATUS_USAGE,
+                          "%s has the class folder '%s', but %s does not; labels are the numbers of the "
+                          "folders, so both need the same folders, which may be empty",
+                          ours ? train->path : test->path, ours ? one : other,
+                          ours ? test->path : train->path);
     }
     return STATUS_OK;
 }

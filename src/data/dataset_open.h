@@ -32,9 +32,9 @@ enum status dataset_find(const char *path, bool skip, const struct members *choi
                          const struct remote_options *options, struct dataset *dataset);
 enum status dataset_check(const char *url, struct dataset *dataset);
 
-/* Compares the class folders of two data sets, after dataset_find(). STATUS_USAGE if the labels of both are
- * the numbers of their class folders, but the names of the folders differ, so equal numbers mean different
- * classes. */
+/* Compares the names of the classes of two data sets (dataset_class_names()), after dataset_find().
+ * STATUS_USAGE if equal labels mean different classes. Two sets of class folders must have the same folders;
+ * otherwise, one list of names may be longer than the other. */
 enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 
 /* Returns the names of the classes after dataset_check(): those of classes.txt beside our index, or of the

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/fnv.h"
 #include "data/dataset_parts.h"
 #include "data/key.h"
 #include "data/tar.h"
@@ -57,9 +58,7 @@ static const char *plain_name(const char *name)
 /* Returns the entry that has the name, or the unused entry for it. `table` has a size. */
 static struct entry *find_entry(const struct table *table, const char *name, size_t length)
 {
-    uint64_t hash = UINT64_C(14695981039346656037); /* FNV-1a */
-    for (size_t i = 0; i < length; i++)
-        hash = (hash ^ (uint8_t)name[i]) * UINT64_C(1099511628211);
+    uint64_t hash = fnv_add(FNV_BEGIN, name, length);
     for (uint32_t at = (uint32_t)(hash ^ hash >> 32);; at++) {
         struct entry *entry = &table->entries[at & (table->size - 1)];
         if (!entry->name || (strncmp(entry->name, name, length) == 0 && entry->name[length] == '\0'))

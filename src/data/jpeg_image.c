@@ -52,8 +52,8 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
     const uint8_t *found = at ? memchr(bytes + at, 0xff, size - at) : NULL;
     for (; found && found + 1 < bytes + size; found = memchr(found, 0xff, (size_t)(bytes + size - found))) {
         uint8_t marker = *++found;
-        if (marker == END_OF_IMAGE) /* before it, a zero byte may belong to a coded byte 0xff */
-            return found - bytes < 3 || found[-2] != 0 || found[-3] != 0;
+        if (marker == END_OF_IMAGE) /* a single zero before it may belong to a coded byte 0xff */
+            return found[-2] != 0 || found[-3] != 0;
         if (marker == 0xff || marker == 0) /* a fill byte, or a coded byte 0xff */
             continue;
         if (marker != restart)
@@ -73,6 +73,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 /* The message codes. Must follow jpeglib.h. */
 #include <jerror.h>
 
+#include "core/fnv.h"
 #include "data/image_parts.h"
 #include "data/orientation.h"
 
@@ -335,15 +336,14 @@ static enum status sum_coefficients(struct jpeg_decoder *decoder, uint64_t *sum)
     if (setjmp(decoder->failed))
         return failure(decoder);
     jvirt_barray_ptr *arrays = jpeg_read_coefficients(jpeg);
-    *sum = 0;
+    *sum = FNV_BEGIN;
     for (int c = 0; c < jpeg->num_components; c++) {
         const jpeg_component_info *part = &jpeg->comp_info[c];
         uint32_t rows = round_up(part->height_in_blocks, part->v_samp_factor);
-        size_t count = (size_t)round_up(part->width_in_blocks, part->h_samp_factor) * DCTSIZE2;
+        size_t blocks = round_up(part->width_in_blocks, part->h_samp_factor);
         for (uint32_t y = 0; y < rows; y++) {
-            const JCOEF *values = **jpeg->mem->access_virt_barray((j_common_ptr)jpeg, arrays[c], y, 1, FALSE);
-            for (size_t x = 0; x < count; x++)
-                *sum = (*sum ^ (uint16_t)values[x]) * 0x100000001b3; /* as FNV-1a */
+            JBLOCKARRAY row = jpeg->mem->access_virt_barray((j_common_ptr)jpeg, arrays[c], y, 1, FALSE);
+            *sum = fnv_add(*sum, *row, blocks * sizeof(JBLOCK));
         }
     }
     jpeg_finish_decompress(jpeg);
@@ -405,12 +405,14 @@ static bool is_padding(const uint8_t *bytes, const uint8_t *end, size_t count)
     return ends_in(bytes, kept) || ends_in(bytes, kept + 1);
 }
 
-/* Returns whether the `count` bytes before `end` are a segment without a valid marker: two bytes in place of
- * the marker, and a length that fits. Such a segment, for example a table, is lost. */
+/* Returns whether the `count` bytes before `end` are a segment with a damaged marker: a length that fits, and
+ * before it two bytes that are no marker, or nothing if the damage made a marker without a length. Such a
+ * segment, for example a table, is lost. */
 static bool is_segment(const uint8_t *end, size_t count)
 {
     const uint8_t *bytes = end - count;
-    return count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2;
+    return (count >= 4 && ((size_t)bytes[2] << 8 | bytes[3]) == count - 2) ||
+           (count >= 2 && ((size_t)bytes[0] << 8 | bytes[1]) == count);
 }
 
 /* Returns whether the warning that libjpeg is about to report does not mean that data were lost. */

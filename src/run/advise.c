@@ -361,13 +361,12 @@ static enum status advise(struct situation *situation)
 enum status advise_run(int argc, char *argv[])
 {
     struct advise_options values = {0};
-    struct options options = {
-        .tables = {{specs, COUNT_OF(specs), &values}}, .table_count = 1, .help = "advise --help"};
+    struct options options = {.tables = {{specs, COUNT_OF(specs), &values}},
+                              .table_count = 1,
+                              .operand = "data",
+                              .help = "advise --help"};
     struct situation situation = {.options = &values, .given = &options};
-    enum status status =
-        argc > 1 && *argv[1] != '-'
-            ? status_set(STATUS_USAGE, "unexpected argument '%.80s'; write --data %.80s", argv[1], argv[1])
-            : options_parse(&options, argc, argv);
+    enum status status = options_parse(&options, argc, argv);
     if (status == STATUS_OK && values.help)
         print_help();
     else if (status == STATUS_OK)
