@@ -75,8 +75,8 @@ static enum status make_offer(struct comm_channel *channel, struct handshake *ha
     TRY(comm_on_same_machine(spec->peer, &near));
     if (near && comm_shares_memory &&
         shared_ring_create(spec->bytes, spec->buffers + 1, &channel->ring, &handshake->offer) != STATUS_OK)
-        status_warn("no shared memory for messages to rank %d, so MPI copies them: %s", spec->peer,
-                    status_text());
+        status_warn_own("no shared memory for messages to rank %d, so MPI copies them: %s", spec->peer,
+                        status_text());
     MPI_TRY(MPI_Isend(&handshake->offer, (int)sizeof handshake->offer, MPI_BYTE, spec->peer, OFFER_TAG,
                       MPI_COMM_WORLD, &handshake->offered));
     return STATUS_OK;
@@ -90,8 +90,8 @@ static enum status answer_offer(struct comm_channel *channel, struct handshake *
     TRY(wait_for(channel, &handshake->offered));
     if (handshake->offer.process != 0 &&
         shared_ring_attach(&handshake->offer, spec->bytes, spec->buffers + 1, &channel->ring) != STATUS_OK)
-        status_warn("cannot share memory with rank %d, so MPI copies its messages: %s", spec->peer,
-                    status_text());
+        status_warn_own("cannot share memory with rank %d, so MPI copies its messages: %s", spec->peer,
+                        status_text());
     handshake->attached = channel->ring != NULL;
     MPI_TRY(MPI_Isend(&handshake->attached, 1, MPI_INT, spec->peer, ANSWER_TAG, MPI_COMM_WORLD,
                       &handshake->answered));

@@ -526,6 +526,34 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
     }
 }
 
+/* Returns the number of bytes that this process has read, also those from the page cache. */
+static unsigned long long bytes_read(void)
+{
+    unsigned long long bytes = 0;
+    FILE *file = fopen("/proc/self/io", "r");
+    cr_assert(file && fscanf(file, "rchar: %llu", &bytes) == 1);
+    fclose(file);
+    return bytes;
+}
+
+/* A large set would otherwise be read three times before its first run. */
+Test(load, a_warm_run_reads_the_set_once_before, .init = make_folder, .fini = remove_folder)
+{
+    struct job job;
+    struct cache_pages pages;
+    make_shards(101);
+    must(open_job(&job, "--cache warm"));
+    const struct load *load = job.input;
+    unsigned long long before = bytes_read(), bytes = 0;
+    must(load_settle_cache(load, &pages));
+    unsigned long long read = bytes_read() - before;
+    for (uint32_t i = 0; i < load->dataset->file_count; i++)
+        bytes += load->dataset->files[i].bytes;
+    cr_expect(!pages.hidden && bytes > 100000 && read >= bytes && read < bytes + bytes / 2,
+              "%llu of %llu bytes", read, bytes);
+    close_job(&job);
+}
+
 Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
 {
     struct job job;

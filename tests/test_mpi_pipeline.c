@@ -5,6 +5,9 @@
 #define _GNU_SOURCE
 #endif
 
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include "cpu_engines.h"
 #include "machine/comm.h"
 #include "train/pipeline.h"
@@ -18,9 +21,23 @@ TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
 
 #define STAGE "FDSL_TEST_STAGE" /* environment variable of ranks; its value names the test */
 
+/* Lets this process open no more files, or again as many as before. */
+static void limit_files(bool limited)
+{
+    static struct rlimit before;
+    if (limited) {
+        int lowest_free = open("/dev/null", O_RDONLY);
+        getrlimit(RLIMIT_NOFILE, &before);
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)lowest_free, before.rlim_max});
+        close(lowest_free);
+    } else
+        setrlimit(RLIMIT_NOFILE, &before);
+}
+
 /* Each rank sends messages to the next rank. The sender may be ahead of the receiver by as many messages as
- * there are buffers. Returns an exit status. */
-static int pass_messages(void)
+ * there are buffers. With `apart`, the last rank cannot open shared memory, as in another container. Returns
+ * an exit status. */
+static int pass_messages(bool apart)
 {
     enum { BUFFERS = 3, MESSAGES = 20 };
     static const size_t counts[] = {1, 1023, 100003};
@@ -31,7 +48,11 @@ static int pass_messages(void)
         const struct comm_channel_spec specs[] = {{rank - 1, false, rank > 0 ? bytes : 0, BUFFERS},
                                                   {rank + 1, true, rank < last ? bytes : 0, BUFFERS}};
         struct comm_channel *channels[2], *in, *next;
+        if (apart && rank == last)
+            limit_files(true);
         wrong |= comm_channels_open(specs, 2, channels) != STATUS_OK;
+        if (apart && rank == last)
+            limit_files(false);
         in = channels[0], next = channels[1];
         for (int i = 0; !wrong && i < MESSAGES; i++) {
             int *to = NULL, *from = NULL;
@@ -208,7 +229,7 @@ __attribute__((constructor)) static void be_rank(void)
     if (!wrong)
         comm_shares_memory = !strstr(name, "through MPI");
     if (!wrong)
-        wrong = strstr(name, "messages") ? pass_messages() : train_stages();
+        wrong = strstr(name, "messages") ? pass_messages(strstr(name, "apart")) : train_stages();
     comm_close();
     _exit(wrong);
 }
@@ -223,9 +244,14 @@ static void run_ranks(const char *name, int ranks)
 
 Test(mpi_pipeline, messages_arrive_in_order)
 {
+    char words[80];
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks("messages in shared memory", ranks);
         run_ranks("messages through MPI", ranks);
+        run_ranks("messages to a rank apart", ranks);
+        snprintf(words, sizeof words, "cannot share memory with rank %d, so MPI copies its messages",
+                 ranks - 2);
+        cr_expect(strstr(err, words), "%d ranks: %s", ranks, err);
     }
 }
 
