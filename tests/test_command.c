@@ -1,9 +1,13 @@
 /* Tests fdsl-bench --monitor FILE -- COMMAND: how a command is started, watched and ended. */
 #include "shell.h"
 
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "core/timer.h"
 #include "machine/process.h"
 
 /* burn(0.3) uses 0.3 s of CPU time, even on a busy machine. child() runs a function in a forked process. */
@@ -189,6 +193,37 @@ Test(command, counts_many_short_processes_once)
     read_sums();
     cr_expect_geq(sum.cpu_s, 0.8 * own_s - 0.1, "%g of %g s", sum.cpu_s, own_s);
     cr_expect_leq(sum.cpu_s, 1.3 * own_s + 0.1, "%g of %g s", sum.cpu_s, own_s);
+}
+
+/* Linux rounds the times in /proc/PID/stat down to 10 ms: here, to nothing. */
+Test(command, counts_cpu_times_shorter_than_a_tick)
+{
+    enum { CHILDREN = 8 };
+    struct process_tree *processes;
+    struct process_use use;
+    pid_t pids[CHILDREN];
+    int ready[2];
+    char byte;
+    cr_assert_eq(process_tree_open(&processes), STATUS_OK, "%s", status_text());
+    cr_assert_eq(pipe(ready), 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            while (timer_clock_s(CLOCK_PROCESS_CPUTIME_ID) < 0.008) {
+            }
+            _exit(write(ready[1], "", 1) != 1 || pause() != 0);
+        }
+    }
+    for (int i = 0; i < CHILDREN; i++)
+        cr_assert_eq(read(ready[0], &byte, 1), 1);
+    cr_assert(process_tree_use(processes, &use));
+    cr_expect(use.counters[PROCESS_CPU_S] >= CHILDREN * 0.008 && use.counters[PROCESS_CPU_S] < CHILDREN * 0.1,
+              "%g s", use.counters[PROCESS_CPU_S]);
+    for (int i = 0; i < CHILDREN; i++) {
+        kill(pids[i], SIGKILL);
+        waitpid(pids[i], NULL, 0);
+    }
+    process_tree_free(processes);
 }
 
 Test(command, includes_memory_and_storage_of_children)
