@@ -97,7 +97,7 @@ struct jpeg_decoder {
     const uint8_t *bytes; /* the file */
     uint32_t warnings;    /* accepted warnings about the file */
     bool strict;          /* accept no padding */
-    bool skipped;         /* a warning about extraneous bytes was accepted */
+    const uint8_t *from;  /* the first segment, or the one after the latest accepted extraneous bytes */
     bool odd_adobe;       /* the segment APP14, which says what the colours are, was not understood */
 };
 
@@ -123,7 +123,8 @@ static void warn(j_common_ptr jpeg, int level)
         return;
     if (!jpeg->is_decompressor || !is_harmless(decoder))
         fail(jpeg);
-    decoder->skipped |= jpeg->err->msg_code == JWRN_EXTRANEOUS_DATA;
+    if (jpeg->err->msg_code == JWRN_EXTRANEOUS_DATA)
+        decoder->from = decoder->jpeg.src->next_input_byte;
     decoder->warnings++;
 }
 
@@ -169,7 +170,7 @@ static void renew(struct jpeg_decoder *decoder)
     decoder->errors.emit_message = warn;
     jpeg->client_data = decoder;
     decoder->warnings = 0;
-    decoder->skipped = decoder->odd_adobe = false;
+    decoder->odd_adobe = false;
     jpeg_create_decompress(jpeg); /* does not change client_data and err */
     decoder->progress.progress_monitor = stop_at_many_scans;
     jpeg->progress = &decoder->progress;
@@ -246,7 +247,7 @@ static void forbid(struct jpeg_decompress_struct *jpeg, JHUFF_TBL **table)
 static void forbid_standard_tables(struct jpeg_decoder *decoder)
 {
     struct jpeg_decompress_struct *jpeg = &decoder->jpeg;
-    bool some = decoder->skipped;
+    bool some = decoder->from != decoder->bytes + 2;
     if (jpeg->progressive_mode || jpeg->arith_code)
         return;
     for (int i = 0; i < NUM_HUFF_TBLS; i++)
@@ -273,6 +274,7 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
         return failure(decoder);
     renew(decoder);
     decoder->bytes = bytes;
+    decoder->from = decoder->bytes + 2;
     jpeg_mem_src(jpeg, bytes, size);
     jpeg_read_header(jpeg, TRUE);
     bool gray = jpeg->num_components == 1;
@@ -463,11 +465,12 @@ static bool is_segment(const uint8_t *end, size_t count)
 }
 
 /* Returns whether the segment before the extraneous bytes from `start` to `end` would end at a marker if one
- * bit of its length were different. Then the bytes may be what is left of it, or of another one that it has
- * swallowed. If its own end were only a few bytes later, nothing important is lost. */
-static bool has_wrong_length(const uint8_t *bytes, const uint8_t *start, const uint8_t *end)
+ * bit of its length were different. `at` is an earlier segment. Then the bytes may be what is left of it, or
+ * of another one that it has swallowed. If its own end were only a few bytes later, nothing important is
+ * lost. */
+static bool has_wrong_length(const uint8_t *at, const uint8_t *start, const uint8_t *end)
 {
-    const uint8_t *at = bytes + 2, *segment = NULL;
+    const uint8_t *segment = NULL;
     while (at + 4 <= start) {
         if (at[0] != 0xff || at[1] == 0xff || at[1] < FRAME_BASELINE ||
             (at[1] >= RESTART_0 && at[1] <= RESTART_7)) {
@@ -494,7 +497,7 @@ static bool may_be_lost(const struct jpeg_decoder *decoder, const uint8_t *start
 {
     const uint8_t *first = start + (*start == 0xff);
     return decoder->odd_adobe || (end - start >= SEGMENT_LEAST && *first == 0) ||
-           is_segment(end, (size_t)(end - start)) || has_wrong_length(decoder->bytes, start, end);
+           is_segment(end, (size_t)(end - start)) || has_wrong_length(decoder->from, start, end);
 }
 
 /* Returns whether the warning that libjpeg is about to report does not mean that data were lost. */
