@@ -415,6 +415,65 @@ Test(choice, prepared_sets_have_the_same_classes)
     }
 }
 
+/* A set of class folders is compared with a prepared set, and a class without a sample keeps its number in a
+ * copy: a small test set need not have all classes. */
+Test(choice, empty_classes_keep_their_numbers_in_copies)
+{
+    static const char *const stores[] = {"shards", "files"};
+    make_class_folders();
+    EXPECT(0,
+           "cp -r t few && rm -r few/1 && mkdir two && $P --prepare two/train --from dataset --source t && "
+           "cp -r few two/val");
+    expect_refused(2, "class 1 is '1' in two/train, but '2' in two/val; labels are the numbers of the",
+                   TRAIN "--data two");
+    EXPECT(0, "mkdir two/val/1 few/1 && " TRAIN "--data two");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT_PRINTS(0,
+                      "warning: few/1: the class folder has no image (1 such folder); the copy has no sample "
+                      "of this class, but keeps its number",
+                      "rm -rf two/val && $P --prepare two/val --from dataset --source few --store %s",
+                      stores[i]);
+        EXPECT_EXACTLY(0, "0\n1\n2\n", "cat two/val/classes.txt");
+        EXPECT(0, TRAIN "--data two");
+    }
+    EXPECT_EXACTLY(0, "60 60\n",
+                   "cat two/val/*/*/*.cls | sed 's/./&\\n/g' | sort | uniq -c | awk '$2 != \"\" "
+                   "{ printf \"%%s%%s\", $2 == 2 ? \" \" : \"\", $1 } END { print \"\" }'");
+    expect_refused(1, "or copy the data set with --prepare --store shards, which keeps the numbers",
+                   "$P --prepare q --from dataset --source few --store imagefolder");
+    EXPECT(1, "test -e q");
+}
+
+#ifdef HAVE_JANSSON
+/* A label that --label chose is the label that readers of the copy find, whatever the source has besides. */
+Test(choice, chosen_labels_are_kept_by_copies)
+{
+    static const char *const stores[] = {"shards", "files"};
+    EXPECT(0, "$P --prepare d --from digits --samples 30 --encode npy --store files && mkdir f && cd f && "
+              "for i in $(seq 100 129); do cp ../d/*/000/000000.npy $i.npy; echo $((i %% 5)) > $i.cls; "
+              "echo $((i %% 4)) > $i.num; printf '{\"label\": %%d, \"class\": {\"id\": %%d}}' $((i %% 7)) "
+              "$((i %% 3)) > $i.json; done");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT(0,
+               "rm -rf p q r; $P --prepare p --from dataset --source f --label json:class.id --store %s && "
+               "$P --prepare q --from dataset --source p --store files && "
+               "$P --prepare r --from dataset --source f --label num --store %s && mkdir x && "
+               "if ls r/*.tar; then tar xf r/*.tar -C x; else cp r/*/000/* x; fi",
+               stores[i], stores[i]);
+        EXPECT_EXACTLY(0, "120120120120120120120120120120", "cat q/*/000/*.cls");
+        EXPECT_EXACTLY(0, "012301230123012301230123012301", "cat x/*.cls && rm -r x");
+        EXPECT(0, TRAIN "--data p");
+        cr_expect_eq(number(out, 1, "parameters"), 3 * (28 * 28 + 1));
+    }
+    /* No second label where readers find the chosen one anyway. */
+    EXPECT_EXACTLY(0, "",
+                   "$P --prepare s --from dataset --source f --label json:label >log && tar tf s/*.tar | "
+                   "grep cls; true");
+    expect_refused(1, "sample '100': its json has no field 'x'",
+                   "$P --prepare t --from dataset --source f --label json:x");
+}
+#endif
+
 /* The names of classes survive any number of copies. */
 Test(choice, class_names_are_kept_by_copies)
 {

@@ -758,7 +758,8 @@ static enum status check_empty_classes(const struct dataset *dataset)
     enum status status = status_set(
         STATUS_FAILED,
         "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); add "
-        "images, or remove it, which gives the following classes smaller numbers",
+        "images, or copy the data set with --prepare --store shards, which keeps the numbers of the classes; "
+        "to remove the folder would give the following classes smaller numbers",
         dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s");
     if (!dataset->skip)
         return status;
