@@ -149,10 +149,11 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         const struct dataset_sample *sample = sample_at(copy, first + i);
         samples[i].key = sample->key;
         if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
-            status = status_set(STATUS_FAILED,
-                                "%s: sample '%s' has %u members, more than %d; choose some with --image and "
-                                "--label, or --member",
-                                dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
+            status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d; %s",
+                                dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX,
+                                dataset_looks_split(dataset, sample)
+                                    ? MEMBERS_SPLIT
+                                    : "choose some with --image and --label, or --member");
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
             status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
             if (status != STATUS_OK) /* the message names the file */
@@ -221,7 +222,7 @@ static void warn_of_parts(const struct dataset *dataset)
     uint32_t found = 0;
     for (uint32_t c = 0; c < dataset->class_count; c++)
         for (size_t p = 0; p < COUNT_OF(parts); p++)
-            found += strcmp(dataset->classes[c], parts[p]) == 0;
+            found += strcasecmp(dataset->classes[c], parts[p]) == 0;
     if (found > 1 && found == dataset->class_count)
         status_warn("%s: its folders %s and %s become classes; if each of them contains class folders, "
                     "prepare each of them on its own",
