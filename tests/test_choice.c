@@ -108,6 +108,75 @@ Test(choice, training_reads_labels_from_any_member)
 }
 #endif
 
+/* Shards of class folders whose files have dots in their names: the rule of webdataset makes them one sample
+ * per folder and name, which is not what the user wants. Two views of a sample with a label are not such. */
+Test(choice, names_with_dots_in_shards_are_explained)
+{
+    EXPECT(
+        0,
+        "mkdir -p k/cat s v && cd k/cat && for i in 0 1 2 3 4 5; do printf $i > cat.$i.jpg; done && cd .. && "
+        "tar cf ../s/x.tar --sort=name cat && cd ../v && printf 1 > a.left.png && printf 2 > a.right.png && "
+        "printf 3 > a.cls && tar cf x.tar --sort=name a.*");
+    EXPECT_PRINTS(
+        0,
+        "warning: s: the sample 'cat/cat' has 6 images (.0.jpg, .1.jpg, ...); names are split at their "
+        "first dot, as webdataset does; if each file is a sample, rename the files, or unpack the shard",
+        SHARDS "--data s");
+    EXPECT_PRINTS(1, "has 6 members, more than 4; names are split at their first dot",
+                  "$P --prepare p --from dataset --source s");
+    EXPECT_PRINTS(1,
+                  "its members are: 0.jpg, 1.jpg, 2.jpg, 3.jpg, 4.jpg, 5.jpg; names are split at their first",
+                  "$P --variant shards --decode --data s");
+    EXPECT(0, SHARDS "--data v");
+    cr_expect_not(says("warning: v:"), "%s", out);
+    EXPECT(0, "rm s/* && cd k/cat && for i in $(seq 6 70); do printf 1 > cat.$i.jpg; done && cd .. && "
+              "tar cf ../s/x.tar cat");
+    EXPECT_PRINTS(1, "it has 71 members, more than 64; names are split at their first dot",
+                  "$P --variant shards --data s");
+}
+
+/* A file that a web server or a packer wrote is no shard. */
+Test(choice, other_files_in_place_of_shards_are_named)
+{
+    static const char *const cases[][2] = {
+        {"gzip < x.tar",
+         "the file is compressed with gzip, but shards are not compressed; unpack it with gunzip"},
+        {"echo '<html>404</html>'", "the file is a page of a web server, not a shard"},
+        {"printf '\\n <!DOCTYPE html>'; seq 1000", "the file is a page of a web server, not a shard"},
+        {"head -c 700 /dev/urandom | tr B C", "offset 0: "}};
+    EXPECT(0, "mkdir s && $P --prepare d --from digits --samples 3 --encode npy && mv d/*.tar x.tar");
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        EXPECT_PRINTS(1, cases[i][1], "{ %s; } > s/y.tar; $P --variant shards --data s", cases[i][0]);
+    EXPECT(0, "cd s && printf x > BZh.txt && printf x > '<html.txt' && tar cf y.tar BZh.txt && "
+              "tar cf z.tar '<html.txt' && rm *.txt && " SHARDS "--data .");
+}
+
+/* Images whose names end in .jpg, but that are of another format, need a conversion, not a new download. */
+Test(choice, images_with_the_wrong_extension_are_named)
+{
+    static const char *const cases[][2] = {{"RIFF\\4\\0\\0\\0WEBPVP8 ", "webp"},
+                                           {"GIF89a\\1\\0", "gif"},
+                                           {"BM\\1\\2\\3\\4\\0\\0\\0\\0", "bmp"},
+                                           {"II*\\0", "tiff"},
+                                           {"MM\\0*", "tiff"},
+                                           {"\\0\\0\\0\\30ftypheic", "heic"},
+                                           {"\\0\\0\\0\\30ftypavif", "avif"}};
+    char wanted[200];
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int png = 0; png <= 1; png++) {
+            const char *extension = png ? "PNG" : "jpg";
+            snprintf(
+                wanted, sizeof wanted,
+                "the file is named .%s, but its content is %s; %s images cannot be decoded; convert them",
+                extension, cases[i][1], cases[i][1]);
+            EXPECT_PRINTS(
+                1, wanted,
+                "rm -rf f && mkdir f && printf '%s' > f/1.%s && $P --variant files --decode --data f",
+                cases[i][0], extension);
+            EXPECT_PRINTS(0, wanted, "rm -rf p && $P --prepare p --from dataset --source f");
+        }
+}
+
 /* ---- Class folders ---- */
 
 /* Class folders are sorted by the bytes of their names: "Zoo", "ant", "ant-b". */
@@ -122,7 +191,7 @@ Test(choice, class_folders_are_numbered_in_order)
                   "$P --prepare p --from dataset --source c && tar xf p/dataset-000000.tar && "
                   "cut -d, -f2 p/samples.csv | tail -n +2 | tr '\\n' ' ' && cat 00000?.cls");
     EXPECT(0, "printf 4 > c/Zoo/000004.cls");
-    expect_refused(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
+    EXPECT_PRINTS(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
 }
 
 /* Lists the files and labels that are read from a folder, in order, as "cat/0.png=0 ". */
@@ -250,8 +319,66 @@ Test(choice, stray_files_are_ignored_with_a_warning)
     EXPECT(0, "mkdir v && cp -r t/0 v && cp t/1/* v");
     EXPECT(0, FILES "--data v");
     cr_expect_eq(number(out, 1, "items"), 120);
-    expect_refused(1, "folders are classes only if all samples are in folders",
-                   "$P --variant files --data v --label folder");
+    EXPECT_PRINTS(
+        1, "folders are classes only in a folder without .tar files, with more images in its subfolders",
+        "$P --variant files --data v --label folder");
+}
+
+/* A warning names the reason why folders of images are not read as classes. */
+Test(choice, ignored_class_folders_are_reported)
+{
+    make_class_folders();
+    EXPECT_PRINTS(0,
+                  "t: the folders in it are not classes, because it has label files (1 for 180 images in "
+                  "folders; the first is 1/000060.cls); for class folders, remove the .cls files",
+                  "printf 1 > t/1/000060.cls && " FILES "--data t");
+    EXPECT(0, "rm t/1/000060.cls && " FILES "--data t");
+    cr_expect_not(says("warning: t:"), "%s", out);
+    EXPECT_PRINTS(0, "t: only its shards are read, not its folders, such as ",
+                  "cd t && tar cf x.tar 0 && cd .. && " SHARDS "--data t");
+    cr_expect(says("; if the folders are classes, move the .tar files elsewhere, such as x.tar"), "%s", out);
+    EXPECT_PRINTS(
+        0,
+        "t: the folders in it are not classes, because it has 120 images itself, and its folders only "
+        "60; for class folders, move those images elsewhere (the first is 0",
+        "rm t/x.tar && mv t/1/* t/2/* t && " FILES "--data t");
+}
+
+/* Files that were added to a prepared set are not in its index. */
+Test(choice, added_files_of_prepared_sets_are_reported)
+{
+#ifdef HAVE_PNG
+    EXPECT(0, "$P --prepare i --from digits --samples 30 --store imagefolder && " FILES "--data i");
+    cr_expect_not(says("not read"), "%s", out);
+    EXPECT_PRINTS(0, "i: files that are not in digits.index are not read (images that were added: 2)",
+                  "mkdir i/new && cp i/0000/000000.png i/new && cp i/0000/000000.png i/0001/x.png && " FILES
+                  "--data i");
+#endif
+    EXPECT(0, "$P --prepare s --from digits --samples 30 --encode npy && " SHARDS "--data s");
+    cr_expect_not(says("not read"), "%s", out);
+    EXPECT_PRINTS(0, "s: files that are not in digits.index are not read (shards that were added: 1)",
+                  "cp s/digits-000000.tar s/more.tar && " SHARDS "--data s");
+}
+
+/* The parts of a data set may have capitals. A class that is called train is no part. */
+Test(choice, parts_of_data_sets_are_told_from_classes)
+{
+    make_class_folders();
+    EXPECT(0, "mkdir two && cp -r t two/train && cp -r t two/val");
+    const double loss = loss_of("two");
+    EXPECT(0, "mv two/train two/Train && mv two/val two/Val");
+    cr_expect_eq(loss_of("two"), loss);
+    EXPECT_PRINTS(0, "two: its folders Train and Val become classes",
+                  "$P --prepare p --from dataset --source two");
+    EXPECT(0, "rm -r two/Val");
+    expect_refused(
+        2, "a data set 'Train' but no 'test' or 'val'; add the missing one, or name the folder two/Train",
+        TRAIN "--data two");
+    const double classes = loss_of("t");
+    EXPECT(0, "mv t/2 t/train");
+    cr_expect_eq(loss_of("t"), classes);
+    EXPECT(0, "mkdir t/train/more && touch t/train/a.cls");
+    expect_refused(2, "if 'train' is a class, read a copy by --prepare --from dataset", TRAIN "--data t");
 }
 
 /* From class folders, --train-size and --test-size take the first sample of every class, then the second, and
@@ -414,6 +541,65 @@ Test(choice, prepared_sets_have_the_same_classes)
         EXPECT(0, "rm -r two/val && mv two/few two/val && rm two/val/classes.txt && " TRAIN "--data two");
     }
 }
+
+/* A set of class folders is compared with a prepared set, and a class without a sample keeps its number in a
+ * copy: a small test set need not have all classes. */
+Test(choice, empty_classes_keep_their_numbers_in_copies)
+{
+    static const char *const stores[] = {"shards", "files"};
+    make_class_folders();
+    EXPECT(0,
+           "cp -r t few && rm -r few/1 && mkdir two && $P --prepare two/train --from dataset --source t && "
+           "cp -r few two/val");
+    expect_refused(2, "class 1 is '1' in two/train, but '2' in two/val; labels are the numbers of the",
+                   TRAIN "--data two");
+    EXPECT(0, "mkdir two/val/1 few/1 && " TRAIN "--data two");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT_PRINTS(0,
+                      "warning: few/1: the class folder has no image (1 such folder); the copy has no sample "
+                      "of this class, but keeps its number",
+                      "rm -rf two/val && $P --prepare two/val --from dataset --source few --store %s",
+                      stores[i]);
+        EXPECT_EXACTLY(0, "0\n1\n2\n", "cat two/val/classes.txt");
+        EXPECT(0, TRAIN "--data two");
+    }
+    EXPECT_EXACTLY(0, "60 60\n",
+                   "cat two/val/*/*/*.cls | sed 's/./&\\n/g' | sort | uniq -c | awk '$2 != \"\" "
+                   "{ printf \"%%s%%s\", $2 == 2 ? \" \" : \"\", $1 } END { print \"\" }'");
+    expect_refused(1, "or copy the data set with --prepare --store shards, which keeps the numbers",
+                   "$P --prepare q --from dataset --source few --store imagefolder");
+    EXPECT(1, "test -e q");
+}
+
+#ifdef HAVE_JANSSON
+/* A label that --label chose is the label that readers of the copy find, whatever the source has besides. */
+Test(choice, chosen_labels_are_kept_by_copies)
+{
+    static const char *const stores[] = {"shards", "files"};
+    EXPECT(0, "$P --prepare d --from digits --samples 30 --encode npy --store files && mkdir f && cd f && "
+              "for i in $(seq 100 129); do cp ../d/*/000/000000.npy $i.npy; echo $((i %% 5)) > $i.cls; "
+              "echo $((i %% 4)) > $i.num; printf '{\"label\": %%d, \"class\": {\"id\": %%d}}' $((i %% 7)) "
+              "$((i %% 3)) > $i.json; done");
+    for (size_t i = 0; i < COUNT_OF(stores); i++) {
+        EXPECT(0,
+               "rm -rf p q r; $P --prepare p --from dataset --source f --label json:class.id --store %s && "
+               "$P --prepare q --from dataset --source p --store files && "
+               "$P --prepare r --from dataset --source f --label num --store %s && mkdir x && "
+               "if ls r/*.tar; then tar xf r/*.tar -C x; else cp r/*/000/* x; fi",
+               stores[i], stores[i]);
+        EXPECT_EXACTLY(0, "120120120120120120120120120120", "cat q/*/000/*.cls");
+        EXPECT_EXACTLY(0, "012301230123012301230123012301", "cat x/*.cls && rm -r x");
+        EXPECT(0, TRAIN "--data p");
+        cr_expect_eq(number(out, 1, "parameters"), 3 * (28 * 28 + 1));
+    }
+    /* No second label where readers find the chosen one anyway. */
+    EXPECT_EXACTLY(0, "",
+                   "$P --prepare s --from dataset --source f --label json:label >log && tar tf s/*.tar | "
+                   "grep cls; true");
+    expect_refused(1, "sample '100': its json has no field 'x'",
+                   "$P --prepare t --from dataset --source f --label json:x");
+}
+#endif
 
 /* The names of classes survive any number of copies. */
 Test(choice, class_names_are_kept_by_copies)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
@@ -30,6 +31,7 @@ struct copy {
     uint64_t asked;           /* the latest sample that was requested */
     struct permutation order; /* of the samples, if `permuted` */
     bool permuted;
+    bool for_target; /* the samples are copied to another data set */
 };
 
 static int by_number(const void *number, const void *sample)
@@ -73,11 +75,37 @@ static enum status add_member(struct plain *plain, const struct dataset_member *
     return plain_bytes(plain, member, member->size, bytes);
 }
 
-/* Adds the number of the sample's class folder as the member "cls", if that is the sample's label. */
-static enum status add_folder(const struct dataset_sample *sample, struct source_sample *made)
+/* Returns whether readers of a copy would find the label that was chosen, with the default of --label. */
+static bool reads_chosen(const struct source_sample *made, const struct member_rule *chosen)
 {
+    const char *extensions[SOURCE_MEMBERS_MAX];
+    const struct member_rule *found;
+    struct members defaults;
+    for (size_t m = 0; m < made->count; m++)
+        extensions[m] = made->members[m].extension;
+    return members_parse(NULL, NULL, NULL, &defaults) == STATUS_OK &&
+           members_find(&defaults.label, extensions, (uint32_t)made->count, false, &found) < made->count &&
+           strcasecmp(found->extension, chosen->extension) == 0 && strcmp(found->field, chosen->field) == 0;
+}
+
+/* Adds the label as the member "cls" if it is the number of the sample's class folder. In a copy, also adds a
+ * label that --label chose if readers would otherwise find another label, or none. */
+static enum status add_label(const struct copy *copy, const struct dataset_sample *sample,
+                             struct source_sample *made)
+{
+    int32_t label;
     made->in_folder = sample->rule && sample->rule->folder;
-    return made->in_folder ? source_add_label(made, (uint64_t)sample->class_folder) : STATUS_OK;
+    if (made->in_folder)
+        return source_add_label(made, (uint64_t)sample->class_folder);
+    if (!copy->for_target || !copy->dataset.choice.label.given || reads_chosen(made, sample->rule))
+        return STATUS_OK;
+    const struct source_member *member = &made->members[sample->label];
+    enum status status = members_label(sample->rule, member->bytes, member->size, &label);
+    if (status == STATUS_OK)
+        status = label_check(label, INT32_MAX);
+    return status == STATUS_OK ? source_add_label(made, (uint64_t)label)
+                               : dataset_at(&copy->dataset, sample,
+                                            &copy->dataset.members[sample->member + sample->label], status);
 }
 
 /* Sorts members by extension. */
@@ -121,17 +149,18 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         const struct dataset_sample *sample = sample_at(copy, first + i);
         samples[i].key = sample->key;
         if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
-            status = status_set(STATUS_FAILED,
-                                "%s: sample '%s' has %u members, more than %d; choose some with --image and "
-                                "--label, or --member",
-                                dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
+            status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d; %s",
+                                dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX,
+                                dataset_looks_split(dataset, sample)
+                                    ? MEMBERS_SPLIT
+                                    : "choose some with --image and --label, or --member");
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
             status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
             if (status != STATUS_OK) /* the message names the file */
                 status_prefix(status, "sample '%s'", sample->key);
         }
         if (status == STATUS_OK && dataset->choice.only.count == 0)
-            status = add_folder(sample, &samples[i]);
+            status = add_label(copy, sample, &samples[i]);
         sort_members(&samples[i]);
     }
     return status;
@@ -193,7 +222,7 @@ static void warn_of_parts(const struct dataset *dataset)
     uint32_t found = 0;
     for (uint32_t c = 0; c < dataset->class_count; c++)
         for (size_t p = 0; p < COUNT_OF(parts); p++)
-            found += strcmp(dataset->classes[c], parts[p]) == 0;
+            found += strcasecmp(dataset->classes[c], parts[p]) == 0;
     if (found > 1 && found == dataset->class_count)
         status_warn("%s: its folders %s and %s become classes; if each of them contains class folders, "
                     "prepare each of them on its own",
@@ -229,6 +258,11 @@ static enum status open_source(const struct source_request *request, const struc
     copy->dataset.allow_empty = request->allow_empty;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
+    if (status == STATUS_OK && request->target && request->allow_empty && copy->dataset.empty_classes)
+        status_warn("%s/%s: the class folder has no image (%u such folder%s); the copy has no sample of this "
+                    "class, but keeps its number",
+                    copy->dataset.path, copy->dataset.empty_class, copy->dataset.empty_classes,
+                    copy->dataset.empty_classes == 1 ? "" : "s");
     if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
         dataset_advise_skip(status);
     if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
@@ -267,6 +301,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     struct dataset *dataset = &copy->dataset;
     copy->plain = (struct plain){.dataset = dataset, .fd = -1};
     copy->self = copy;
+    copy->for_target = request->target != NULL;
     TRY(open_source(request, &members, copy));
     if (dataset->remote)
         TRY(check_permute(parameters));

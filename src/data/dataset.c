@@ -1,5 +1,6 @@
 #include "data/dataset.h"
 
+#include <limits.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -69,6 +70,14 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key)
                                 .member = dataset->member_count};
     dataset->sample_count++;
     return STATUS_OK;
+}
+
+bool dataset_warns(struct dataset *dataset)
+{
+    static char known[PATH_MAX]; /* the folder of the latest warning */
+    dataset->warns |= strcmp(known, dataset->path) != 0;
+    snprintf(known, sizeof known, "%s", dataset->path);
+    return dataset->warns;
 }
 
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples)

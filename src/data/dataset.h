@@ -61,6 +61,7 @@ struct dataset {
     const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
     bool shards;                     /* true: samples are stored in tar shards; false: in single files */
     bool indexed;                    /* the list was read from our index */
+    bool warns;                      /* a warning about the folder was printed for this data set */
     bool hashed;                     /* `whole` is set for all samples */
     bool skip;                       /* skip unreadable samples with a warning */
     bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
@@ -136,6 +137,9 @@ enum status dataset_label(const struct dataset *dataset, const struct dataset_sa
  * `status`. */
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status);
+
+/* Returns whether the members of a sample look like several samples; see members_look_split(). */
+bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sample *sample);
 
 /* Sets the message that a sample lacks a member for an option; see members_lack(). */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,

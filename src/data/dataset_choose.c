@@ -6,14 +6,24 @@
 #include "data/dataset_parts.h"
 #include "data/label.h"
 
+bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const char *extensions[DATASET_MEMBERS_MAX];
+    const uint32_t count = sample->members < DATASET_MEMBERS_MAX ? sample->members : DATASET_MEMBERS_MAX;
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = dataset->members[sample->member + m].extension;
+    return members_look_split(extensions, count);
+}
+
 /* Collects the extensions of a sample. Upper and lower case do not matter, so "cls" and "CLS" are the same.
  * On failure, sets `*at` to the member with the fault. */
 static enum status list_extensions(const struct dataset *dataset, const struct dataset_sample *sample,
                                    const char *extensions[DATASET_MEMBERS_MAX], uint32_t *at)
 {
     if (sample->members > DATASET_MEMBERS_MAX)
-        return status_set(STATUS_FAILED, "it has %u members, more than %d", sample->members,
-                          DATASET_MEMBERS_MAX);
+        return status_set(STATUS_FAILED, "it has %u members, more than %d%s", sample->members,
+                          DATASET_MEMBERS_MAX,
+                          dataset_looks_split(dataset, sample) ? "; " MEMBERS_SPLIT : "");
     for (uint32_t m = 0; m < sample->members; m++) {
         extensions[m] = dataset->members[sample->member + m].extension;
         for (uint32_t other = 0; other < m; other++)
@@ -89,6 +99,11 @@ void dataset_decide(struct dataset *dataset)
         dataset->chosen |= members_find(&choice->image, &extension, 1, false, &rule) == 0;
     }
     dataset->chosen &= !choice->all && !choice->only.count;
+    if (dataset->sample_count && !dataset->indexed && !choice->image.given && !choice->only.count &&
+        dataset_looks_split(dataset, first) && dataset_warns(dataset))
+        status_warn("%s: the sample '%s' has %u images (.%s, .%s, ...); " MEMBERS_SPLIT, dataset->path,
+                    first->key, first->members, dataset->members[first->member].extension,
+                    dataset->members[first->member + 1].extension);
 }
 
 void dataset_drop_files(struct dataset *dataset)

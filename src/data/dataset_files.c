@@ -192,18 +192,8 @@ static int in_order(const void *a, const void *b)
     return order ? order : text_order(left->leaf, right->leaf);
 }
 
-/* Returns whether the latest warning was about this folder. A run with lists of options opens one folder
- * several times. */
-static bool is_known(const char *path)
-{
-    static char known[PATH_MAX];
-    bool same = strcmp(known, path) == 0;
-    snprintf(known, sizeof known, "%s", path);
-    return same;
-}
-
 /* Warns about files that are not read, and about names that ImageFolder would read. */
-static void warn_of_others(const struct dataset *dataset, const struct dataset_names *names,
+static void warn_of_others(struct dataset *dataset, const struct dataset_names *names,
                            const struct files *files)
 {
     uint32_t others = 0;
@@ -215,7 +205,7 @@ static void warn_of_others(const struct dataset *dataset, const struct dataset_n
             first = others++ ? first : name;
     }
     bool hidden = dataset->classes && names->hidden;
-    if ((!others && !hidden) || is_known(dataset->path))
+    if ((!others && !hidden) || !dataset_warns(dataset))
         return;
     if (others)
         status_warn("%s: ignored %u of %u files, which are not images%s; to read other files, such as .npy, "
@@ -335,6 +325,15 @@ static enum status add_samples(struct dataset *dataset, const struct files *file
     return STATUS_OK;
 }
 
+/* Returns the name of an image that is in no class folder, or NULL. */
+static const char *first_outside(const struct files *files)
+{
+    for (uint32_t i = 0; i < files->count; i++)
+        if (files->items[i].extension && !*files->items[i].class_)
+            return files->items[i].name;
+    return NULL;
+}
+
 /* Adds each image as a sample. If more images are in subfolders than directly in the data set's folder, the
  * subfolders are classes, and the other images are ignored, as ImageFolder does. */
 static enum status open_images(struct dataset *dataset, const struct dataset_names *names,
@@ -348,7 +347,12 @@ static enum status open_images(struct dataset *dataset, const struct dataset_nam
         labelled |= strlen(files->items[i].name) > 4 &&
                     strcasecmp(files->items[i].name + strlen(files->items[i].name) - 4, ".cls") == 0;
     }
-    if (labelled || inside <= files->samples - inside)
+    const bool flat = inside <= files->samples - inside;
+    if (flat && inside && !labelled && dataset_warns(dataset))
+        status_warn("%s: the folders in it are not classes, because it has %u images itself, and its folders "
+                    "only %u; for class folders, move those images elsewhere (the first is %s)",
+                    dataset->path, files->samples - inside, inside, first_outside(files));
+    if (labelled || flat)
         drop_classes(dataset);
     for (uint32_t i = 0; dataset->classes && i < files->count; i++)
         if (!*files->items[i].class_)
@@ -391,6 +395,24 @@ static void sort_classes(struct dataset *dataset)
         qsort(dataset->classes, dataset->class_count, sizeof *dataset->classes, by_name);
 }
 
+/* Warns if folders of images are not classes because of label files, of which there are fewer than images. */
+static void warn_of_labels(struct dataset *dataset, const struct dataset_names *names)
+{
+    uint32_t labels = 0, images = 0;
+    const char *first = NULL;
+    for (uint32_t i = 0; i < names->count; i++) {
+        const char *name = names->items[i];
+        const size_t length = strlen(name);
+        images += strchr(name, '/') && dataset_is_image(dataset, name);
+        if (length > 4 && strcasecmp(name + length - 4, ".cls") == 0)
+            first = labels++ ? first : name;
+    }
+    if (labels && labels < images && dataset_warns(dataset))
+        status_warn("%s: the folders in it are not classes, because it has label files (%u for %u images in "
+                    "folders; the first is %s); for class folders, remove the .cls files",
+                    dataset->path, labels, images, first);
+}
+
 enum status dataset_open_files(struct dataset *dataset)
 {
     struct dataset_names names = {0};
@@ -404,6 +426,7 @@ enum status dataset_open_files(struct dataset *dataset)
     }
     if (status == STATUS_OK) {
         warn_of_archives(dataset, &names);
+        warn_of_labels(dataset, &names);
         sort_classes(dataset);
     }
     if (status == STATUS_OK && !cls)

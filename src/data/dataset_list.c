@@ -114,6 +114,8 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
         return add_file(walk, path);
     if (S_ISDIR(info.st_mode) && walk->deep)
         return add_folder(walk, branch, name, path);
+    if (S_ISDIR(info.st_mode) && !walk->names->folder)
+        return dataset_keep_name(walk->dataset, path, strlen(path), &walk->names->folder);
     if (!S_ISDIR(info.st_mode) && !walk->deep && text_ends_in(path, ".tar"))
         status_warn("%s/%s is not a regular file and will not be read", walk->dataset->path, path);
     return STATUS_OK;
@@ -149,6 +151,30 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
         status = lose(walk, branch, "", errno);
     closedir(stream);
     return status;
+}
+
+uint64_t dataset_count_images(const struct dataset *dataset)
+{
+    uint64_t images = 0;
+    const int top = openat(dataset->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folders = top < 0 ? NULL : fdopendir(top);
+    if (!folders && top >= 0)
+        close(top);
+    for (const struct dirent *folder; folders && (folder = readdir(folders));) {
+        if (*folder->d_name == '.')
+            continue;
+        const int fd = openat(dataset->directory, folder->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *files = fd < 0 ? NULL : fdopendir(fd);
+        if (!files && fd >= 0)
+            close(fd);
+        for (const struct dirent *file; files && (file = readdir(files));)
+            images += *file->d_name != '.' && dataset_is_image(dataset, file->d_name);
+        if (files)
+            closedir(files);
+    }
+    if (folders)
+        closedir(folders);
+    return images;
 }
 
 /* Returns whether a name or one of its folders begins with a dot. */

@@ -338,8 +338,12 @@ static enum status read_index_text(const struct dataset *dataset, const char *na
     return status_prefix(status, "%s", path);
 }
 
-static enum status open_shards(struct dataset *dataset, struct dataset_names *names)
+static enum status open_shards(struct dataset *dataset, struct dataset_names *names, const char *shard)
 {
+    if (names->folder && dataset_warns(dataset))
+        status_warn("%s: only its shards are read, not its folders, such as %s; if the folders are classes, "
+                    "move the .tar files elsewhere, such as %s",
+                    dataset->path, names->folder, shard);
     keep_shards(names);
     return scan_shards(dataset, names->items, names->count, NULL);
 }
@@ -660,6 +664,29 @@ static bool has_name(const struct dataset_names *names, const char *name)
     return false;
 }
 
+/* Warns of shards and images that were added to a prepared set, because they are not read. Counts the images
+ * in class folders without their names, which is far less work than to open each indexed image. */
+static void warn_of_added(struct dataset *dataset, const struct dataset_names *names, const char *index)
+{
+    uint64_t added = 0, listed = 0;
+    for (uint64_t i = 0; dataset->shards && i < dataset->index.unit_count; i++)
+        listed += text_ends_in(dataset->index.units[i].name, ".tar");
+    for (uint32_t i = 0; i < names->count; i++)
+        added += dataset->shards ? text_ends_in(names->items[i], ".tar")
+                                 : dataset_is_image(dataset, names->items[i]);
+    if (dataset->index.layout == INDEX_IMAGEFOLDER) {
+        added += dataset_count_images(dataset);
+        listed = dataset->sample_count;
+    }
+    if (added > listed && dataset->choice.image.preset && !dataset->choice.only.count &&
+        dataset_warns(dataset))
+        status_warn(
+            "%s: files that are not in %s are not read (%s that were added: %llu); prepare the data set "
+            "again, or remove %s to read the files without it",
+            dataset->path, index, dataset->shards ? "shards" : "images", (unsigned long long)(added - listed),
+            index);
+}
+
 static enum status list_samples(struct dataset *dataset)
 {
     struct dataset_names names = {0};
@@ -668,6 +695,7 @@ static enum status list_samples(struct dataset *dataset)
     if (status == STATUS_OK && names.count)
         qsort(names.items, names.count, sizeof *names.items, by_text);
     const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);
+    const char *shard = the_one(&names, ".tar", &unused);
     if (status != STATUS_OK)
         ;
     else if (several)
@@ -678,14 +706,16 @@ static enum status list_samples(struct dataset *dataset)
         status = open_indexed(dataset, index);
         if (status == STATUS_OK && has_name(&names, CLASSES_NAME))
             status = read_classes(dataset);
+        if (status == STATUS_OK && !dataset->remote)
+            warn_of_added(dataset, &names, index);
     } else if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
         status = status_set(
             STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
             dataset->path);
     else if (wids)
         status = open_wids(dataset, wids);
-    else if (the_one(&names, ".tar", &unused))
-        status = open_shards(dataset, &names);
+    else if (shard)
+        status = open_shards(dataset, &names, shard);
     else if (dataset->remote)
         status = refuse_files(dataset);
     else
@@ -758,7 +788,8 @@ static enum status check_empty_classes(const struct dataset *dataset)
     enum status status = status_set(
         STATUS_FAILED,
         "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); add "
-        "images, or remove it, which gives the following classes smaller numbers",
+        "images, or copy the data set with --prepare --store shards, which keeps the numbers of the classes; "
+        "to remove the folder would give the following classes smaller numbers",
         dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s");
     if (!dataset->skip)
         return status;

@@ -38,12 +38,17 @@ enum status dataset_add_sample(struct dataset *dataset, const char *key);
  * Otherwise returns `status`: a failure with any other status is not the fault of a sample. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
+/* Returns whether warnings about the contents of the data set's folder are printed. A run with lists of
+ * options opens one folder several times, but warns only the first time. */
+bool dataset_warns(struct dataset *dataset);
+
 /* ---- dataset_list.c ---- */
 
 struct dataset_names {
     const char **items; /* relative to the dataset's directory; they live as long as the dataset */
     uint32_t count;
-    uint32_t hidden; /* with `deep`: folders and images whose names begin with a dot */
+    const char *folder; /* without `deep`: the first folder in the directory, or NULL */
+    uint32_t hidden;    /* with `deep`: folders and images whose names begin with a dot */
     const char *first_hidden;
 };
 
@@ -53,6 +58,10 @@ struct dataset_names {
  * dot. Has only one folder open at a time, however deep the folders are. The caller frees names->items, even
  * after a failure. STATUS_USAGE if a link leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
+
+/* Returns the number of images in the folders that are directly in the dataset's directory, by their names.
+ * Leaves out folders that cannot be read. */
+uint64_t dataset_count_images(const struct dataset *dataset);
 
 /* ---- dataset_scan.c ---- */
 

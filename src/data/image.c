@@ -1,5 +1,6 @@
 #include "data/image.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -37,27 +38,68 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch)
            scratch->resampler.rows_bytes;
 }
 
-/* ---- Decoding ---- */
+/* ---- Formats ---- */
+
+/* Returns the name of a format that cannot be decoded, from the first bytes of a file; otherwise NULL. */
+static const char *foreign_content(const uint8_t *data, size_t size)
+{
+    static const struct {
+        const char *name, *begin; /* '.' stands for any byte */
+        size_t length;
+    } formats[] = {
+        {"webp", "RIFF....WEBP", 12}, {"gif", "GIF8", 4},          {"bmp", "BM....\0\0\0\0", 10},
+        {"tiff", "II*\0", 4},         {"tiff", "MM\0*", 4},        {"heic", "....ftyphei", 11},
+        {"heic", "....ftyphev", 11},  {"heic", "....ftypmif", 11}, {"avif", "....ftypavif", 12},
+    };
+    for (size_t i = 0; i < COUNT_OF(formats); i++) {
+        bool same = size >= formats[i].length;
+        for (size_t b = 0; same && b < formats[i].length; b++)
+            same = formats[i].begin[b] == '.' || data[b] == (uint8_t)formats[i].begin[b];
+        if (same)
+            return formats[i].name;
+    }
+    return NULL;
+}
+
+static bool is_foreign_extension(const char *extension)
+{
+    static const char *const foreign[] = {"ppm", "bmp", "pgm", "tif", "tiff", "webp"};
+    bool found = false;
+    for (size_t i = 0; i < COUNT_OF(foreign); i++)
+        found |= strcasecmp(extension, foreign[i]) == 0;
+    return found;
+}
 
 enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
 {
     static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G'};
     if (strcasecmp(extension, "npy") == 0)
         return IMAGE_NPY;
-    static const char *const foreign[] = {"ppm", "bmp", "pgm", "tif", "tiff", "webp"};
-    bool is_png = strcasecmp(extension, "png") == 0, is_foreign = false;
-    for (size_t i = 0; i < COUNT_OF(foreign); i++)
-        is_foreign |= strcasecmp(extension, foreign[i]) == 0;
+    bool is_png = strcasecmp(extension, "png") == 0, is_foreign = is_foreign_extension(extension);
     if (!is_png && !is_foreign && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
         return IMAGE_NONE;
     if (size >= sizeof jpeg && memcmp(data, jpeg, sizeof jpeg) == 0)
         return IMAGE_JPEG;
     if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
         return IMAGE_PNG;
-    if (is_foreign)
+    if (is_foreign || foreign_content(data, size))
         return IMAGE_FOREIGN;
     return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will report what is wrong */
 }
+
+static enum status refuse_foreign(const char *extension, const uint8_t *data, size_t size)
+{
+    const char *content = foreign_content(data, size), *name = content ? content : extension;
+    char told[80] = "";
+    if (!is_foreign_extension(extension))
+        snprintf(told, sizeof told, "the file is named .%.16s, but its content is %s; ", extension, name);
+    return status_set(STATUS_FAILED,
+                      "%s%s images cannot be decoded; convert them to PNG or JPEG, for example with mogrify "
+                      "-format png, and remove the originals",
+                      told, name);
+}
+
+/* ---- Decoding ---- */
 
 /* Describes an image of interleaved bytes. */
 static struct image interleaved(uint32_t channels, uint32_t height, uint32_t width, const uint8_t *pixels)
@@ -170,10 +212,7 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
     case IMAGE_NPY:
         return decode_npy(data, size, image, is_image);
     case IMAGE_FOREIGN:
-        return status_set(STATUS_FAILED,
-                          "%s images cannot be decoded; convert them to PNG or JPEG, for example with "
-                          "mogrify -format png, and remove the originals",
-                          extension);
+        return refuse_foreign(extension, data, size);
     case IMAGE_NONE:
         break;
     }
@@ -190,8 +229,9 @@ enum status image_check_header(const char *extension, const uint8_t *data, size_
         return png_shape(data, size, &png);
     case IMAGE_JPEG:
         return image_begin_jpeg(scratch, data, size, &jpeg);
-    case IMAGE_NPY:     /* may be a valid array of a type that is not read here */
-    case IMAGE_FOREIGN: /* may be a valid image */
+    case IMAGE_FOREIGN: /* may be a valid image, unless its name says otherwise */
+        return is_foreign_extension(extension) ? STATUS_OK : refuse_foreign(extension, data, size);
+    case IMAGE_NPY: /* may be a valid array of a type that is not read here */
     case IMAGE_NONE:
         break;
     }

@@ -103,11 +103,23 @@ uint32_t members_find(const struct member_list *list, const char *const extensio
     return count;
 }
 
+bool members_look_split(const char *const extensions[], uint32_t count)
+{
+    struct members defaults;
+    const struct member_rule *rule;
+    bool split = count > 1 && members_parse(NULL, NULL, NULL, &defaults) == STATUS_OK;
+    for (uint32_t m = 0; split && m < count; m++) {
+        const char *format = members_format(extensions[m]);
+        split = format != extensions[m] && members_find(&defaults.image, &format, 1, false, &rule) == 0;
+    }
+    return split;
+}
+
 enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
                          uint32_t count)
 {
     char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
-    bool folder = false;
+    bool folder = false, split = members_look_split(extensions, count);
     for (uint32_t r = 0; r < list->count; r++) {
         const struct member_rule *rule = &list->rules[r];
         folder |= rule->folder && list->given;
@@ -117,11 +129,12 @@ enum status members_lack(const struct member_list *list, const char *option, con
     for (uint32_t m = 0; m < count; m++)
         text_join(there, sizeof there, ", ", "%.60s", extensions[m]);
     return status_set(
-        STATUS_FAILED,
-        "it has no member for --%s %s; its members are: %s; name one of them with --%s, or remove "
-        "the sample%s",
-        option, wanted, there, option,
-        folder ? "; folders are classes only if all samples are in folders and none has a .cls" : "");
+        STATUS_FAILED, "it has no member for --%s %s; its members are: %s; %s%s%s%s", option, wanted, there,
+        split ? MEMBERS_SPLIT : "name one of them with --", split ? "" : option,
+        split ? "" : ", or remove the sample",
+        folder ? "; folders are classes only in a folder without .tar files, with more images in its "
+                 "subfolders than directly in it, and without .cls files"
+               : "");
 }
 
 const char *members_format(const char *extension)

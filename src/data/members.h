@@ -74,6 +74,17 @@ enum status members_parse(const char *image, const char *label, const char *memb
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule);
 
+/* Returns whether the members look like several samples whose names have dots: there are two or more, and all
+ * of them are images with a dot in the extension, as 0.jpg and 1.jpg are of the files cat.0.jpg and
+ * cat.1.jpg. */
+bool members_look_split(const char *const extensions[], uint32_t count);
+
+/* Prepended to the advice in a message about such members. */
+#define MEMBERS_SPLIT                                                                                      \
+    "names are split at their first dot, as webdataset does; if each file is a sample, rename the files, " \
+    "or "                                                                                                  \
+    "unpack the shard and read the files as class folders"
+
 /* Sets the message that a sample has none of the members in `list`. `option` is the option that
  * chooses this member, without dashes: image, label or member. The message lists the members that the sample
  * has. Returns STATUS_FAILED. */

@@ -90,7 +90,8 @@ static enum status open_job(struct job *job)
         .parameters = job->source_parameters,
         .workload_parameters = job->workload_parameters,
         .resources = {.threads = threads < 1 ? 1 : threads, .device = (int)parameters->device},
-        .target = parameters->folder};
+        .target = parameters->folder,
+        .allow_empty = parameters->store != INDEX_IMAGEFOLDER};
     TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(prepare_describe(job));

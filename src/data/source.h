@@ -59,7 +59,8 @@ struct source_request {
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
     bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
                                         nor checks the others. NULL: all */
-    bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set */
+    bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
+                         `target`, with a warning */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
                          are the numbers of class folders, both must have the same folders */
 };

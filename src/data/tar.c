@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "core/file.h"
 
@@ -415,6 +416,32 @@ static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, siz
     return STATUS_OK;
 }
 
+/* Sets another message if a file that is not a shard is of a well-known kind. `bytes` are its first bytes. */
+static enum status name_other_file(enum status status, const uint8_t *bytes, size_t available)
+{
+    static const struct {
+        const char *begin, *name, *unpack;
+    } packed[] = {{"\x1f\x8b", "gzip", "gunzip"},
+                  {"\x28\xb5\x2f\xfd", "zstd", "unzstd"},
+                  {"\xfd\x37zXZ", "xz", "unxz"},
+                  {"BZh", "bzip2", "bunzip2"}};
+    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
+    char text[TAR_BLOCK_BYTES + 1] = "";
+    memcpy(text, bytes, available < TAR_BLOCK_BYTES ? available : TAR_BLOCK_BYTES);
+    for (size_t i = 0; i < COUNT_OF(packed); i++)
+        if (strncmp(text, packed[i].begin, strlen(packed[i].begin)) == 0)
+            return BAD(UINT64_C(0),
+                       "the file is compressed with %s, but shards are not compressed; unpack it with "
+                       "%s < FILE > NEW.tar",
+                       packed[i].name, packed[i].unpack);
+    for (size_t i = 0; i < COUNT_OF(pages); i++)
+        if (strncasecmp(text + strspn(text, " \r\n\t"), pages[i], strlen(pages[i])) == 0)
+            return BAD(UINT64_C(0),
+                       "the file is a page of a web server, not a shard, so its download failed; "
+                       "the page may say why; download the shard again");
+    return status;
+}
+
 enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                      struct tar_member *member, enum tar_step *step, size_t *need)
 {
@@ -427,11 +454,15 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
             return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was truncated"
                                     : "the shard is empty");
-        if (available < TAR_BLOCK_BYTES)
-            return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
+        if (available < TAR_BLOCK_BYTES) {
+            enum status asked = ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
+            return asked == STATUS_OK || begin ? asked : name_other_file(asked, bytes, available);
+        }
         if (is_zero(bytes, TAR_BLOCK_BYTES))
             return take_end(parser, bytes, available, at_end, step, need);
-        TRY(check_sum(begin, bytes));
+        enum status sum = check_sum(begin, bytes);
+        if (sum != STATUS_OK)
+            return begin ? sum : name_other_file(sum, bytes, available);
         if (is_extension(bytes[TYPE])) {
             uint64_t size;
             TRY(size_of(begin, bytes, &size));

@@ -1,11 +1,14 @@
 #include "train/data_parts.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <strings.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
@@ -411,18 +414,67 @@ static enum status read_datasets(const struct data_request *request, const char 
     return data_named(request, status);
 }
 
+/* Finds the folder of a part of a data set. Its name may also begin with a capital or have only capitals. */
+static bool part_there(const char *folder, const char *const spellings[3], char path[PATH_MAX])
+{
+    bool there = false;
+    for (size_t i = 0; i < 3 && !there; i++)
+        there = file_there(folder, spellings[i], path);
+    return there;
+}
+
+/* Returns whether a folder has images, but no labels, shards or index: it is a class, or unlabelled. */
+static bool has_only_images(const char *path)
+{
+    static const char *const images[] = {".jpg", ".jpeg", ".png", ".npy", ".webp", ".bmp"};
+    static const char *const others[] = {".index", ".cls", ".json", ".txt", ".tar"};
+    bool image = false, other = false;
+    DIR *list = opendir(path);
+    for (const struct dirent *entry; list && !other && (entry = readdir(list));) {
+        const char *dot = strrchr(entry->d_name, '.');
+        for (size_t i = 0; dot && i < COUNT_OF(images); i++)
+            image |= strcasecmp(dot, images[i]) == 0;
+        for (size_t i = 0; dot && i < COUNT_OF(others); i++)
+            other |= strcasecmp(dot, others[i]) == 0;
+    }
+    if (list)
+        closedir(list);
+    return image && !other;
+}
+
+/* Returns whether the folder `part`, such as "train", is a class and not a part of the data set: it has only
+ * images, and so has another folder beside it. */
+static bool is_class(const char *folder, const char *part)
+{
+    char path[PATH_MAX];
+    bool found = false;
+    DIR *list = has_only_images(part) ? opendir(folder) : NULL;
+    for (const struct dirent *entry; list && !found && (entry = readdir(list));)
+        found = *entry->d_name != '.' && file_there(folder, entry->d_name, path) && strcmp(path, part) != 0 &&
+                has_only_images(path);
+    if (list)
+        closedir(list);
+    return found;
+}
+
 static enum status open_datasets(const struct data_request *request, struct data *data)
 {
+    static const char *const trains[] = {"train", "Train", "TRAIN"},
+                             *const tested[] = {"test", "Test", "TEST"},
+                             *const vals[] = {"val", "Val", "VAL"};
     char train[PATH_MAX], test[PATH_MAX];
-    bool learn = file_there(request->name, "train", train);
-    bool tests = file_there(request->name, "test", test) || (learn && file_there(request->name, "val", test));
+    bool learn = part_there(request->name, trains, train);
+    bool tests = part_there(request->name, tested, test) || (learn && part_there(request->name, vals, test));
+    if (learn != tests && is_class(request->name, learn ? train : test))
+        learn = tests = false;
+    const char *found = learn != tests ? strrchr(learn ? train : test, '/') + 1 : NULL;
     if (learn != tests)
         return status_set(
             STATUS_USAGE,
             "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
-            "name the folder %s/%s, of which a tenth is then held out for testing",
-            request->name, learn ? "train" : "test", learn ? "test' or 'val" : "train", request->name,
-            learn ? "train" : "test");
+            "name the folder %s, of which a tenth is then held out for testing; if '%s' is a class, read a "
+            "copy by --prepare --from dataset, which takes all folders as classes",
+            request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
     const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {
                                                            request->url ? request->url : request->name, NULL};
     return read_datasets(request, learn ? two : one, data);
