@@ -1269,7 +1269,7 @@ Test(remote, odd_files_in_a_cache_are_replaced, .timeout = 20)
 }
 
 /* A folder cannot be replaced, as it may contain anything. */
-Test(remote, folders_in_a_cache_are_refused)
+Test(remote, folders_in_a_cache_are_refused, .timeout = 20)
 {
     enter_folder(home);
     for (int i = 0; i < 2; i++) {
@@ -1291,7 +1291,7 @@ Test(remote, folders_in_a_cache_are_refused)
 }
 
 /* Users may name a folder that has other files. A cache removes, and counts, only what it has written. */
-Test(remote, other_files_in_the_folder_of_a_cache_stay)
+Test(remote, other_files_in_the_folder_of_a_cache_stay, .timeout = 20)
 {
     static const char *const names[] = {"movie.part",
                                         "my.data",
