@@ -16,6 +16,10 @@ certificate, also serves the folder over TLS, and prints that port after the fir
 /weak/NAME           the file, with the weak ETag W/"1"
 /bare/NAME           the file, with neither an ETag nor a Last-Modified
 /turning/NAME        3 million bytes without a version, which are a or b, in turns
+/mixed-KIND/NAME     3 million bytes, which are b in ranges that do not begin at 0, and a otherwise; MIXED has the versions
+/range/NAME?RANGE    one byte, with RANGE as Content-Range
+/headers/N?LINES     one byte, with LINES more headers of N bytes each
+/drip/NAME           600 bytes, 10 per second
 /once/NAME           the file; 503 for the first request with this path
 /later/NAME          the file; the whole file if a range that does not begin at 0 is requested
 /refusing/NAME       the file; 416 if a range is requested
@@ -51,6 +55,15 @@ PAGE = 3
 FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
 COUNT = itertools.count(1)
 SLOW_S = 0.05
+MIXED = {  # ETag and Last-Modified of the first and of other ranges; without them, other ranges are redirected to /mixed-bare/
+    "steady": (('W/"x"', 1e9), ('W/"x"', 1e9)),
+    "weak": (('W/"x"', 1e9), ('W/"x"', 2e9)),
+    "untagged": (('"x"', 1e9), ("", 1e9)),
+    "undated": (("", 1e9), ("", None)),
+    "undated_weak": (('W/"x"', 1e9), ('W/"x"', None)),
+    "bare": (("", None), ("", None)),
+    "moved": (('"x"', None), None),
+}
 ERRORS = {  # status, message, further elements and headers
     "PermanentRedirect": (301, "Use the endpoint.", "<Endpoint>x</Endpoint>", {"x_amz_bucket_region": "eu-far-1"}),
     "AuthorizationHeaderMalformed": (400, "The region is wrong.", "<Region>eu-far-1</Region>", {}),
@@ -101,6 +114,8 @@ def faulty_list(kind, token):
         "descending": entries[1] + entries[0],
         "repeated": entries[0] + entries[0],
         "constant": following % "a",
+        "turning": following % ("b" if token == "a" else "a"),
+        "nested": "<Part>" + entries[0] + "</Part>" + entries[1],
         "empty": following % (int(token) + 1 if token.isdigit() else 1),
         "version1": "<IsTruncated>true</IsTruncated>" + entries[0],
         "other": entries[0].replace("plain/", "planet/"),
@@ -143,7 +158,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 data = stream.read()
         if tag is None:
             tag = '"%s"' % hashlib.md5(data).hexdigest()
-        if self.headers["If-Match"] not in (None, tag):
+        if tag and self.headers["If-Match"] not in (None, tag):
             return self.answer(412)
         version = {"ETag": tag} if tag else {}
         if modified:
@@ -161,6 +176,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             headers["Content_Range"] = "bytes %d-%d/%d" % (first, last, len(data))
         self.answer(206, body[:len(body) // 2] if cut and len(body) > 1 else body, **headers)
         self.close_connection |= cut
+
+    def mixed(self, kind, name):
+        later = not (self.headers["Range"] or "bytes=0-").startswith("bytes=0-")
+        if not MIXED[kind][later]:
+            return self.answer(302, Location="/mixed-bare/" + name)
+        tag, modified = MIXED[kind][later]
+        return self.give(name, tag=tag, modified=modified, data=b"ab"[later:later + 1] * 3000000)
+
+    def drip(self):
+        self.answer(206, Content_Range="bytes 0-599/600", Content_Length="600")
+        for _ in range(600 // 10):
+            self.wfile.write(b"x" * 10)
+            time.sleep(1)
 
     def fault(self, name):
         with LOCK:
@@ -271,6 +299,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with LOCK:
                 letter = b"ab"[next(COUNT) % 2]
             return self.give(name, tag="", data=bytes([letter]) * 3000000)
+        if kind.startswith("mixed-"):
+            return self.mixed(kind[6:], name)
+        if kind == "range":
+            return self.answer(206, b"x", Content_Range=urllib.parse.unquote(query))
+        if kind == "headers":
+            return self.answer(206, b"x", Content_Range="bytes 0-0/1",
+                               **{"X_%d" % i: "x" * int(name) for i in range(int(query))})
+        if kind == "drip":
+            return self.drip()
         if kind in ("once", "oncebucket") and self.is_first():
             return self.answer(503)
         if kind == "once":
@@ -282,7 +319,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind == "unnamed":
             return self.give(name, partial=(self.headers["Range"] or "") == "bytes=0-0")
         if kind == "echo":
-            return self.answer(200, str(self.headers).encode())
+            return self.answer(200, str(self.headers).encode(), ETag='"a"')
         if kind == "away":
             return self.answer(302, Location="http://localhost:%d/echo" % self.server.server_address[1])
         if kind.startswith("error-"):

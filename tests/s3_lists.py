@@ -60,7 +60,10 @@ def read(page):
         raise Refused
     outer, name, key, size, tag, token = FORMS[local(root)]
     lines = []
-    for item in children([root], *outer, name):
+    items = children([root], *outer, name)
+    if [local(element) in ("Contents", "Blob") for element in root.iter()].count(True) != len(items):
+        raise Refused
+    for item in items:
         found = text(children([item], *key), NAME_MAX), text(children([item], *size), SIZE_DIGITS_MAX), text(
             children([item], *tag), TAG_MAX)
         if not found[0] or not re.fullmatch("[0-9]+", found[1]) or int(found[1]) >= 1 << 64:
@@ -100,7 +103,7 @@ def valid(chance):
 def mutate(parts, chance):
     """Changes a page: deletes, repeats, moves or replaces a part, or changes a byte."""
     at, to = chance.randrange(len(parts)), chance.randrange(len(parts))
-    kind = chance.randrange(8)
+    kind = chance.randrange(9)
     if kind == 0:
         del parts[at]
     elif kind == 1:
@@ -114,6 +117,10 @@ def mutate(parts, chance):
     elif kind == 5:  # repeats a part of the structure
         low, high = sorted((at, to))
         parts[high:high] = parts[low:high]
+    elif kind == 8:  # puts a part of the structure into another element
+        low, high = sorted((at, to))
+        name = chance.choice(["X", "Contents", "Blob", "Blobs"])
+        parts[low:high] = ["<%s>" % name, *parts[low:high], "</%s>" % name]
     elif kind == 6:
         parts.insert(0, "<!DOCTYPE a [<!ENTITY b 'c'>]>")
     elif parts[at]:

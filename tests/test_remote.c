@@ -275,6 +275,16 @@ Test(remote, lists_are_read_or_refused)
         {"<EnumerationResults><Blobs><Blob><Name Encoded='true'>n</Name><Properties><Content-Length>7"
          "</Content-Length></Properties></Blob></Blobs></EnumerationResults>",
          NULL, NULL},
+        {"<ListBucketResult><X><Contents><Key>a</Key><Size>1</Size></Contents></X></ListBucketResult>", NULL,
+         NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>1</Size><Contents><Key>b</Key><Size>1</Size>"
+         "</Contents></Contents></ListBucketResult>",
+         NULL, NULL},
+        {"<EnumerationResults><Blob><Name>n</Name><Properties><Content-Length>7</Content-Length></Properties>"
+         "</Blob></EnumerationResults>",
+         NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>", "a 1 ;",
+         ""}, /* no IsTruncated */
         {"<ListBucketResult><Contents><Key>&#0;</Key><Size>1</Size></Contents></ListBucketResult>", NULL,
          NULL},
     };
@@ -773,6 +783,111 @@ Test(servers, versions_are_never_mixed)
     remote_close(remote);
 }
 
+/* Bytes of two versions are never mixed, even if answers to later requests have no version, or the same weak
+ * tag. */
+Test(servers, every_range_has_the_version_of_the_first)
+{
+    static const struct {
+        const char *kind, *words;
+    } cases[] = {{"steady", NULL},
+                 {"weak", "the file changed while it was read"},
+                 {"untagged", "an answer has no ETag, although an earlier one had it"},
+                 {"undated", "an answer has no Last-Modified, although"},
+                 {"undated_weak", "an answer has no Last-Modified, although"},
+                 {"moved", "an answer has no ETag, although"}};
+    for (size_t i = 0; i < 2 * (sizeof cases / sizeof *cases); i++) {
+        const struct remote_options options = {.cache_dir = i % 2 ? "cache" : NULL};
+        const char *words = cases[i / 2].words;
+        struct remote *remote;
+        char url[128], *text = NULL;
+        size_t size;
+        snprintf(url, sizeof url, "%s/mixed-%s/x.bin", getenv("U"), cases[i / 2].kind);
+        cr_assert_eq(remote_open(url, &options, &remote), STATUS_OK, "%s", status_text());
+        cr_expect_eq(remote_text(remote, "x.bin", 1 << 22, &text, &size), words ? STATUS_FAILED : STATUS_OK,
+                     "%s: %s", cases[i / 2].kind, status_text());
+        if (words)
+            cr_expect(strstr(status_text(), words), "%s: %s", cases[i / 2].kind, status_text());
+        free(text);
+        remote_close(remote);
+    }
+    SHELL(0, "test $(ls cache/*.data | wc -l) = 1"); /* that of `steady` */
+}
+
+/* Requests the first `wanted` bytes of a path. */
+static enum status get_first(const char *path, uint64_t wanted, struct http_reply *reply)
+{
+    struct http *http;
+    char url[256];
+    uint8_t bytes[1024];
+    snprintf(url, sizeof url, "%s/%s", getenv("U"), path);
+    const struct http_request request = {.url = url, .shown = "x", .wanted = wanted, .to = bytes};
+    cr_assert_eq(http_open(&http), STATUS_OK);
+    const enum status got = http_get(http, &request, 1, reply);
+    http_close(http);
+    return got;
+}
+
+Test(servers, ranges_are_read_strictly)
+{
+    static const struct {
+        const char *range;
+        uint64_t bytes; /* 0: refused */
+    } cases[] = {{"bytes 0-0/1", 1},
+                 {"bytes 0-0/922337203685477580", 922337203685477580},
+                 {"bytes 0-7/8", 8},
+                 {"bytes 0-0/*", HTTP_UNKNOWN},
+                 {"bytes -0-0/5", 0},
+                 {"bytes 0--0/5", 0},
+                 {"bytes 0-0/-5", 0},
+                 {"bytes +0-0/5", 0},
+                 {"bytes 0-+0/5", 0},
+                 {"bytes 0-0/5x", 0},
+                 {"bytes 0-0/", 0},
+                 {"bytes 0-0", 0},
+                 {"bytes 0/5", 0},
+                 {"bytes /5", 0},
+                 {"bytes */5", 0},
+                 {"bytes */*", 0},
+                 {"bytes 0-5/5", 0},
+                 {"bytes 1-1/5", 0},
+                 {"bytes 0-0/18446744073709551615", 0},
+                 {"bytes 0-0/18446744073709551621", 0},
+                 {"bytes 18446744073709551616-0/5", 0},
+                 {"octets 0-0/5", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct http_reply reply;
+        char path[128] = "range/x?";
+        cr_assert(s3_encode(cases[i].range, false, path, sizeof path));
+        cr_expect_eq(get_first(path, 1, &reply), cases[i].bytes ? STATUS_OK : STATUS_FAILED, "%s: %s",
+                     cases[i].range, status_text());
+        if (cases[i].bytes)
+            cr_expect_eq(reply.version.bytes, cases[i].bytes, "%s", cases[i].range);
+        else
+            cr_expect(strstr(status_text(), "the server sent another range"), "%s: %s", cases[i].range,
+                      status_text());
+    }
+}
+
+Test(servers, headers_have_a_limit)
+{
+    static const char *const refused[] = {"headers/400000?1", "headers/50000?6"};
+    struct http_reply reply;
+    cr_expect_eq(get_first("headers/50000?4", 1, &reply), STATUS_OK, "%s", status_text());
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(get_first(refused[i], 1, &reply), STATUS_FAILED);
+        cr_expect(strstr(status_text(), "the headers of the answer are too long"), "%s", status_text());
+    }
+}
+
+/* A server that sends some bytes now and then would never let a run end. */
+Test(servers, slow_transfers_stall)
+{
+    struct http_reply reply;
+    cr_expect_eq(get_first("drip/x", 600, &reply), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "Operation too slow"), "%s", status_text());
+    cr_expect(reply.got > 0 && reply.got < 600);
+}
+
 Test(servers, servers_with_odd_ranges_are_read_or_refused)
 {
     const char *urls[] = {
@@ -829,6 +944,8 @@ Test(servers, each_fault_is_reported_in_one_line)
          "the list has 'plain/counter-000001.tar' after 'plain/counter-000001.tar'"},
         {1, "s3://list-descending/plain/", "keys must ascend"},
         {1, "s3://list-constant/plain/", "the list does not end: the server sends the same page again"},
+        {1, "s3://list-turning/plain/", "the list does not end: the server sends the same page again"},
+        {1, "s3://list-nested/plain/", "an object in an unknown place, /ListBucketResult/Part/Contents"},
         {1, "s3://list-empty/plain/", "the list does not end: the server sends only empty pages"},
         {1, "s3://list-version1/plain/", "the server only has version 1 of S3's lists"},
         {1, "s3://list-other/plain/",
@@ -1175,6 +1292,67 @@ Test(remote, odd_files_in_a_cache_are_replaced, .timeout = 20)
     SHELL(0, "rm $D-*.data; mkfifo $D-0000000000000000.data");
     cr_assert_eq(cache_find("cache", &empty, false, &fd), STATUS_OK, "%s", status_text());
     cr_expect_eq(fd, -1);
+    leave_folder(home);
+}
+
+/* A folder cannot be replaced, as it may contain anything. */
+Test(remote, folders_in_a_cache_are_refused, .timeout = 20)
+{
+    enter_folder(home);
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "0000000000000007.part" : "0000000000000007-0000000000000001.data";
+        struct cache_draft draft;
+        int fd;
+        SHELL(0, "rm -rf cache; mkdir -p cache/%s; touch cache/%s/mine", name, name);
+        cr_assert_eq(cache_open("cache", 1, false), STATUS_OK, "%s", status_text());
+        cr_expect_eq(cache_find("cache", &entry, i, &fd), i ? STATUS_OK : STATUS_EXHAUSTED);
+        cr_expect_eq(fd, -1);
+        cr_expect_eq(cache_begin("cache", &entry, 10, &draft, &fd), STATUS_EXHAUSTED);
+        cr_expect(strstr(status_text(), name) && strstr(status_text(), "remove or rename the folder"), "%s",
+                  status_text());
+        cr_expect_eq(fd, -1);
+        cache_abandon(&draft);
+        SHELL(0, "test -e cache/%s/mine", name);
+    }
+    leave_folder(home);
+}
+
+/* Users may name a folder that has other files. A cache removes, and counts, only what it has written. */
+Test(remote, other_files_in_the_folder_of_a_cache_stay, .timeout = 20)
+{
+    static const char *const names[] = {"movie.part",
+                                        "my.data",
+                                        "000000000000000g.part",
+                                        "000000000000000A.part",
+                                        "0000000000000008.data",
+                                        ".part",
+                                        ".data",
+                                        "00000000000000081.part",
+                                        "0000000000000008-0000000000000001.part",
+                                        "0000000000000008-00000000000000012.data",
+                                        "0000000000000008_0000000000000001.data",
+                                        "a-0000000000000008-0000000000000001.data",
+                                        "0000000000000008.part.part",
+                                        "0000000000000008-0000000000000001.data.data",
+                                        "0000000000000008-0000000000000001.data~",
+                                        "0000000000000007-.data",
+                                        "0000000000000007-x.data"};
+    const size_t count = sizeof names / sizeof *names;
+    enter_folder(home);
+    SHELL(0, "mkdir cache");
+    for (size_t i = 0; i < count; i++)
+        SHELL(0, "printf 'twenty bytes of data' > 'cache/%s'", names[i]);
+    /* Links of our form, although only a process of this program would write such a name */
+    SHELL(0, "printf data > mine; cd cache; ln -s ../mine 0000000000000009.part; "
+             "ln -s ../mine 0000000000000009-0000000000000001.data; mkfifo 000000000000000a.part");
+    cr_assert_eq(cache_open("cache", 5, false), STATUS_OK, "%s", status_text());
+    write_entry(5); /* as large as the limit, so no other file counts */
+    cr_assert_eq(cache_open("cache", 1, false), STATUS_OK, "%s", status_text());
+    for (size_t i = 0; i < count; i++)
+        SHELL(0, "test \"$(cat 'cache/%s')\" = 'twenty bytes of data'", names[i]);
+    SHELL(0, "cd cache; test -L 0000000000000009.part -a -L 0000000000000009-0000000000000001.data -a "
+             "-p 000000000000000a.part -a \"$(cat ../mine)\" = data; "
+             "test $? = 0 -a -z \"$(ls | grep -x '0000000000000007-[0-9a-f]\\{16\\}.data')\"");
     leave_folder(home);
 }
 

@@ -16,8 +16,15 @@
 
 #include "data/s3.h"
 
-#define CONNECT_S     10
-#define STALL_S       30 /* a transfer that receives nothing for this long has failed */
+#define CONNECT_S   10
+#define STALL_S     30          /* a transfer that is slower than SLOW_BPS for this long has failed */
+#define SLOW_BPS    100         /* bytes per second */
+#define HEADERS_MAX (256 << 10) /* bytes in the headers of all answers to an attempt */
+#if LIBCURL_VERSION_NUM >= 0x080600
+#define HEADER_TOO_LONG CURLE_TOO_LARGE
+#else
+#define HEADER_TOO_LONG CURLE_OUT_OF_MEMORY /* before 8.6.0, there was no code of its own */
+#endif
 #define REDIRECTS_MAX 5
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
@@ -35,6 +42,7 @@ struct http {
     uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
     uint64_t promised;     /* from Content-Length */
     time_t date;           /* from Date */
+    size_t headers;        /* bytes of headers */
     bool overflows, other; /* the body is too long; the reply is for another range or version */
     int unwritten;         /* errno, if the bytes could not be written */
     char url[256];         /* Location of a refused redirection */
@@ -108,24 +116,63 @@ static time_t date_of(const char *text)
     return date > 0 ? date : 0;
 }
 
+/* Reads a number, which consists of digits only, and advances `*text` to what follows it. Returns false if
+ * there is none, or if it is larger than the size of any file. */
+static bool number(const char **text, uint64_t *value)
+{
+    const char *at = *text;
+    for (*value = 0; *at >= '0' && *at <= '9' && *value <= INT64_MAX / 10 - 1; at++)
+        *value = *value * 10 + (uint64_t)(*at - '0');
+    const bool found = at > *text && !(*at >= '0' && *at <= '9');
+    *text = at;
+    return found;
+}
+
+/* Reads the value of Content-Range, "bytes FIRST-LAST/SIZE", in which either the range or the size may be
+ * "*". If it has another form, both `*first` and `*bytes` are HTTP_UNKNOWN. */
+static void read_range(const char *text, uint64_t *first, uint64_t *bytes)
+{
+    uint64_t begin = HTTP_UNKNOWN, last = 0, size = HTTP_UNKNOWN;
+    *first = *bytes = HTTP_UNKNOWN;
+    if (strncmp(text, "bytes ", 6) != 0)
+        return;
+    text += 6;
+    const bool whole = *text == '*';
+    if (whole)
+        text++;
+    else if (!number(&text, &begin) || *text++ != '-' || !number(&text, &last) || last < begin)
+        return;
+    if (*text++ != '/')
+        return;
+    if (*text == '*' && !whole)
+        text++;
+    else if (!number(&text, &size) || (!whole && last >= size))
+        return;
+    if (*text)
+        return;
+    *first = begin;
+    *bytes = size;
+}
+
 static size_t take_header(char *line, size_t one, size_t size, void *context)
 {
     struct http *http = context;
     struct http_version *version = &http->reply->version;
-    uint64_t last;
     char value[256];
     (void)one;
+    http->headers += size;
+    if (http->headers > HEADERS_MAX)
+        return 0;
     if (size > 5 && strncmp(line, "HTTP/", 5) == 0) { /* a new reply, for example after a redirection */
         const char *space = memchr(line, ' ', size);
         begin_reply(http, space ? strtol(space, NULL, 10) : 0);
-    } else if (field(line, size, "Content-Length:", value, sizeof value))
-        http->promised = strtoull(value, NULL, 10);
-    else if (field(line, size, "Content-Range:", value, sizeof value)) {
-        if (sscanf(value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &http->begin, &last, &version->bytes) <
-                3 &&
-            sscanf(value, "bytes */%" SCNu64, &version->bytes) < 1)
-            version->bytes = HTTP_UNKNOWN; /* the size may be "*" */
-    } else if (field(line, size, "ETag:", value, sizeof value)) {
+    } else if (field(line, size, "Content-Length:", value, sizeof value)) {
+        const char *text = value;
+        if (!number(&text, &http->promised) || *text)
+            http->promised = HTTP_UNKNOWN;
+    } else if (field(line, size, "Content-Range:", value, sizeof value))
+        read_range(value, &http->begin, &version->bytes);
+    else if (field(line, size, "ETag:", value, sizeof value)) {
         bool fits = strlen(value) < sizeof version->tag && strcmp(value, "\"\"") != 0;
         memcpy(version->tag, fits ? value : "", fits ? strlen(value) + 1 : 1);
     } else if (field(line, size, "Last-Modified:", value, sizeof value))
@@ -138,24 +185,39 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
     return size;
 }
 
+static bool has_strong_tag(const struct http_version *version)
+{
+    return *version->tag && strncmp(version->tag, "W/", 2) != 0;
+}
+
 /* Sets `exact` of the received version. */
 static void judge_version(const struct http *http)
 {
     struct http_version *version = &http->reply->version;
     const time_t date = http->date ? http->date : time(NULL);
-    version->exact = (*version->tag && strncmp(version->tag, "W/", 2) != 0) ||
-                     (version->modified && version->modified < date);
+    version->exact = has_strong_tag(version) || (version->modified && version->modified < date);
 }
 
-/* Returns whether the reply is for the version that the request requires. */
+/* Returns the field that identifies the required version but is missing in the reply, or NULL. */
+static const char *missing_field(const struct http *http)
+{
+    const struct http_version *wanted = http->request->version, *is = &http->reply->version;
+    return !wanted                             ? NULL
+           : *wanted->tag && !*is->tag         ? "ETag"
+           : has_strong_tag(wanted)            ? NULL
+           : wanted->modified && !is->modified ? "Last-Modified"
+                                               : NULL;
+}
+
+/* Returns whether the reply is for the version that the request requires. A weak tag may stay the same while
+ * the bytes change, so the date must be the same, too. */
 static bool same_version(const struct http *http)
 {
     const struct http_version *wanted = http->request->version, *is = &http->reply->version;
     return !wanted ||
            ((is->bytes == HTTP_UNKNOWN || wanted->bytes == HTTP_UNKNOWN || is->bytes == wanted->bytes) &&
-            (*is->tag && *wanted->tag
-                 ? strcmp(is->tag, wanted->tag) == 0
-                 : !is->modified || !wanted->modified || is->modified == wanted->modified));
+            (!*wanted->tag || strcmp(is->tag, wanted->tag) == 0) &&
+            (has_strong_tag(wanted) || !wanted->modified || is->modified == wanted->modified));
 }
 
 /* Writes the next bytes of the body. */
@@ -317,6 +379,18 @@ static enum status explain(const struct http *http, CURLcode code)
         return status_set(STATUS_FAILED,
                           "%s: the server sends more than the %" PRIu64 " bytes that it should", shown,
                           http->request->wanted);
+    if (http->headers > HEADERS_MAX || code == HEADER_TOO_LONG)
+        return status_set(STATUS_FAILED,
+                          "%s: the headers of the answer are too long (at most %d KiB in all, and 100 KB per "
+                          "line), or memory ran out; ask the operator of the server",
+                          shown, HEADERS_MAX >> 10);
+    const char *missing = missing_field(http);
+    if (http->other && missing)
+        return status_set(STATUS_FAILED,
+                          "%s: an answer has no %s, although an earlier one had it, so the bytes may be of "
+                          "another version; if several servers share this address, use the address of one "
+                          "of them",
+                          shown, missing);
     if (http->other)
         return status_set(STATUS_FAILED,
                           "%s: the file changed while it was read, or the server sent another range; "
@@ -395,7 +469,7 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_MAXREDIRS, (long)REDIRECTS_MAX);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* required in programs with threads */
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
-    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, (long)SLOW_BPS);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
     curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 128L << 10);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "fdsl-bench/" FDSL_VERSION);
@@ -428,6 +502,7 @@ static enum status exchange(struct http *http, const char *range, CURLcode *code
     *http->error = '\0';
     http->overflows = http->other = false;
     http->unwritten = 0;
+    http->headers = 0;
     begin_reply(http, 0);
     enum status status = set_headers(http->request, range, &headers);
     if (status == STATUS_OK) {
@@ -474,7 +549,7 @@ static enum status attempt(struct http *http, bool *again)
     if (http->code == 416 && !request->version && reply->version.bytes != 0)
         TRY(exchange(http, "", &code)); /* either the file is empty, or the server refuses all ranges */
     reply->ranged = http->code == 206;
-    if (http->code == 200 && !request->whole)
+    if (http->code == 200 && !request->whole && http->headers <= HEADERS_MAX)
         return whole_file(http);
     if (http->code == 416 && !request->version && reply->version.bytes == 0)
         return STATUS_OK; /* the file is empty */

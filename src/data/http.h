@@ -66,7 +66,8 @@ void http_close(struct http *http);
  * version is given, that is a failure.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, if access is denied, if the
- * file does not have the version `request->version`, or if the body's length differs from its headers. */
+ * file does not have the version `request->version` or an answer does not say so, or if the body's length
+ * differs from its headers. */
 enum status http_get(struct http *http, const struct http_request *request, int tries,
                      struct http_reply *reply);
 

@@ -35,6 +35,20 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *verified;
 static size_t verified_count, verified_room;
 
+/* Returns whether a file name consists of `hashes` (1 or 2) hashes, as this file writes them, and `end`. The
+ * folder may also contain files of the user, which must stay as they are. */
+static bool is_name(const char *name, int hashes, const char *end)
+{
+    for (int i = 0; i < hashes; i++) {
+        if (i > 0 && *name++ != '-')
+            return false;
+        if (strspn(name, "0123456789abcdef") != 16)
+            return false;
+        name += 16;
+    }
+    return strcmp(name, end) == 0;
+}
+
 /* Returns what to do about a failure of the folder, or "" if nothing is known. */
 static const char *remedy(int cause)
 {
@@ -43,6 +57,7 @@ static const char *remedy(int cause)
     const bool refused = cause == EROFS || cause == EACCES || cause == EPERM;
     return refused           ? "; name a folder where this user may create files, or drop --cache-dir"
            : cause == ENOENT ? "; create its parent folders first, or name another folder"
+           : cause == EISDIR ? "; this name is for a file of the cache: remove or rename the folder"
                              : "";
 }
 
@@ -101,8 +116,7 @@ static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
     DIR *stream = opendir(folder);
     snprintf(begin, sizeof begin, "%016" PRIx64 "-", source);
     for (struct dirent *entry; !found && stream && (entry = readdir(stream));)
-        if (strncmp(entry->d_name, begin, strlen(begin)) == 0 &&
-            strcmp(entry->d_name + strlen(entry->d_name) - strlen(ENTRY_END), ENTRY_END) == 0)
+        if (strncmp(entry->d_name, begin, strlen(begin)) == 0 && is_name(entry->d_name, 2, ENTRY_END))
             found = snprintf(path, PATH_MAX, "%s/%s", folder, entry->d_name) < PATH_MAX;
     if (stream)
         closedir(stream);
@@ -124,7 +138,7 @@ static int open_file(const char *path, int flags)
 }
 
 /* Checks the kind, the size and, once per process, the hash of an entry. If they are wrong, removes
- * it, unless `frozen` is true, and closes `*fd`. `*fd` is -1 for a link. */
+ * it, unless `frozen` is true, and closes `*fd`. Fails if the entry is a folder. `*fd` is -1 for a link. */
 static enum status verify(const char *path, const struct cache_entry *entry, bool frozen, int *fd)
 {
     struct stat info;
@@ -132,6 +146,10 @@ static enum status verify(const char *path, const struct cache_entry *entry, boo
     const char *dash = strrchr(path, '-');
     if (*fd >= 0 && fstat(*fd, &info) != 0)
         return failed(path, "examine");
+    if (*fd >= 0 && S_ISDIR(info.st_mode)) {
+        errno = EISDIR;
+        return failed(path, "read");
+    }
     bool right = *fd >= 0 && S_ISREG(info.st_mode) && (uint64_t)info.st_size == entry->bytes && dash &&
                  sscanf(dash + 1, "%16" SCNx64, &named) == 1;
     if (right && !is_verified(entry->source, false)) {
@@ -142,11 +160,11 @@ static enum status verify(const char *path, const struct cache_entry *entry, boo
         is_verified(entry->source, true);
         return STATUS_OK;
     }
+    if (!frozen && unlink(path) != 0 && errno != ENOENT)
+        return failed(path, "remove");
     status_warn(frozen ? "%s is damaged; a run will remove it and read it again"
                        : "%s is damaged; it is removed and read again",
                 path);
-    if (!frozen)
-        unlink(path);
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
@@ -191,27 +209,29 @@ static int by_age(const void *a_, const void *b_)
 /* Removes a draft whose process has ended. */
 static void remove_stale(int folder, const char *name)
 {
+    struct stat info;
     int fd = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0)
         unlinkat(folder, name, 0);
     if (fd >= 0)
         close(fd);
 }
 
-/* Lists the entries of the folder and adds up their sizes. */
+/* Lists the entries of the folder and adds up the sizes of entries and drafts. Ignores all other files. */
 static enum status list_entries(DIR *stream, struct old **list, size_t *count, uint64_t *bytes)
 {
     size_t room = 0;
     for (struct dirent *entry; (entry = readdir(stream));) {
         struct stat info;
-        const char *end = strrchr(entry->d_name, '.');
-        if (end && strcmp(end, DRAFT_END) == 0) {
+        const bool draft = is_name(entry->d_name, 1, DRAFT_END);
+        if (!draft && !is_name(entry->d_name, 2, ENTRY_END))
+            continue;
+        if (draft)
             remove_stale(dirfd(stream), entry->d_name);
-            if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0)
-                *bytes += (uint64_t)info.st_size; /* another process is writing this draft */
-        }
-        if (!end || strcmp(end, ENTRY_END) != 0 || strlen(entry->d_name) >= sizeof(*list)->name ||
-            fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+        if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(info.st_mode))
+            continue;
+        *bytes += (uint64_t)info.st_size; /* another process is writing this draft, if it is one */
+        if (draft)
             continue;
         if (*count == room) {
             room = room ? 2 * room : 256;
@@ -223,7 +243,6 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
         strcpy(old->name, entry->d_name);
         old->used = info.st_mtim;
         old->bytes = (uint64_t)info.st_size;
-        *bytes += old->bytes;
     }
     return STATUS_OK;
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/fnv.h"
 #include "data/remote_parts.h"
 
 #define LIST_BYTES_MAX (UINT64_C(16) << 20) /* maximum size of one page of a list */
@@ -128,11 +129,20 @@ static enum status list_url(const struct remote *remote, const char *next, char 
     return STATUS_OK;
 }
 
+static bool holds(const uint64_t *hashes, int count, uint64_t hash)
+{
+    for (int i = 0; i < count; i++)
+        if (hashes[i] == hash)
+            return true;
+    return false;
+}
+
 static enum status list_objects(struct remote *remote)
 {
-    char next[S3_TOKEN_MAX] = "", before[S3_TOKEN_MAX], url[REMOTE_URL_MAX];
+    char next[S3_TOKEN_MAX] = "", url[REMOTE_URL_MAX];
     struct listing listing = {.remote = remote};
-    int empty = 0; /* consecutive pages without an object */
+    uint64_t tokens[EMPTY_MAX]; /* hashes of the tokens of the latest page and of empty pages before it */
+    int count = 0;
     if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
         return STATUS_UNAVAILABLE; /* before anything is requested */
     FREED uint8_t *page = malloc(LIST_BYTES_MAX);
@@ -147,17 +157,19 @@ static enum status list_objects(struct remote *remote)
         request.wanted = LIST_BYTES_MAX;
         request.to = page;
         TRY(http_get(remote->http, &request, tries, &reply));
-        memcpy(before, next, sizeof before);
+        tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
         listing.empty = true;
         enum status status = s3_list((char *)page, reply.got, add_object, &listing, next);
         if (status != STATUS_OK)
             return status_prefix(status, "%s", remote->shown);
-        empty = listing.empty ? empty + 1 : 0;
-        if (*next && (strcmp(next, before) == 0 || empty == EMPTY_MAX))
+        const bool again = holds(tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
+        if (!listing.empty)
+            count = 0;
+        if (*next && (again || count == EMPTY_MAX))
             return status_set(STATUS_FAILED,
                               "%s: the list does not end: the server sends %s; name the shards, as in "
                               "%s/shard-{000000..000099}.tar",
-                              remote->shown, empty == EMPTY_MAX ? "only empty pages" : "the same page again",
+                              remote->shown, again ? "the same page again" : "only empty pages",
                               remote->shown);
         tries = REMOTE_TRIES;
     } while (*next);

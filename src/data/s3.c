@@ -345,6 +345,12 @@ static void begin_element(void *context, const char *name, const char **attribut
     }
     reader->path[length] = '/';
     memcpy(reader->path + length + 1, local, size + 1);
+    /* If one of these were ignored in other places, shards could be missing. */
+    if (reader->add && !is_object(reader) && (strcmp(local, "Contents") == 0 || strcmp(local, "Blob") == 0)) {
+        stop(reader,
+             status_set(STATUS_FAILED, "the list has an object in an unknown place, %s", reader->path));
+        return;
+    }
     if (is_object(reader)) {
         reader->seen &= ~((1u << FIELDS_OF_OBJECT) - 1);
         *reader->texts.name = *reader->texts.bytes = *reader->texts.tag = '\0';
