@@ -242,6 +242,10 @@ Test(load_index, wids_index_with_unusable_places_is_refused, .init = make_folder
     expect_refused("'https://example.org' names no file");
     write_wids("x-000001.tar", "");
     expect_refused("'x-000001.tar' is named twice");
+    expect_refused("/x.wids.json: ");
+    cr_assert(command("cd $D && cp x.wids.json z.wids.json"));
+    expect_refused("the folder contains both x.wids.json and z.wids.json; name one of them");
+    cr_assert(command("rm $D/z.wids.json"));
     write_wids("./x-000001.tar", "");
     expect_refused("'./x-000001.tar' and 'x-000001.tar' are the same file");
     write_wids("x-000000.tar", "");
@@ -264,6 +268,32 @@ Test(load_index, a_shard_that_is_named_twice_is_refused, .init = make_folder, .f
     expect_skipped(126, "0");
 }
 
+/* Servers and users put other files in the place of a shard. A pattern of names is for URLs only. */
+Test(load_index, other_files_in_place_of_a_shard_are_named, .init = make_folder, .fini = remove_folder)
+{
+    static const char *const others[][2] = {
+        {"gzip -c x-000000.tar", "this is not a tar file, but gzip data: unpack it"},
+        {"xz -c x-000000.tar", "this is not a tar file, but xz data: unpack it"},
+        {"printf '\\n <!DOCTYPE html><title>Log in</title>'",
+         "this is not a tar file, but an HTML page, such as a server's page for logging in"},
+    };
+    char text[PATH_MAX];
+    for (int indexed = 0; indexed < 2; indexed++)
+        for (size_t i = 0; i < COUNT_OF(others); i++) {
+            renew_folder();
+            if (indexed)
+                prepare("shards");
+            else
+                make_shards(101);
+            snprintf(text, sizeof text, "cd $D && f=$(ls *0.tar) && cp $f x-000000.tar; %s >y && mv y $f",
+                     others[i][0]);
+            cr_assert(command("%s", text));
+            if (indexed)
+                cr_assert(command("rm $D/x-000000.tar"));
+            expect_refused(others[i][1]);
+        }
+}
+
 Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
@@ -272,9 +302,13 @@ Test(load_index, shards_are_compared_with_wids_index, .init = make_folder, .fini
     write_wids("x-000000.tar", ", \"filesize\": 1000");
     expect_refused("x-000000.tar: the shard has ");
     expect_skipped(101, "0"); /* no sample is missing */
+    cr_assert(
+        command("$P --variant shards --data $D --on-error skip --max-time 0.01 2>&1 | "
+                "grep 'warning: all samples of this shard are read, although it differs from its list: '"));
     cr_assert(command("cp $D/x-000002.tar $D/y.tar"));
     write_wids("y.tar", "");
     expect_refused("y.tar: the shard holds 51 samples but its wids index says 25");
+    expect_skipped(127, "0");
     write_wids("x-000000.tar", ", \"md5sum\": \"00000000000000000000000000000000\"");
     cr_assert(start_job(&job, "shards", "--cache any"));
 #ifdef HAVE_CRYPTO

@@ -517,6 +517,55 @@ Test(prepare, broken_images_are_copied_with_a_warning)
 }
 #endif
 
+#define REPLACED                                                                                \
+    "--prepare a --from digits --samples 40 --encode npy --shards 4 && cp a/digits-000000.tar " \
+    "a/digits-000002.tar"
+
+/* The source may have changed since its index was written: a shard in the place of another one, or a flipped
+ * bit. Its copy would have new hashes, which match the wrong data. */
+Test(prepare, a_source_is_compared_with_its_index)
+{
+    EXPECT(0, "$P " REPLACED);
+    expect_refusal(
+        1, "b --from dataset --source a",
+        "sample '000020': a/digits-000002.tar: offset 0: the header names '000000.cls' of 1 bytes, "
+        "but the index lists '000020.cls'");
+    expect_refusal(1, "c --from dataset --source a --store files", "sample '000020': a/digits-000002.tar");
+    expect_refusal(1, "d --from dataset --source a --image npy", "sample '000020': a/digits-000002.tar");
+    EXPECT(0, "rm -r a && $P --prepare a --from digits --samples 40 --store files && "
+              "f=a/not-imagefolder/000/000007.png && "
+              "printf X | dd of=$f bs=1 seek=60 conv=notrunc status=none");
+    expect_refusal(1, "e --from dataset --source a", "000007.png: offset 0: the member's data do not match");
+}
+
+#if defined(HAVE_JANSSON) && defined(HAVE_CRYPTO)
+Test(prepare, a_source_is_compared_with_its_wids_index)
+{
+    EXPECT(0, "$P " REPLACED " && rm a/*.index");
+    expect_refusal(1, "b --from dataset --source a", "a/digits-000002.tar: the shard's md5 is ");
+}
+#endif
+
+#ifdef HAVE_JANSSON
+/* If a folder has two lists of shards, one must be chosen. The names of classes beside them are kept. */
+Test(prepare, one_of_two_wids_indexes_is_chosen)
+{
+    EXPECT(0, "$P --prepare a --from digits --samples 40 --shards 4 && rm a/*.index && "
+              "cd a && sed 's/0.tar/x.tar/' digits.wids.json >train.wids.json && "
+              "mv digits.wids.json val.wids.json && "
+              "seq -f n%%.0f 0 9 >classes.txt");
+    expect_refusal(
+        2, "b --from dataset --source a",
+        "--source a: the folder contains both train.wids.json and val.wids.json; name one of them");
+    EXPECT(0, "$P --prepare b --from dataset --source a/val.wids.json --store imagefolder");
+    EXPECT(0, "test $(ls b/*/*.png | wc -l) = 40 && test $(ls -d b/n0 b/n9 | wc -l) = 2");
+    EXPECT(0, "$P --variant shards --data a/val.wids.json " ONCE);
+    EXPECT(0, "rm a/train.wids.json && $P --prepare c --from dataset --source a --store imagefolder && "
+              "diff -r b c && rm a/val.wids.json && $P --prepare d --from dataset --source a && "
+              "cmp a/classes.txt d/classes.txt");
+}
+#endif
+
 Test(prepare, invalid_options_and_folders_are_refused)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");

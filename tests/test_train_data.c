@@ -396,6 +396,22 @@ Test(train_data, truncated_shards_are_skipped)
     cr_expect_not_null(strstr(out, "0 of the test set, and an unknown number more"), "%s", out);
 }
 
+/* A shard in the place of another one has the right size, but not the samples of the index. */
+Test(train_data, samples_are_compared_with_the_index)
+{
+    EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --shards 4 && "
+              "cp m/digits-000000.tar m/digits-000002.tar");
+    expect_refusal(1, ON, "sample '000050': m/digits-000002.tar: offset 0: the header names '000000.cls'");
+    expect_refusal(1, ON, "--on-error skip omits such samples");
+    EXPECT(0, "$P --variant train-naive " SKIP "--epochs 1 --format csv");
+    cr_expect_eq(number(out, 1, "train_samples") + number(out, 1, "test_samples"), 75, "%s", out);
+#if defined(HAVE_JANSSON) && defined(HAVE_CRYPTO)
+    EXPECT(0, "rm m/*.index");
+    expect_refusal(1, ON, "m/digits-000002.tar: the shard's md5 is ");
+    expect_refusal(1, SKIP, "m/digits-000002.tar: the shard's md5 is ");
+#endif
+}
+
 /* If images differ in size, the message says which option makes them equal. */
 Test(train_data, the_message_about_sizes_names_a_remedy)
 {

@@ -32,6 +32,7 @@ struct copy {
     struct permutation order; /* of the samples, if `permuted` */
     bool permuted;
     bool for_target; /* the samples are copied to another data set */
+    bool advises;    /* messages about broken samples name --on-error skip */
 };
 
 static int by_number(const void *number, const void *sample)
@@ -65,14 +66,14 @@ static void dataset_source_close(void *state)
 /* ---- Samples ---- */
 
 /* Reads a member from its file and adds it to `sample`. */
-static enum status add_member(struct plain *plain, const struct dataset_member *member,
-                              struct source_sample *sample)
+static enum status add_member(struct plain *plain, const struct dataset_sample *from,
+                              const struct dataset_member *member, struct source_sample *sample)
 {
     void *bytes = malloc(member->size + 1);
     TRY(ALLOCATED(bytes, "%s/%s: out of memory for %llu bytes", plain->dataset->path,
                   plain->dataset->files[member->file].name, (unsigned long long)member->size));
     source_add(sample, member->extension, bytes, member->size);
-    return plain_bytes(plain, member, member->size, bytes);
+    return plain_member(plain, from, member, bytes);
 }
 
 /* Returns whether readers of a copy would find the label that was chosen, with the default of --label. */
@@ -155,9 +156,11 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
                                     ? MEMBERS_SPLIT
                                     : "choose some with --image and --label, or --member");
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
-            status = add_member(&copy->plain, &dataset->members[sample->member + m], &samples[i]);
+            status = add_member(&copy->plain, sample, &dataset->members[sample->member + m], &samples[i]);
             if (status != STATUS_OK) /* the message names the file */
                 status_prefix(status, "sample '%s'", sample->key);
+            if (status == STATUS_FAILED && copy->advises)
+                dataset_advise_skip(status);
         }
         if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_label(copy, sample, &samples[i]);
@@ -251,7 +254,11 @@ static enum status open_source(const struct source_request *request, const struc
     const struct parameters *parameters = request->parameters;
     const struct copy *like = request->like;
     char rest[1024];
-    enum status status = dataset_find(parameters->source, request->skip, members, NULL, &copy->dataset);
+    /* infer lists a training set whose samples are not read: its shards are not read completely, either */
+    const bool compare = !request->wanted || !like;
+    enum status status =
+        dataset_find(parameters->source, request->skip, compare, members, NULL, &copy->dataset);
+    copy->advises = !request->target && !request->skip;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
     copy->dataset.wanted = request->wanted;
@@ -263,7 +270,7 @@ static enum status open_source(const struct source_request *request, const struc
                     "class, but keeps its number",
                     copy->dataset.path, copy->dataset.empty_class, copy->dataset.empty_classes,
                     copy->dataset.empty_classes == 1 ? "" : "s");
-    if (status != STATUS_OK && !request->target && !request->skip && copy->dataset.faults)
+    if (status != STATUS_OK && copy->advises && copy->dataset.faults)
         dataset_advise_skip(status);
     if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
         return status;

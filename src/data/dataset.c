@@ -88,10 +88,13 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     if (!dataset->skip)
         return status;
     if (dataset->faults <= DATASET_WARNINGS_MAX)
-        status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " an unknown number of samples" : "",
+        status_warn("%s%s",
+                    samples == DATASET_UNKNOWN ? "skipped an unknown number of samples: "
+                    : samples == DATASET_KEPT  ? ""
+                                               : "skipped: ",
                     status_text());
     dataset->uncounted |= samples == DATASET_UNKNOWN;
-    dataset->skipped += samples == DATASET_UNKNOWN ? 0 : samples;
+    dataset->skipped += samples < DATASET_KEPT ? samples : 0;
     return STATUS_OK;
 }
 

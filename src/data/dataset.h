@@ -58,11 +58,12 @@ struct dataset {
     struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
     const struct remote_options *options; /* of dataset_find(), and its path or URL */
     const char *url;
-    const char *shard;               /* the only file to read, if `path` named a tar file; otherwise NULL */
+    const char *shard;               /* the only file to read, if `path` named a tar file or a wids index */
     bool shards;                     /* true: samples are stored in tar shards; false: in single files */
     bool indexed;                    /* the list was read from our index */
     bool warns;                      /* a warning about the folder was printed for this data set */
     bool hashed;                     /* `whole` is set for all samples */
+    bool compare;                    /* compare the md5 of each shard with the wids index */
     bool skip;                       /* skip unreadable samples with a warning */
     bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
     bool chosen; /* the samples have only their image and label; other members are not read */
@@ -72,7 +73,7 @@ struct dataset {
     const char *empty_class;  /* the first class folder without a sample */
     uint32_t empty_classes;   /* number of class folders of images without a sample */
     bool allow_empty;         /* class folders may be empty */
-    const char **class_names; /* from classes.txt beside our index; NULL if there is none */
+    const char **class_names; /* from classes.txt beside an index or shards; NULL if there is none */
     uint32_t class_name_count;
     struct dataset_file *files;
     struct dataset_member *members;

@@ -21,9 +21,9 @@
 #include "data/plain.h"
 #include "data/remote.h"
 
-#define MD5_BYTES         ((size_t)1 << 20)
 #define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
-#define POINTER_BYTES_MAX 1024                /* Git LFS says that its pointers are smaller */
+#define OTHER_BYTES_MAX   ((uint64_t)1 << 20) /* a smaller file may be a Git LFS pointer or an HTML page */
+#define OTHER_BEGIN_BYTES 64                  /* enough to recognise it */
 
 /* ---- Building the sample list ---- */
 
@@ -91,7 +91,7 @@ static enum status check_distinct_urls(struct dataset *dataset, const char *cons
         return dataset_out_of_memory();
     for (size_t i = 0; i < count; i++) {
         TRY(dataset_keep_name(dataset, names[i], strlen(names[i]), &spellings[2 * i]));
-        if (strncmp(dataset->path, "http", 4) == 0 && !strstr(dataset->url, "sig=")) /* names are encoded */
+        if (remote_encoded(dataset->remote))
             normalise((char *)spellings[2 * i]);
         spellings[2 * i + 1] = names[i];
     }
@@ -102,20 +102,23 @@ static enum status check_distinct_urls(struct dataset *dataset, const char *cons
     return STATUS_OK;
 }
 
-/* Refuses a list of shards that names a shard twice: its samples would have twice the weight of others. */
-static enum status check_distinct(struct dataset *dataset, const char *const names[], size_t count)
+/* Refuses a list of shards that names a shard twice: its samples would have twice the weight of others.
+ * `place` has the list: a folder, or a file. */
+static enum status check_distinct(struct dataset *dataset, const char *place, const char *const names[],
+                                  size_t count)
 {
     enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
                                          : paths_check_distinct(dataset->directory, names, count);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", dataset->path);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", place);
 }
 
-/* Scans these shards. `wids` is the index that names them, or NULL. */
-static enum status scan_shards(struct dataset *dataset, const char *const names[], size_t count,
-                               const struct wids *wids)
+/* Scans these shards. `place` has the list of them, for messages. `wids` is the index that names them, or
+ * NULL. */
+static enum status scan_shards(struct dataset *dataset, const char *place, const char *const names[],
+                               size_t count, const struct wids *wids)
 {
     struct remote *remote = dataset->remote;
-    TRY(check_distinct(dataset, names, count));
+    TRY(check_distinct(dataset, place, names, count));
     TRY(shards_room(dataset, count));
     for (size_t i = 0; remote && i < count; i++)
         remote_ask_size(remote, names[i]);
@@ -345,7 +348,7 @@ static enum status open_shards(struct dataset *dataset, struct dataset_names *na
                     "move the .tar files elsewhere, such as %s",
                     dataset->path, names->folder, shard);
     keep_shards(names);
-    return scan_shards(dataset, names->items, names->count, NULL);
+    return scan_shards(dataset, dataset->path, names->items, names->count, NULL);
 }
 
 /* Adds the samples of all shards that a wids index names. */
@@ -369,7 +372,7 @@ static enum status open_wids(struct dataset *dataset, const char *name)
         return dataset_out_of_memory();
     for (size_t i = 0; i < wids.count; i++)
         TRY(dataset_keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &names[i]));
-    return scan_shards(dataset, names, wids.count, &wids);
+    return scan_shards(dataset, path, names, wids.count, &wids);
 }
 
 /* Adds one sample of the index of --prepare. */
@@ -427,14 +430,15 @@ static enum status check_shard(struct dataset *dataset, uint32_t file)
     TRY(shard_size(dataset, shard, &bytes));
     if (bytes == shard->bytes)
         return STATUS_OK;
-    char begin[FILE_POINTER_BYTES];
+    char begin[OTHER_BEGIN_BYTES];
     ssize_t count = 0;
     int fd;
-    if (bytes < POINTER_BYTES_MAX && dataset_file_open(dataset, file, 0, &fd) == STATUS_OK) {
+    if (bytes < OTHER_BYTES_MAX && dataset_file_open(dataset, file, 0, &fd) == STATUS_OK) {
         count = pread(fd, begin, sizeof begin, 0);
         dataset_file_close(dataset, fd);
     }
-    if (count == sizeof begin && file_refuse_pointer(begin, sizeof begin) != STATUS_OK)
+    if (count > 0 && (file_refuse_pointer(begin, (size_t)count) != STATUS_OK ||
+                      tar_refuse_other(begin, (size_t)count) != STATUS_OK))
         return status_prefix(STATUS_FAILED, "%s/%s", dataset->path, shard->name);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
                       dataset->path, shard->name,
@@ -490,7 +494,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
             return dataset_out_of_memory();
         for (uint64_t p = 0; p < index->unit_count; p++)
             names[p] = index->units[p].name;
-        TRY(check_distinct(dataset, names, index->unit_count));
+        TRY(check_distinct(dataset, dataset->path, names, index->unit_count));
         TRY(shards_room(dataset, index->unit_count));
     }
     for (uint64_t p = 0; dataset->remote && p < index->unit_count; p++)
@@ -587,73 +591,55 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
     return STATUS_OK;
 }
 
-/* Computes the md5 of an open file. */
-static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
-{
-    void *md5 = NULL;
-    ssize_t count = 0;
-    enum status status = md5_begin(&md5);
-    while (status == STATUS_OK && (count = read(fd, buffer, MD5_BYTES)) > 0)
-        status = md5_add(md5, buffer, (size_t)count);
-    if (status == STATUS_OK && count < 0)
-        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
-    if (status == STATUS_OK)
-        status = md5_end(md5, hex);
-    md5_free(md5);
-    return status;
-}
-
 /* Compares a shard's md5 with the md5 in the wids index, if this build has libcrypto. A mismatch does not
  * tell which sample changed, so it is a failure even if dataset->skip is set. */
-static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
+static enum status check_md5(const struct dataset *dataset, uint32_t file)
 {
     const struct dataset_file *shard = &dataset->files[file];
-    char hex[33];
     int fd;
     enum status status = dataset_file_open(dataset, file, 0, &fd);
     if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
         return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
-    status = md5_of(fd, buffer, hex);
+    status = md5_check_file(fd, shard->md5);
     dataset_file_close(dataset, fd);
-    if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
-        status = status_set(STATUS_FAILED,
-                            "the shard's md5 is %s, but its wids index says %s: the shard may be damaged",
-                            hex, shard->md5);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
-}
-
-static enum status check_sums(const struct dataset *dataset)
-{
-    FREED uint8_t *buffer = malloc(MD5_BYTES);
-    if (!buffer)
-        return dataset_out_of_memory();
-    for (uint32_t f = 0; f < dataset->file_count; f++)
-        if (dataset->files[f].md5)
-            TRY(check_md5(dataset, f, buffer));
-    return STATUS_OK;
 }
 
 enum status dataset_hash(struct dataset *dataset)
 {
     if (dataset->hashed)
         return STATUS_OK;
-    TRY(check_sums(dataset));
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        if (dataset->files[f].md5)
+            TRY(check_md5(dataset, f));
     return read_all_samples(dataset, true);
 }
 
 /* ---- Opening ---- */
 
-/* Returns the last of `names` that has this ending, or NULL if there is none. Sets `*several` if there is
- * more than one. */
-static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
+/* Sets `*found` to the name that has this ending, or NULL if there is none. STATUS_USAGE if there are two. */
+static enum status find_one(const struct dataset *dataset, const struct dataset_names *names, const char *end,
+                            const char *remedy, const char **found)
 {
-    const char *found = NULL;
+    *found = NULL;
+    for (uint32_t i = 0; i < names->count; i++) {
+        if (!text_ends_in(names->items[i], end))
+            continue;
+        if (*found)
+            return status_set(STATUS_USAGE, "--data %s: the folder contains both %s and %s; %s",
+                              dataset->path, *found, names->items[i], remedy);
+        *found = names->items[i];
+    }
+    return STATUS_OK;
+}
+
+/* Returns the name of the first shard, or NULL. */
+static const char *first_shard(const struct dataset_names *names)
+{
     for (uint32_t i = 0; i < names->count; i++)
-        if (text_ends_in(names->items[i], end)) {
-            *several = found != NULL;
-            found = names->items[i];
-        }
-    return found;
+        if (text_ends_in(names->items[i], ".tar"))
+            return names->items[i];
+    return NULL;
 }
 
 static bool has_name(const struct dataset_names *names, const char *name)
@@ -687,44 +673,51 @@ static void warn_of_added(struct dataset *dataset, const struct dataset_names *n
             index);
 }
 
+/* Returns whether classes.txt is in the folder, also if dataset->shard is the only file to read. */
+static bool has_classes(const struct dataset *dataset, const struct dataset_names *names)
+{
+    return dataset->shard && !dataset->remote ? faccessat(dataset->directory, CLASSES_NAME, F_OK, 0) == 0
+                                              : has_name(names, CLASSES_NAME);
+}
+
+/* Finds out what kind of data set the folder is, and lists the samples. */
+static enum status open_listed(struct dataset *dataset, struct dataset_names *names)
+{
+    const char *index, *wids, *shard = first_shard(names);
+    TRY(find_one(dataset, names, ".index", "keep each data set in its own folder", &index));
+    if (index) {
+        TRY(open_indexed(dataset, index));
+        if (has_name(names, CLASSES_NAME))
+            TRY(read_classes(dataset));
+        if (!dataset->remote)
+            warn_of_added(dataset, names, index);
+        return STATUS_OK;
+    }
+    if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
+        return status_set(STATUS_USAGE,
+                          "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
+                          dataset->path);
+    TRY(find_one(dataset, names, ".wids.json", "name one of them in place of the folder", &wids));
+    if (!wids && !shard)
+        return dataset->remote ? refuse_files(dataset) : dataset_open_files(dataset);
+    if (has_classes(dataset, names))
+        TRY(read_classes(dataset)); /* first, because a wids index may name shards in another folder */
+    return wids ? open_wids(dataset, wids) : open_shards(dataset, names, shard);
+}
+
 static enum status list_samples(struct dataset *dataset)
 {
     struct dataset_names names = {0};
-    bool several = false, unused = false;
     enum status status = dataset_list(dataset, false, &names);
     if (status == STATUS_OK && names.count)
         qsort(names.items, names.count, sizeof *names.items, by_text);
-    const char *index = the_one(&names, ".index", &several), *wids = the_one(&names, ".wids.json", &unused);
-    const char *shard = the_one(&names, ".tar", &unused);
-    if (status != STATUS_OK)
-        ;
-    else if (several)
-        status =
-            status_set(STATUS_USAGE, "%s contains more than one .index; keep each data set in its own folder",
-                       dataset->path);
-    else if (index) {
-        status = open_indexed(dataset, index);
-        if (status == STATUS_OK && has_name(&names, CLASSES_NAME))
-            status = read_classes(dataset);
-        if (status == STATUS_OK && !dataset->remote)
-            warn_of_added(dataset, &names, index);
-    } else if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
-        status = status_set(
-            STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
-            dataset->path);
-    else if (wids)
-        status = open_wids(dataset, wids);
-    else if (shard)
-        status = open_shards(dataset, &names, shard);
-    else if (dataset->remote)
-        status = refuse_files(dataset);
-    else
-        status = dataset_open_files(dataset);
+    if (status == STATUS_OK)
+        status = open_listed(dataset, &names);
     free(names.items);
     return status;
 }
 
-/* Opens the folder of the tar file that dataset->path names, to read only this file. */
+/* Opens the folder of the tar file or wids index that dataset->path names, to read only this file. */
 static enum status open_shard_alone(struct dataset *dataset)
 {
     char *slash = strrchr(dataset->path, '/');
@@ -756,17 +749,27 @@ static enum status open_place(const char *path, const struct remote_options *opt
     dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory >= 0)
         return STATUS_OK;
-    if (errno == ENOTDIR && text_ends_in(dataset->path, ".tar"))
+    if (errno == ENOTDIR &&
+        (text_ends_in(dataset->path, ".tar") || text_ends_in(dataset->path, ".wids.json")))
         return open_shard_alone(dataset);
-    return status_set(STATUS_USAGE, "--data %s: %s%s", path, strerror(errno),
-                      errno == ENOTDIR ? "; name a folder, or a shard that ends in .tar" : "");
+    return status_set(
+        STATUS_USAGE, "--data %s: %s%s", path, strerror(errno),
+        errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
+        : errno == ENOENT && strpbrk(path, "{*?[")
+            ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
+              "the folder, whose shards are all read"
+            : "");
 }
 
-enum status dataset_find(const char *path, bool skip, const struct members *choice,
+enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
-    *dataset = (struct dataset){
-        .path = strdup(path), .directory = -1, .skip = skip, .options = options, .url = path};
+    *dataset = (struct dataset){.path = strdup(path),
+                                .directory = -1,
+                                .skip = skip,
+                                .compare = compare,
+                                .options = options,
+                                .url = path};
     if (!dataset->path)
         return dataset_out_of_memory();
     if (choice)
@@ -825,7 +828,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset)
 {
-    TRY(dataset_find(path, skip, choice, options, dataset));
+    TRY(dataset_find(path, skip, false, choice, options, dataset));
     return dataset_check(path, dataset);
 }
 

@@ -20,15 +20,16 @@ FDSL_C_BEGIN
  * them in dataset->skipped. If the directory has our index, `skip` also makes this function compare every
  * byte and every shard header with the index.
  *
- * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, even
- * if `skip` is true, if a wids index names a shard outside the directory. The caller closes the dataset, even
- * after a failure. */
+ * STATUS_USAGE if the directory cannot be opened, is incomplete, contains no samples or contains two indexes.
+ * STATUS_FAILED, even if `skip` is true, if a wids index at a URL names a shard on another server or outside
+ * its folder. The caller closes the dataset, even after a failure. */
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 
 /* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
- * `url` is the path or the URL. */
-enum status dataset_find(const char *path, bool skip, const struct members *choice,
+ * `url` is the path or the URL. If `compare` is set, the first also compares the md5 of each shard with the
+ * wids index. If they differ, it returns STATUS_FAILED, even if `skip` is true. */
+enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 enum status dataset_check(const char *url, struct dataset *dataset);
 
@@ -37,9 +38,9 @@ enum status dataset_check(const char *url, struct dataset *dataset);
  * otherwise, one list of names may be longer than the other. */
 enum status dataset_same_classes(struct dataset *train, struct dataset *test);
 
-/* Returns the names of the classes after dataset_check(): those of classes.txt beside our index, or of the
- * class folders. Sets `*count`. NULL and 0 if the classes have no names, or if labels are read from a member
- * other than "cls". */
+/* Returns the names of the classes after dataset_check(): those of classes.txt beside the index or the
+ * shards, or of the class folders. Sets `*count`. NULL and 0 if the classes have no names, or if labels are
+ * read from a member other than "cls". */
 const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if

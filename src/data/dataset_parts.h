@@ -12,8 +12,9 @@
 #include "data/dataset.h"
 #include "data/index.h"
 
-#define DATASET_WARNINGS_MAX 8          /* number of reported faults; further faults are only counted */
-#define DATASET_UNKNOWN      UINT64_MAX /* the number of lost samples is unknown */
+#define DATASET_WARNINGS_MAX 8                /* number of reported faults; further faults are only counted */
+#define DATASET_UNKNOWN      UINT64_MAX       /* the number of lost samples is unknown */
+#define DATASET_KEPT         (UINT64_MAX - 1) /* no sample is lost */
 
 /* ---- dataset.c ---- */
 
@@ -33,9 +34,9 @@ enum status dataset_add_member(struct dataset *dataset, struct dataset_member me
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
 /* Handles a failure whose message is already set. `samples` is the number of samples that this failure
- * affects, or DATASET_UNKNOWN. If dataset->skip is set and `status` is STATUS_FAILED, prints the message as a
- * warning (at most DATASET_WARNINGS_MAX times), counts these samples as skipped and returns STATUS_OK.
- * Otherwise returns `status`: a failure with any other status is not the fault of a sample. */
+ * affects, DATASET_UNKNOWN or DATASET_KEPT. If dataset->skip is set and `status` is STATUS_FAILED, prints the
+ * message as a warning (at most DATASET_WARNINGS_MAX times), counts these samples as skipped and returns
+ * STATUS_OK. Otherwise returns `status`: a failure with any other status is not the fault of a sample. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* Returns whether warnings about the contents of the data set's folder are printed. A run with lists of

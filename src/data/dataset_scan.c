@@ -8,6 +8,7 @@
 #include "core/fnv.h"
 #include "data/dataset_parts.h"
 #include "data/key.h"
+#include "data/md5.h"
 #include "data/tar.h"
 
 #define WINDOW_BYTES 8192 /* size of a read while searching for headers */
@@ -291,8 +292,11 @@ static enum status scan_open_shard(struct scan *scan, uint64_t shard_bytes)
             at = scan->parser.position;
             skipped = 0;
         }
-        TRY(tar_next(&scan->parser, bytes + skipped, available - (size_t)skipped,
-                     at + available >= shard_bytes, &member, &step, &need));
+        enum status status = tar_next(&scan->parser, bytes + skipped, available - (size_t)skipped,
+                                      at + available >= shard_bytes, &member, &step, &need);
+        if (status != STATUS_OK && at == 0 && scan->dataset->sample_count == scan->first)
+            TRY(tar_refuse_other(bytes, available));
+        TRY(status);
         if (step == TAR_END)
             return STATUS_OK;
         if (step == TAR_MEMBER) {
@@ -346,8 +350,14 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     if (status == STATUS_OK)
         status = scan_file(scan, file);
     uint64_t found = dataset->sample_count - first;
-    if (status == STATUS_OK && listed)
+    const bool scanned = status == STATUS_OK;
+    bool same = true;
+    if (scanned && listed)
         status = check_listed(listed, found, dataset->files[file].bytes);
+    if (status == STATUS_OK && listed && *listed->md5 && dataset->compare) {
+        status = md5_check_file(scan->fd, listed->md5);
+        same = status == STATUS_OK;
+    }
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
     if (scan->fd >= 0)
@@ -358,8 +368,12 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     free(scan->files);
     free(scan->large);
     free(scan);
-    if (status == STATUS_OK)
-        return STATUS_OK;
+    if (status == STATUS_OK || !same) /* the md5 does not tell which samples differ */
+        return status;
     uint64_t left = listed && listed->samples > found ? listed->samples - found : 0;
+    if (scanned && left == 0 && dataset->skip) {
+        status_prefix(status, "all samples of this shard are read, although it differs from its list");
+        return dataset_skip(dataset, status, DATASET_KEPT);
+    }
     return dataset_skip(dataset, status, listed ? left : DATASET_UNKNOWN);
 }

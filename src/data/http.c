@@ -318,10 +318,8 @@ static enum status refuse(const struct http *http)
                           "%s: access denied (%s); check the credentials and their permissions", shown, text);
     case 404:
     case 410:
-        return status_set(
-            STATUS_FAILED,
-            "%s: the server has no such file (%s); check the address, and the numbers in {FIRST..LAST}",
-            shown, text);
+        return status_set(STATUS_FAILED, "%s: the server has no such file (%s); %s", shown, text,
+                          http->request->absent ? http->request->absent : "check the address");
     case 412:
         return status_set(STATUS_FAILED, "%s: the file changed while it was read; start again", shown);
     case 416:

@@ -32,6 +32,7 @@ struct http_request {
     uint64_t wanted;    /* number of requested bytes */
     bool whole;         /* asks for the whole file, of at most `wanted` bytes, without a range */
     bool redirects;     /* follow up to five redirections; never from HTTPS to HTTP */
+    const char *absent; /* what to do if the file does not exist; NULL: check the address */
     bool explained;     /* the body of an error is that of S3 or Azure (s3_read_error()) */
     const char *region; /* the region that the request is for; NULL if there are no regions */
     uint8_t *to;        /* receives the bytes: room for `wanted`; or NULL */

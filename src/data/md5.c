@@ -1,10 +1,19 @@
 #include "data/md5.h"
 
+#include <errno.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #ifdef HAVE_CRYPTO
 #include <openssl/evp.h>
 #endif
+
+#define READ_BYTES ((size_t)1 << 20)
 
 #ifdef HAVE_CRYPTO
 
@@ -65,3 +74,40 @@ void md5_free(void *md5)
 }
 
 #endif
+
+/* Computes the md5 of an open file. */
+static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
+{
+    void *md5 = NULL;
+    ssize_t count = 0;
+    off_t at = 0; /* the descriptor's own position may be anywhere: memory is reused for several shards */
+    enum status status = md5_begin(&md5);
+    for (; status == STATUS_OK && (count = pread(fd, buffer, READ_BYTES, at)) > 0; at += count)
+        status = md5_add(md5, buffer, (size_t)count);
+    if (status == STATUS_OK && count < 0)
+        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
+    if (status == STATUS_OK)
+        status = md5_end(md5, hex);
+    md5_free(md5);
+    return status;
+}
+
+enum status md5_check_file(int fd, const char *expected)
+{
+    char hex[33] = "";
+#ifdef HAVE_CRYPTO
+    uint8_t *buffer = malloc(READ_BYTES);
+    TRY(ALLOCATED(buffer, "out of memory to compute an md5"));
+    enum status status = md5_of(fd, buffer, hex);
+    free(buffer);
+    TRY(status);
+#else
+    (void)fd, (void)md5_of;
+#endif
+    return !*hex || strcasecmp(hex, expected) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "the shard's md5 is %s, but its wids index says %s: the shard may be damaged, or "
+                            "be another one",
+                            hex, expected);
+}

@@ -194,18 +194,37 @@ static enum status plain_edges(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
+/* Compares the hash of a member's data with the index. */
+static enum status compare_whole(const struct plain *plain, const struct dataset_member *member,
+                                 uint64_t whole)
+{
+    return !plain->dataset->indexed || whole == member->whole
+               ? STATUS_OK
+               : plain_fail(plain, member->offset,
+                            "the member's data do not match the hash in the index; they may be damaged");
+}
+
 static enum status plain_whole(struct plain *plain, struct dataset_member *member)
 {
-    const struct dataset *dataset = plain->dataset;
     TRY(plain_room(plain, member->offset, member->size));
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = checksum_whole(plain->buffer, member->size);
-    if (dataset->indexed && whole != member->whole)
-        return plain_fail(plain, member->offset,
-                          "the member's data do not match the hash in the index; they may be damaged");
+    TRY(compare_whole(plain, member, whole));
     member->whole = whole;
     member->edges = checksum_edges(plain->buffer, member->size);
     return STATUS_OK;
+}
+
+enum status plain_member(struct plain *plain, const struct dataset_sample *sample,
+                         const struct dataset_member *member, uint8_t *bytes)
+{
+    const struct dataset *dataset = plain->dataset;
+    uint64_t unused;
+    TRY(plain_open_file(plain, member, &unused));
+    if (dataset->shards && dataset->indexed)
+        TRY(plain_headers(plain, sample, member));
+    TRY(plain_read(plain, bytes, member->size, member->offset));
+    return dataset->indexed ? compare_whole(plain, member, checksum_whole(bytes, member->size)) : STATUS_OK;
 }
 
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)

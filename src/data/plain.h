@@ -35,6 +35,11 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 
+/* Reads a whole member of a sample into `bytes`. If the data set has an index of --prepare, compares the hash
+ * of the data and, in shards, the tar header with the index. STATUS_FAILED with file and offset. */
+enum status plain_member(struct plain *plain, const struct dataset_sample *sample,
+                         const struct dataset_member *member, uint8_t *bytes);
+
 /* Reads the label of a sample from its member or its folder. STATUS_FAILED if the sample has no label, or if
  * the label is not a class from 0 to `classes` - 1; if `classes` is 0, any integer is accepted. */
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,

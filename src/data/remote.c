@@ -81,6 +81,12 @@ enum status remote_examine(struct remote *remote, struct http *http, struct file
     struct http_request request = remote_request(remote, url, shown);
     request.wanted = 1;
     request.to = &byte;
+    if (strpbrk(file->name, "*["))
+        request.absent = "patterns such as * are not expanded: name the numbers, as in {000..099}";
+    else if (remote->braces)
+        request.absent = "check the address, and the names that the braces stand for";
+    else if (remote->count != 1 || remote->files[0] != file)
+        request.absent = "the index or list of the data set names it: add the file, or correct the list";
     TRY(http_get(http, &request, tries, &reply));
     if (!reply.version.exact && reply.version.modified && remote->options.cache_dir) {
         /* If the file was written in this second, its date is exact from the next second on. */
@@ -104,6 +110,18 @@ static enum status examine_alone(struct remote *remote, struct file *file, int t
 
 /* ---- Opening ---- */
 
+/* Removes entries of the cache that exceed the limit, unless a file of this data set is itself larger than
+ * the limit: such a limit is a mistake, and reading the file fails. */
+static enum status trim_cache(const struct remote *remote)
+{
+    const struct remote_options *options = &remote->options;
+    bool fits = !options->frozen && !options->unlisted;
+    for (uint32_t i = 0; i < remote->count; i++)
+        fits = fits && (!remote->files[i]->known || !options->cache_bytes ||
+                        remote->files[i]->version.bytes <= options->cache_bytes);
+    return fits ? cache_trim(options->cache_dir, options->cache_bytes) : STATUS_OK;
+}
+
 static enum status open_all(const char *url, struct remote *remote)
 {
     FREED char *leaf = NULL;
@@ -111,11 +129,13 @@ static enum status open_all(const char *url, struct remote *remote)
     TRY(remote_find_service(remote, leaf));
     TRY(http_open(&remote->http));
     if (remote->options.cache_dir)
-        TRY(cache_open(remote->options.cache_dir, remote->options.cache_bytes, remote->options.frozen));
+        TRY(cache_open(remote->options.cache_dir, remote->options.frozen));
     if (!remote->options.unlisted)
         TRY(remote_list(remote, leaf));
     if (remote->count && !remote->files[0]->known)
         TRY(examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST));
+    if (remote->options.cache_dir)
+        TRY(trim_cache(remote));
     return remote_start_threads(remote);
 }
 
@@ -192,6 +212,11 @@ const char *remote_name(const struct remote *remote, uint32_t file)
     return remote->files[file]->name;
 }
 
+bool remote_encoded(const struct remote *remote)
+{
+    return remote->service == SERVICE_WEB;
+}
+
 bool remote_cached(const struct remote *remote)
 {
     return remote->options.cache_dir != NULL;
@@ -258,6 +283,7 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
+    TRY(cache_check_fits(&entry, remote->options.cache_bytes));
     TRY(cache_find(folder, &entry, remote->options.frozen, fd));
     if (*fd >= 0)
         return STATUS_OK;

@@ -45,6 +45,9 @@ void remote_close(struct remote *remote);
 uint32_t remote_count(const struct remote *remote);
 const char *remote_name(const struct remote *remote, uint32_t file);
 
+/* Returns whether the names of files are percent-encoded: on web servers, but not in S3 and Azure. */
+bool remote_encoded(const struct remote *remote);
+
 /* Returns whether files are stored in a cache on a file system. */
 bool remote_cached(const struct remote *remote);
 

@@ -298,7 +298,7 @@ static enum status reserve(const char *folder, uint64_t bytes, uint64_t limit,
     return status;
 }
 
-enum status cache_open(const char *folder, uint64_t limit, bool frozen)
+enum status cache_open(const char *folder, bool frozen)
 {
     struct stat info;
     if (frozen && access(folder, F_OK) != 0 && errno == ENOENT) {
@@ -318,8 +318,11 @@ enum status cache_open(const char *folder, uint64_t limit, bool frozen)
         return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
     if (access(folder, R_OK | W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "--cache-dir %s: %s%s", folder, strerror(errno), remedy(errno));
-    if (frozen)
-        return STATUS_OK;
+    return STATUS_OK;
+}
+
+enum status cache_trim(const char *folder, uint64_t limit)
+{
     int lock;
     bool fits;
     TRY(lock_folder(folder, &lock));
@@ -353,15 +356,20 @@ static enum status lock_draft(struct cache_draft *draft)
     }
 }
 
+enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit)
+{
+    return !limit || entry->bytes <= limit ? STATUS_OK
+                                           : status_set(STATUS_USAGE,
+                                                        "--cache-bytes %" PRIu64 ": a file of %" PRIu64
+                                                        " bytes does not fit; raise the limit",
+                                                        limit, entry->bytes);
+}
+
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         struct cache_draft *draft, int *fd)
 {
     *draft = (struct cache_draft){.fd = -1};
     *fd = -1;
-    if (limit && entry->bytes > limit)
-        return status_set(STATUS_USAGE,
-                          "--cache-bytes: a file of %" PRIu64 " bytes does not fit; raise the limit",
-                          entry->bytes);
     if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
         draft->path = NULL;
         return status_set(STATUS_EXHAUSTED, "out of memory for a name in the cache");

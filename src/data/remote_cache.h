@@ -21,10 +21,15 @@ struct cache_draft {
     char *path;
 };
 
-/* Creates the folder if it does not exist. Removes the least recently used entries until the rest fits into
- * `limit` bytes (0: unlimited). If `frozen` is true, only checks the folder. STATUS_USAGE if the folder
- * cannot be created or used. */
-enum status cache_open(const char *folder, uint64_t limit, bool frozen);
+/* Creates the folder if it does not exist. If `frozen` is true, only checks the folder. STATUS_USAGE if the
+ * folder cannot be created or used. */
+enum status cache_open(const char *folder, bool frozen);
+
+/* Removes the least recently used entries until the rest fits into `limit` bytes (0: unlimited). */
+enum status cache_trim(const char *folder, uint64_t limit);
+
+/* STATUS_USAGE if `entry` alone exceeds the limit (0: unlimited). Removes nothing. */
+enum status cache_check_fits(const struct cache_entry *entry, uint64_t limit);
 
 /* Removes an entry, if it exists. */
 void cache_remove(const char *folder, const struct cache_entry *entry);
@@ -37,7 +42,7 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, bool
 /* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
  * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until
  * `entry` fits into `limit` bytes (0: unlimited), and waits while the drafts of other processes leave too
- * little room. STATUS_USAGE if `entry` alone exceeds the limit. */
+ * little room. cache_check_fits() has accepted `entry`. */
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         struct cache_draft *draft, int *fd);
 

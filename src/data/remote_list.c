@@ -37,6 +37,7 @@ static enum status expand(struct remote *remote, const char *text)
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!open && !strchr(text, '}'))
         return list_file(remote, text, &file);
+    remote->braces = true;
     if (!close)
         return status_set(STATUS_USAGE, "--data: '%.80s' has a brace without its counterpart", text);
     unsigned long long first, last;

@@ -57,6 +57,7 @@ struct remote {
     struct s3_credentials credentials;
     struct remote_options options;
     char *identity; /* the query without the parameters of a signature; part of the names in the cache */
+    bool braces;    /* the URL has braces, which stand for several names */
     uint64_t run;   /* a random number, for files that are cached for this run only */
 
     struct file **files; /* the listed files; files that are not listed are only in `tree` */

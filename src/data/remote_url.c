@@ -238,7 +238,7 @@ enum status remote_find_service(struct remote *remote, char *leaf)
         remote->service = SERVICE_S3;
         return find_s3(remote, leaf);
     }
-    if (has_parameter(remote->suffix, "sig", 3)) {
+    if (has_parameter(remote->suffix, "sig", 3) && has_parameter(remote->suffix, "sv", 2)) {
         remote->service = SERVICE_AZURE;
         return find_azure(remote, leaf);
     }
@@ -259,6 +259,11 @@ enum status remote_url_of(const struct remote *remote, const char *name, char ur
     if (!fits)
         return status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
     strcat(url, remote->suffix);
+    for (char *blank; (blank = strchr(url, ' ')); memcpy(blank, "%20", 3)) {
+        if (strlen(url) + 2 >= REMOTE_URL_MAX)
+            return status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
+        memmove(blank + 3, blank + 1, strlen(blank));
+    }
     return STATUS_OK;
 }
 

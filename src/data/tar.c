@@ -132,6 +132,35 @@ static enum status check_sum(uint64_t at, const uint8_t *header)
     return STATUS_OK;
 }
 
+enum status tar_refuse_other(const void *bytes, size_t size)
+{
+    static const struct {
+        const char *begin, *kind;
+    } others[] = {
+        {"\x1f\x8b", "gzip"},
+        {"\x28\xb5\x2f\xfd", "zstd"},
+        {"\xfd"
+         "7zXZ",
+         "xz"},
+        {"BZh", "bzip2"},
+        {"PK\x03\x04", "zip"},
+    };
+    const char *text = bytes;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (size >= strlen(others[i].begin) && memcmp(bytes, others[i].begin, strlen(others[i].begin)) == 0)
+            return status_set(STATUS_FAILED,
+                              "this is not a tar file, but %s data: unpack it, because shards are not "
+                              "decompressed",
+                              others[i].kind);
+    while (size > 0 && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n'))
+        text++, size--;
+    if ((size >= 5 && strncasecmp(text, "<html", 5) == 0) ||
+        (size >= 9 && strncasecmp(text, "<!doctype", 9) == 0))
+        return status_set(STATUS_FAILED, "this is not a tar file, but an HTML page, such as a server's page "
+                                         "for logging in: check the address and the credentials");
+    return STATUS_OK;
+}
+
 /* Reads the name stored in the header itself. */
 static void plain_name(const uint8_t *header, char *name)
 {

@@ -67,6 +67,11 @@ FDSL_C_BEGIN
 /* Starts parsing a shard of this size, or of TAR_SIZE_UNKNOWN. The parser allocates no memory. */
 void tar_open(struct tar_parser *parser, uint64_t shard_bytes);
 
+/* Refuses files that are often in the place of a shard: compressed archives, and HTML pages of a server.
+ * `bytes` are the first bytes of the file. A shard may begin with such bytes, too, so use this only to
+ * explain why a file is not a shard. STATUS_FAILED with a remedy. */
+enum status tar_refuse_other(const void *bytes, size_t size);
+
 /* Moves to the headers of another member, at offset `position`. Global pax headers stay in effect. */
 void tar_move(struct tar_parser *parser, uint64_t position);
 
