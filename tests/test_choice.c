@@ -139,10 +139,10 @@ Test(choice, names_with_dots_in_shards_are_explained)
 Test(choice, other_files_in_place_of_shards_are_named)
 {
     static const char *const cases[][2] = {
-        {"gzip < x.tar",
-         "the file is compressed with gzip, but shards are not compressed; unpack it with gunzip"},
-        {"echo '<html>404</html>'", "the file is a page of a web server, not a shard"},
-        {"printf '\\n <!DOCTYPE html>'; seq 1000", "the file is a page of a web server, not a shard"},
+        {"gzip < x.tar", "this is not a tar file, but gzip data: unpack it"},
+        {"echo '<html>404</html>'", "this is not a tar file, but an HTML or XML page"},
+        {"echo '<?xml version=\"1.0\"?><Error/>'", "this is not a tar file, but an HTML or XML page"},
+        {"printf '\\n <!DOCTYPE html>'; seq 1000", "this is not a tar file, but an HTML or XML page"},
         {"head -c 700 /dev/urandom | tr B C", "offset 0: "}};
     EXPECT(0, "mkdir s && $P --prepare d --from digits --samples 3 --encode npy && mv d/*.tar x.tar");
     for (size_t i = 0; i < COUNT_OF(cases); i++)

@@ -275,7 +275,7 @@ Test(load_index, other_files_in_place_of_a_shard_are_named, .init = make_folder,
         {"gzip -c x-000000.tar", "this is not a tar file, but gzip data: unpack it"},
         {"xz -c x-000000.tar", "this is not a tar file, but xz data: unpack it"},
         {"printf '\\n <!DOCTYPE html><title>Log in</title>'",
-         "this is not a tar file, but an HTML page, such as a server's page for logging in"},
+         "this is not a tar file, but an HTML or XML page, such as a server's page for logging in"},
     };
     char text[PATH_MAX];
     for (int indexed = 0; indexed < 2; indexed++)

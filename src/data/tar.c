@@ -146,7 +146,7 @@ enum status tar_refuse_other(const void *bytes, size_t size)
         {"PK\x03\x04", "zip"},
     };
     const char *text = bytes;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    for (size_t i = 0; i < COUNT_OF(others); i++)
         if (size >= strlen(others[i].begin) && memcmp(bytes, others[i].begin, strlen(others[i].begin)) == 0)
             return status_set(STATUS_FAILED,
                               "this is not a tar file, but %s data: unpack it, because shards are not "
@@ -154,10 +154,12 @@ enum status tar_refuse_other(const void *bytes, size_t size)
                               others[i].kind);
     while (size > 0 && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n'))
         text++, size--;
-    if ((size >= 5 && strncasecmp(text, "<html", 5) == 0) ||
-        (size >= 9 && strncasecmp(text, "<!doctype", 9) == 0))
-        return status_set(STATUS_FAILED, "this is not a tar file, but an HTML page, such as a server's page "
-                                         "for logging in: check the address and the credentials");
+    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
+    for (size_t i = 0; i < COUNT_OF(pages); i++)
+        if (size >= strlen(pages[i]) && strncasecmp(text, pages[i], strlen(pages[i])) == 0)
+            return status_set(STATUS_FAILED,
+                              "this is not a tar file, but an HTML or XML page, such as a server's page "
+                              "for logging in: check the address and the credentials");
     return STATUS_OK;
 }
 
@@ -445,32 +447,6 @@ static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, siz
     return STATUS_OK;
 }
 
-/* Sets another message if a file that is not a shard is of a well-known kind. `bytes` are its first bytes. */
-static enum status name_other_file(enum status status, const uint8_t *bytes, size_t available)
-{
-    static const struct {
-        const char *begin, *name, *unpack;
-    } packed[] = {{"\x1f\x8b", "gzip", "gunzip"},
-                  {"\x28\xb5\x2f\xfd", "zstd", "unzstd"},
-                  {"\xfd\x37zXZ", "xz", "unxz"},
-                  {"BZh", "bzip2", "bunzip2"}};
-    static const char *const pages[] = {"<!doctype", "<html", "<?xml"};
-    char text[TAR_BLOCK_BYTES + 1] = "";
-    memcpy(text, bytes, available < TAR_BLOCK_BYTES ? available : TAR_BLOCK_BYTES);
-    for (size_t i = 0; i < COUNT_OF(packed); i++)
-        if (strncmp(text, packed[i].begin, strlen(packed[i].begin)) == 0)
-            return BAD(UINT64_C(0),
-                       "the file is compressed with %s, but shards are not compressed; unpack it with "
-                       "%s < FILE > NEW.tar",
-                       packed[i].name, packed[i].unpack);
-    for (size_t i = 0; i < COUNT_OF(pages); i++)
-        if (strncasecmp(text + strspn(text, " \r\n\t"), pages[i], strlen(pages[i])) == 0)
-            return BAD(UINT64_C(0),
-                       "the file is a page of a web server, not a shard, so its download failed; "
-                       "the page may say why; download the shard again");
-    return status;
-}
-
 enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                      struct tar_member *member, enum tar_step *step, size_t *need)
 {
@@ -483,15 +459,11 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
             return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was truncated"
                                     : "the shard is empty");
-        if (available < TAR_BLOCK_BYTES) {
-            enum status asked = ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
-            return asked == STATUS_OK || begin ? asked : name_other_file(asked, bytes, available);
-        }
+        if (available < TAR_BLOCK_BYTES)
+            return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
         if (is_zero(bytes, TAR_BLOCK_BYTES))
             return take_end(parser, bytes, available, at_end, step, need);
-        enum status sum = check_sum(begin, bytes);
-        if (sum != STATUS_OK)
-            return begin ? sum : name_other_file(sum, bytes, available);
+        TRY(check_sum(begin, bytes));
         if (is_extension(bytes[TYPE])) {
             uint64_t size;
             TRY(size_of(begin, bytes, &size));
