@@ -1325,7 +1325,8 @@ Test(remote, folders_in_a_cache_are_refused, .timeout = 20)
         struct cache_draft draft;
         int fd;
         SHELL(0, "rm -rf cache; mkdir -p cache/%s; touch cache/%s/mine", name, name);
-        cr_assert_eq(cache_open("cache", 1, false), STATUS_OK, "%s", status_text());
+        cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1) == STATUS_OK, "%s",
+                  status_text());
         cr_expect_eq(cache_find("cache", &entry, i, &fd), i ? STATUS_OK : STATUS_EXHAUSTED);
         cr_expect_eq(fd, -1);
         cr_expect_eq(cache_begin("cache", &entry, 10, &draft, &fd), STATUS_EXHAUSTED);
@@ -1366,9 +1367,11 @@ Test(remote, other_files_in_the_folder_of_a_cache_stay, .timeout = 20)
     /* Links of our form, although only a process of this program would write such a name */
     SHELL(0, "printf data > mine; cd cache; ln -s ../mine 0000000000000009.part; "
              "ln -s ../mine 0000000000000009-0000000000000001.data; mkfifo 000000000000000a.part");
-    cr_assert_eq(cache_open("cache", 5, false), STATUS_OK, "%s", status_text());
+    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 5) == STATUS_OK, "%s",
+              status_text());
     write_entry(5); /* as large as the limit, so no other file counts */
-    cr_assert_eq(cache_open("cache", 1, false), STATUS_OK, "%s", status_text());
+    cr_assert(cache_open("cache", false) == STATUS_OK && cache_trim("cache", 1) == STATUS_OK, "%s",
+              status_text());
     for (size_t i = 0; i < count; i++)
         SHELL(0, "test \"$(cat 'cache/%s')\" = 'twenty bytes of data'", names[i]);
     SHELL(0, "cd cache; test -L 0000000000000009.part -a -L 0000000000000009-0000000000000001.data -a "
