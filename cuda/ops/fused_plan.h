@@ -30,7 +30,7 @@ static inline enum row_kind row_kind_of(uint64_t row_bytes, uint32_t columns)
     return columns % 256 == 0 ? ROW_WHOLE : ROW_ALIGNED;
 }
 
-/* What a plan depends on. */
+/* Inputs of a plan. */
 struct fused_shape {
     uint64_t shared_bytes; /* maximum shared memory per block */
     bool bulk;             /* the GPU has bulk copies */

@@ -25,7 +25,7 @@ struct table {
     uint32_t size, used; /* `size` is a power of two, or 0 */
 };
 
-/* What a name is after a member: extracting the shard up to there would create this. A later member with the
+/* State of a name after a member: what extracting the shard up to there would create. A later member with the
  * same name replaces it. */
 struct file {
     uint64_t data, size;

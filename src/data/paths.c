@@ -101,7 +101,7 @@ static enum status add_pattern(const char *pattern, bool (*wanted)(const char *p
 
 /* ---- Files that are named twice ---- */
 
-/* What a file is. Some file systems give several files the same number, so size and time count, too. */
+/* Identifies a file. Some file systems give several files the same number, so size and time count, too. */
 struct identity {
     const char *name;
     uint64_t values[5]; /* whether it exists, device, number, size, time */

@@ -66,7 +66,7 @@ enum status s3_list(const char *text, size_t size,
                     enum status (*add)(void *context, const struct s3_object *object), void *context,
                     char next[S3_TOKEN_MAX]);
 
-/* What the body of an answer with an error says. Each text may be empty, or cut. */
+/* The error that the body of an answer contains. Each text may be empty, or cut. */
 struct s3_error {
     char code[64], message[256];
     char region[64]; /* where the bucket is */

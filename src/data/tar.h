@@ -20,7 +20,7 @@
 #define TAR_EXTENDED_MAX (1 << 20) /* largest data of a pax header or a GNU long name, in bytes */
 #define TAR_SIZE_UNKNOWN UINT64_MAX
 
-/* What a member is. Volume labels are not reported, and folders only if parser->folders is set. */
+/* The kind of a member. Volume labels are not reported, and folders only if parser->folders is set. */
 enum tar_kind {
     TAR_FILE,    /* a regular file */
     TAR_LINK,    /* a hard link: another name of the member `target`, which comes before it */

@@ -162,7 +162,7 @@ static enum status read_tensor(const struct search *search, const struct pickle_
 
 /* ---- The search for tensors ---- */
 
-/* What is known about a list, tuple or dict that was visited before: `mark` of struct pickle_value. */
+/* State of a list, tuple or dict that was visited before: the `mark` of struct pickle_value. */
 enum mark { MARK_NEW, MARK_CHECKED, MARK_NO_TENSORS };
 
 static enum status visit(struct search *search, struct pickle_value *value, unsigned depth);
