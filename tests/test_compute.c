@@ -345,7 +345,7 @@ Test(compute, an_array_that_is_not_an_image_fails_the_run)
         const char *type, *shape;
         size_t values;
     } arrays[] = {
-        {"<i4", "3, 8, 8", 3 * SIDE * SIDE}, {"|u1", "64", 64}, {"|u1", "1, 3, 8, 8", 3 * SIDE * SIDE}};
+        {"<i4", "3, 8, 8", 3 * SIDE * SIDE}, {"|u1", "64,", 64}, {"|u1", "1, 3, 8, 8", 3 * SIDE * SIDE}};
     make_arrays("|u1");
     for (size_t i = 0; i < COUNT_OF(arrays); i++) {
         struct job job;
@@ -486,7 +486,7 @@ Test(compute, sets_without_labelled_images_are_refused)
     put_label(5, 1);
     put_array(0, "|u1", "64, 3", 64 * 3);
     expect_no_task(line, "too small");
-    put_array(0, "|u1", "64", 64);
+    put_array(0, "|u1", "64,", 64);
     expect_no_task(line, "sample '000000': its array is not an image");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
     expect_no_task(line, "sample '000000': it has no member for --image "
