@@ -52,8 +52,7 @@ Test(choice, samples_with_unusual_members_are_read_or_refused)
     expect_bytes(7, SHARDS "--data s/x.tar", "--member txt");
     EXPECT(0, "rm s/y.tar && cd s && " SHARDS "--data x.tar");
     cr_expect_eq(number(out, 1, "items"), 20);
-    expect_refused(2, "Not a directory; name a folder, a shard",
-                   "$P --variant shards --data o/000000.txt");
+    expect_refused(2, "Not a directory; name a folder, a shard", "$P --variant shards --data o/000000.txt");
     expect_bytes(8, FILES "--data o", "--image txt");
     expect_refused(1, "'000000': it has no member for --image png;jpg; its members are: ",
                    "$P --variant shards --data s --image 'png;jpg'");
