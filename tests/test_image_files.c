@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "data/image_fit.h"
 #include "data/orientation.h"
 #include "data/png_image.h"
@@ -522,6 +523,23 @@ Test(image_files, padding_is_accepted_after_almost_any_code)
     cr_expect_leq(refused[0][1], files[0][1] / 20, "%u", refused[0][1]);
     cr_expect_leq(refused[1][0] + refused[1][1], (files[1][0] + files[1][1]) / 4, "%u and %u", refused[1][0],
                   refused[1][1]);
+    image_scratch_close(&scratch);
+}
+
+/* In these files, one bit of the scan is wrong, and the damaged code uses a part of the padding. Without the
+ * padding, libjpeg reports that the scan ends too early, so the padding must not be accepted. */
+Test(image_files, padding_does_not_hide_that_a_scan_ends_too_early)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    for (int i = 1; i <= 3; i++) {
+        char path[64], *bytes;
+        size_t size;
+        snprintf(path, sizeof path, "tests/data/images/damaged/padding%d.jpg", i);
+        cr_assert_eq(file_read(path, &bytes, &size), STATUS_OK, "%s", status_text());
+        cr_expect_eq(decode(&scratch, (uint8_t *)bytes, size, &image), STATUS_FAILED, "%s", path);
+        free(bytes);
+    }
     image_scratch_close(&scratch);
 }
 
