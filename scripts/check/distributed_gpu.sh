@@ -191,6 +191,9 @@ for method in $methods; do
     ((ranks == 1)) || [[ $method == mpi ]] || check "$method: a stopped rank" lost_rank STOP "$stopped_s" train-cuda "$method"
     [[ $method == mpi || ! $vit ]] || check "$method: train-vit compared with the reference" on_ranks "$ranks" --data digits --epochs 1 \
         --variant train-vit --model vit-micro --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --optimizer adamw
+    [[ $method == mpi || ! $vit ]] || check "$method: train-vit, a last step with one sample, in parts" on_ranks "$ranks" --data digits \
+        --epochs 1 --variant train-vit --model vit-micro --sync "$method" --verify --verify-steps 12 --train-size 190 --batch 21 \
+        --scaling strong --accumulate 2 --optimizer adamw
     [[ $method == mpi || ! $vit ]] || check "$method: train-vit, augmented and mixed samples" on_ranks "$ranks" --epochs 1 \
         --variant train-vit --model vit-micro --sync "$method" --verify --batch 8 --optimizer adamw "${augmented[@]}"
 done
