@@ -45,8 +45,6 @@ static enum status open_library(struct cufile *library)
 {
     void *handle = dlopen("libcufile.so.0", RTLD_NOW | RTLD_LOCAL);
     if (!handle)
-        handle = dlopen("libcufile.so", RTLD_NOW | RTLD_LOCAL);
-    if (!handle)
         return status_set(STATUS_UNAVAILABLE,
                           "cuFile not found; install libcufile.so.0, which is part of the CUDA toolkit: %s",
                           dlerror());

@@ -327,9 +327,12 @@ other_generators() { # trains with bat and gbase; runs with other generators mus
     done
 }
 check '--generator bat and gbase: other generators refuse their checkpoints' other_generators
-wait # the next check reads a checkpoint of the checks above
-check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
-    --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+infers() {
+    "${train[@]}" --epochs 1 --checkpoint "$work/trained" &&
+        "$bench" --variant "$infer" --verify --data digits --test-size 300 --checkpoint "$work/trained" --batch 257 \
+            --min-samples 1 --min-time 0 --max-time 0
+}
+check "$infer from train-$engine's checkpoint" infers
 same_test() { # with the batch of the training run, the loss of the test set has the same bits as in the training run's last row
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
         --checkpoint "$work/tested" --out "$work/tested.csv" &&
