@@ -1246,15 +1246,20 @@ Test(servers, entries_with_names_of_earlier_versions_are_not_read)
 
 static const struct cache_entry entry = {.source = 7, .bytes = 5};
 
-/* Writes the entry and opens it again. */
+/* Writes the entry and opens it again. While a process reads an entry that it has stored, others need not wait
+ * for it. */
 static void write_entry(uint64_t limit)
 {
     struct cache_draft draft;
     int fd;
-    char text[5] = "";
+    char text[5] = "", same[32];
     cr_assert_eq(cache_begin("cache", &entry, limit, &draft, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd < 0 && write(draft.fd, "abcde", 5) == 5);
     cr_assert_eq(cache_complete("cache", &entry, &draft, &fd), STATUS_OK, "%s", status_text());
+    snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
+    int other = open(same, O_RDONLY);
+    cr_expect(other >= 0 && flock(other, LOCK_EX | LOCK_NB) == 0, "the entry is locked");
+    close(other);
     close(fd);
     cr_assert_eq(cache_find("cache", &entry, false, &fd), STATUS_OK, "%s", status_text());
     cr_assert(fd >= 0 && pread(fd, text, 5, 0) == 5 && memcmp(text, "abcde", 5) == 0);
