@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "data/image_fit.h"
 #include "data/orientation.h"
@@ -12,6 +14,15 @@
 #include "must.h"
 
 /* ---- Resampling ---- */
+
+/* Returns memory that ends where no page is mapped, so that reading beyond it ends the test. */
+static uint8_t *before_a_gap(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page * page;
+    uint8_t *memory = mmap(NULL, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(memory != MAP_FAILED && mprotect(memory + pages, page, PROT_NONE) == 0);
+    return memory + pages - bytes;
+}
 
 static void resample(struct resampler *resampler, const uint8_t *pixels, const uint32_t n[4], uint8_t *out)
 {
@@ -49,7 +60,7 @@ Test(image, resampling_is_within_one_and_a_half_of_the_definition)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const uint32_t *n = sizes[s];
         struct resampler resampler = {0};
-        uint8_t *pixels = malloc((size_t)n[0] * n[1] * 4 + RESAMPLE_SLACK_BYTES),
+        uint8_t *pixels = before_a_gap((size_t)n[0] * n[1] * 4 + RESAMPLE_SLACK_BYTES),
                 *out = malloc((size_t)n[2] * n[3] * 3 + RESAMPLE_SLACK_BYTES);
         for (size_t i = 0; i < (size_t)n[0] * n[1] * 4; i++)
             pixels[i] = (uint8_t)next();
@@ -62,7 +73,6 @@ Test(image, resampling_is_within_one_and_a_half_of_the_definition)
                                  "%ux%u to %ux%u: (%u, %u, %u)", n[0], n[1], n[2], n[3], x, y, c);
                 }
         resampler_close(&resampler);
-        free(pixels);
         free(out);
     }
 }
