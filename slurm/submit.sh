@@ -108,7 +108,7 @@ submit() { # arguments of sbatch
     jobs+=("$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said")") # sbatch may append ;CLUSTER
     ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
     unset 'jobs[-1]'
-    [[ ! ${jobs[*]-} ]] || echo "submit.sh: jobs ${jobs[*]} are submitted; when they have ended, submit the table again for the other tasks" >&2
+    [[ ! ${jobs[*]-} ]] || echo "submit.sh: submitted before: ${jobs[*]}; when these jobs have ended, submit the table again for the other tasks" >&2
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)
         echo "submit.sh: sbatch finds no cluster from here; without a cluster, scripts/sweep/run.sh $table runs the same tasks" >&2 ;;
@@ -130,9 +130,9 @@ for k in "${!arrays[@]}"; do
     # The limit of an array counts only its own tasks, so the next array waits for the end of the previous one.
     [[ ! $at_once || ! ${jobs[*]-} ]] || after=(--dependency="afterany:${jobs[-1]}")
     submit --array="${arrays[k]}${at_once:+%$at_once}" --output="$log/$file" "$@" "${after[@]}" slurm/sweep.sbatch "$table" $((k * chunk)) "${redo[@]}"
-    [[ $dry ]] || echo "tasks:  job ${jobs[-1]}, ${counts[k]} tasks; logs in $log/"
+    [[ $dry ]] || echo "tasks:  job ${jobs[-1]}, ${counts[k]} task$( ((counts[k] == 1)) || echo s); logs in $log/"
 done
 after=()
 ((count == 0)) || after=(--dependency="afterok$(printf ':%s' "${jobs[@]}")" --kill-on-invalid-dep=yes)
 submit "${after[@]}" --output="$log/collect.log" slurm/collect.sbatch "$table"
-[[ $dry ]] || echo "rows:   job ${jobs[-1]}, results/sweep_$name.csv; if a task fails, run scripts/sweep/run.sh $table --collect"
+[[ $dry ]] || echo "rows:   job ${jobs[-1]}, results/sweep_$name.csv; if a task fails, submit the table again"

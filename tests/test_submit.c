@@ -63,7 +63,7 @@ static void limit(const char *limits, int count)
 {
     EXPECT(0,
            "mkdir -p bin && printf '#!/bin/sh\necho \"%s\"\n' >bin/scontrol && chmod +x bin/scontrol && "
-           "{ printf 'variant\tvertices\n'; seq -f 'naive\t%%.0f' 10 $((%d + 9)); } >t.tsv",
+           "{ printf 'variant\tres\tloops\tvertices\n'; seq -f 'naive\t8\t1\t%%.0f' 10 $((%d + 9)); } >t.tsv",
            limits, count);
 }
 
@@ -72,7 +72,8 @@ static void finish_tasks(int first, int last)
 {
     EXPECT(0,
            "mkdir -p results/sweep/t && for n in $(seq %d %d); do touch results/sweep/t/task_$n.csv; echo "
-           "\"fdsl-bench --variant=naive --vertices=$((n + 9))\" >results/sweep/t/task_$n.command; done",
+           "\"fdsl-bench --variant=naive --res=8 --loops=1 --vertices=$((n + 9))\" "
+           ">results/sweep/t/task_$n.command; done",
            first, last);
 }
 
@@ -137,9 +138,9 @@ Test(submit, jobs_before_a_refused_one_are_named)
     EXPECT(0, PRETEND
            "true && printf '#!/bin/sh\n[ -e first ] && { echo \"sbatch: error: too many\" >&2; exit 1; }\n"
            "touch first; echo 41\n' >bin/sbatch");
-    EXPECT_PRINTS(
-        1,
-        "submit.sh: jobs 41 are submitted; when they have ended, submit the table again for the other tasks\n"
-        "submit.sh: sbatch refused: too many",
-        "PATH=$PWD/bin:$PATH slurm/submit.sh t.tsv");
+    EXPECT_PRINTS(1,
+                  "submit.sh: submitted before: 41; when these jobs have ended, submit the table again for "
+                  "the other tasks\n"
+                  "submit.sh: sbatch refused: too many",
+                  "PATH=$PWD/bin:$PATH slurm/submit.sh t.tsv");
 }

@@ -52,9 +52,8 @@ static const struct option_spec specs[] = {
      "combinations; with --recipe, print the options that the recipe adds. train still writes the files "
      "of --export-data, --export-step and --save-batch"},
     {"check", "FILE", OPTION_TEXT, AT(check), NULL, 0, 0, NULL, false,
-     "check many runs in one call, each as --dry-run does. Each line of FILE has a name for error messages "
-     "and the options of one run, separated by tabs. Prints one line per run: nothing, or why it cannot run "
-     "here"},
+     "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages and the "
+     "options of one run, separated by tabs"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
