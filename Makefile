@@ -417,6 +417,10 @@ install-files:
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
 	install -D -m 644 $(BUILD)/fdsl.3 "$(DESTDIR)$(PREFIX)/share/man/man3/fdsl.3"
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
+	bash scripts/packaging/completion.bash zsh > $(BUILD)/_fdsl-bench
+	bash scripts/packaging/completion.bash fish > $(BUILD)/fdsl-bench.fish
+	install -D -m 644 $(BUILD)/_fdsl-bench "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_fdsl-bench"
+	install -D -m 644 $(BUILD)/fdsl-bench.fish "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/fdsl-bench.fish"
 	install -D -m 644 LICENSE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/LICENSE"
 	scripts/packaging/notice.py $(BUILD)/lib/libfdsl.so > $(BUILD)/NOTICE
 	install -D -m 644 $(BUILD)/NOTICE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/NOTICE"

@@ -1,7 +1,11 @@
 /* fdsl-bench: parse, select, run, report. */
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/config.h"
 #include "core/file.h"
@@ -52,7 +56,73 @@ static enum status run_command(const struct command *command, int argc, char *ar
     return command->run(argc, argv);
 }
 
-/* Performs --help, --version, --list, --env or --verify-set. These need no variant and no other ranks. */
+static enum status perform(int argc, char *argv[], int *exit_status);
+
+/* Performs --dry-run with the options in `line`, which are separated by tabs. */
+static enum status check_options(char *line)
+{
+    FREED char **argv = calloc((line ? strlen(line) : 0) + 4, sizeof *argv);
+    TRY(ALLOCATED(argv, "out of memory for the options"));
+    int argc = 2, exit_status;
+    argv[0] = (char[]){"fdsl-bench"};
+    argv[1] = (char[]){"--dry-run"};
+    for (char *option; (option = strsep(&line, "\t"));)
+        argv[argc++] = option;
+    return perform(argc, argv, &exit_status);
+}
+
+/* Performs a dry run for each line of `file`, and writes one line for each to `answers`. The caller has
+ * directed stderr to `said`. On an error, prints the messages of that run to descriptor `errors`. */
+static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors)
+{
+    FREED char *line = NULL;
+    size_t size = 0;
+    char messages[4096];
+    for (ssize_t length; (length = getline(&line, &size, file)) > 0;) {
+        line[length - (line[length - 1] == '\n')] = '\0';
+        char *options = line, *name = strsep(&options, "\t");
+        rewind(said);
+        if (ftruncate(fileno(said), 0) != 0)
+            return status_set(STATUS_FAILED, "--check: %s", strerror(errno));
+        enum status status = check_options(options);
+        rewind(said);
+        size_t count = fread(messages, 1, sizeof messages - 1, said);
+        messages[count] = '\0';
+        if (status != STATUS_OK && status != STATUS_UNAVAILABLE) {
+            (void)file_write_all(errors, messages, count);
+            return status_prefix(status, "%s", name);
+        }
+        for (char *end = messages; (end = strchr(end, '\n'));)
+            *end = ' ';
+        fprintf(answers, "%s%s\n", status == STATUS_OK ? "" : messages,
+                status == STATUS_OK ? "" : status_text());
+    }
+    return STATUS_OK;
+}
+
+/* Performs --check. */
+static enum status check_file(const char *path)
+{
+    FILE *file = fopen(path, "re"), *said = tmpfile();
+    int output = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY);
+    FILE *answers = output < 0 ? NULL : fdopen(output, "w");
+    enum status status = file && said && answers && errors >= 0 && nothing >= 0
+                             ? STATUS_OK
+                             : status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
+    if (status == STATUS_OK) {
+        (void)dup2(nothing, STDOUT_FILENO);
+        (void)dup2(fileno(said), STDERR_FILENO);
+        status = check_lines(file, answers, said, errors);
+        fflush(stdout);
+        (void)dup2(errors, STDERR_FILENO);
+    }
+    if (status == STATUS_OK && (ferror(file) || fclose(answers) != 0))
+        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+    return status;
+}
+
+/* Performs --help, --version, --list, --env, --check or --verify-set. These need no variant and no other
+ * ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -65,6 +135,8 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
+    if (settings->check)
+        return check_file(settings->check);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);
@@ -82,6 +154,20 @@ static enum status dispatch(struct settings *settings, enum status read, const s
         return read == STATUS_OK ? command_run(settings, launcher_rank(), exit_status) : read;
     TRY(runner_join(settings, read));
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
+}
+
+/* Parses the options and performs the action that they request. */
+static enum status perform(int argc, char *argv[], int *exit_status)
+{
+    struct settings settings = {0};
+    struct config config = {0};
+    enum status status = config_read(argc, argv, &config);
+    if (status == STATUS_OK)
+        status = settings_read(&settings, &config);
+    status = dispatch(&settings, status, &config, exit_status);
+    settings_free(&settings);
+    config_free(&config);
+    return status;
 }
 
 /* Prints the error, if there is one, and flushes stdout. Returns the exit status. Called before comm_close(),
@@ -103,8 +189,6 @@ static enum status conclude(enum status status)
 
 int main(int argc, char *argv[])
 {
-    struct settings settings = {0};
-    struct config config = {0};
     signal(SIGXFSZ, SIG_IGN); /* at the file-size limit, write() fails instead of ending the program */
     file_remove_on_signals();
     struct launcher launcher;
@@ -118,18 +202,13 @@ int main(int argc, char *argv[])
         return status_exit(conclude(run_command(command, argc - 1, argv + 1)));
     }
     enum status status = variant_table_check();
-    if (status == STATUS_OK)
-        status = config_read(argc, argv, &config);
-    if (status == STATUS_OK)
-        status = settings_read(&settings, &config);
     int exit_status = 0; /* exit status of the command after "--"; 0 without a command */
-    status = dispatch(&settings, status, &config, &exit_status);
+    if (status == STATUS_OK)
+        status = perform(argc, argv, &exit_status);
     bool joined = comm_size() > 1;
     status = conclude(status);
     comm_close();
     if (status != STATUS_OK && joined)
         launcher_let_rank_0_print();
-    settings_free(&settings);
-    config_free(&config);
     return exit_status ? exit_status : status_exit(status);
 }

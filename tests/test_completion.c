@@ -1,4 +1,6 @@
-/* Tests scripts/packaging/completion.bash, which completes options and values from the program's help. */
+/* Tests scripts/packaging/completion.bash, which completes options and values from the program's help, in
+ * bash, and in zsh and fish if they are installed. */
+#include "core/text.h"
 #include "shell.h"
 
 static void set_up(void)
@@ -41,7 +43,13 @@ Test(completion, values_are_those_of_the_help)
         {"--preset p", "paper-1000\n"},
         {"--baseline train-n", "train-naive\n"},
         {"--compute train:l", "train:logreg\ntrain:lenet\n"},
-        {"--variant naive,train-n", "naive,train-naive\n"},
+        {"--variant train-n", "train-naive\n"},
+        {"--variant naive,o", "naive,omp\n"},
+        {"--variant naive,train-n", "\n"},
+        {"--variant train-naive,train-om", "train-naive,train-omp\ntrain-naive,train-omp-blas\n"},
+        {"--variant omp,naive,o", "\n"},
+        {"--workload infer --variant infer-n", "infer-naive\n"},
+        {"--workload infer --variant n", "\n"},
         {"--workload inf", "infer\n"},
         {"--prepare x --from id", "idx\n"},
         {"compare a.csv b.csv --format j", "json\n"},
@@ -94,4 +102,83 @@ Test(completion, a_command_after_two_dashes_is_completed_as_a_command)
     EXPECT_OUT("bash\n");
     complete("--monitor m.csv -- tool --vari");
     cr_expect_str_eq(out, "\n", "options of this program are completed after --");
+}
+
+/* Installs the completion for all shells into share/, as make install does. */
+static void install(const char *shell_name)
+{
+    if (shell("command -v %s", shell_name) != 0)
+        cr_skip_test("%s is missing", shell_name);
+    EXPECT(0,
+           "mkdir -p share/bash-completion/completions share/zsh/site-functions "
+           "share/fish/vendor_completions.d && "
+           "f=%s/scripts/packaging/completion.bash && cp $f share/bash-completion/completions/fdsl-bench && "
+           "bash $f zsh >share/zsh/site-functions/_fdsl-bench && "
+           "bash $f fish >share/fish/vendor_completions.d/fdsl-bench.fish && cp $P fdsl-bench && touch a.csv",
+           root);
+}
+
+/* Command lines that have only one continuation, and what follows their last character. */
+static const struct {
+    const char *words, *rest;
+} lines[] = {
+    {"--variant naive,o", "mp"},
+    {"--variant naive,train-n", ""},
+    {"--format j", "son"},
+    {"--variant files --iod", "epth"},
+    {"--out a.c", "sv"},
+    {"--data di", "gits"},
+    {"--prepare sh", "are/"},
+    {"compare a.csv a.c", "sv"},
+    {"adv", "ise"},
+    {"--monitor m -- basena", "me"},
+};
+
+Test(completion, fish_completes_as_bash)
+{
+    install("fish");
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        const char *last = strrchr(lines[i].words, ' ') ? strrchr(lines[i].words, ' ') + 1 : lines[i].words;
+        EXPECT(0,
+               "HOME=$PWD fish -N -c 'source share/fish/vendor_completions.d/fdsl-bench.fish; "
+               "complete -C \"./fdsl-bench %s\"' </dev/null | cut -f 1",
+               lines[i].words);
+        char wanted[256] = "";
+        if (*lines[i].rest)
+            snprintf(wanted, sizeof wanted, "%s%s\n", last, lines[i].rest);
+        cr_expect_str_eq(out, wanted, "%s: %s", lines[i].words, out);
+    }
+}
+
+/* Types each line of stdin and a tab in an interactive zsh, and prints the completed line. */
+static const char type_in_zsh[] =
+    "zmodload zsh/zpty\n"
+    "zpty z env TERM=dumb zsh -f -i\n"
+    "wait_for() { out=''; until [[ $out == *$'\\n'$~1* ]]; do zpty -r -t z "
+    "line && out+=$line || sleep 0.02; done }\n"
+    "zpty -w z 'PS1=\"\" PS2=\"\"; bindkey -e; unsetopt auto_remove_slash; fpath=(share/zsh/site-functions "
+    "$fpath); autoload -Uz compinit; "
+    "compinit -u -D; print READ\"\"Y'\n"
+    "wait_for READY\n"
+    "while IFS= read -r words; do\n"
+    "    zpty -w -n z \"./fdsl-bench $words\"$'\\t'\n"
+    "    zpty -w z $'\\C-aprint -r -- \"<'$'\\C-e>\"'\n"
+    "    wait_for '<*>'\n"
+    "    print -r -- \"${${out##*$'\\n'\\<./fdsl-bench }%%>*}\"\n"
+    "done\n";
+
+Test(completion, zsh_completes_as_bash)
+{
+    char typed[1024] = "", wanted[1024] = "";
+    install("zsh");
+    if (shell("zsh -f -c 'zmodload zsh/zpty'") != 0)
+        cr_skip_test("zsh has no zpty");
+    put_text("type.zsh", type_in_zsh);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        text_append(typed, sizeof typed, "%s\n", lines[i].words);
+        text_append(wanted, sizeof wanted, "%s%s\n", lines[i].words, lines[i].rest);
+    }
+    put_text("typed", typed);
+    EXPECT(0, "timeout 50 zsh -f type.zsh <typed | sed 's/ *$//'");
+    cr_expect_str_eq(out, wanted, "%s", out);
 }

@@ -21,11 +21,11 @@ Test(submit, a_dry_run_prints_the_commands)
 {
     EXPECT_EXACTLY(
         0,
-        "tasks:  2; JOB is the number that the first sbatch prints\n"
+        "tasks:  2; JOBn is the number that the n-th sbatch prints\n"
         "mkdir -p 'results/sweep/t/log'\n"
         "sbatch '--parsable' '--array=1-2' '--output=results/sweep/t/log/task_%a.log' '--gpus=1' "
-        "'--comment=two words' 'slurm/sweep.sbatch' 't.tsv' '--redo'\n"
-        "sbatch '--parsable' '--dependency=afterok:JOB' '--kill-on-invalid-dep=yes' "
+        "'--comment=two words' 'slurm/sweep.sbatch' 't.tsv' '0' '--redo'\n"
+        "sbatch '--parsable' '--dependency=afterok:JOB1' '--kill-on-invalid-dep=yes' "
         "'--output=results/sweep/t/log/collect.log' 'slurm/collect.sbatch' 't.tsv'\n",
         "slurm/submit.sh --dry-run --redo t.tsv --gpus=1 --comment='two words' | sed \"s|$PWD/||\"");
     EXPECT(1, "test -e results");
@@ -36,7 +36,8 @@ Test(submit, printed_commands_equal_those_of_a_real_call)
 {
     EXPECT(0, PRETEND "slurm/submit.sh --dry-run t.tsv --gpus=1 >printed");
     EXPECT(1, "test -e calls");
-    EXPECT(0, "sed 1d printed | sed s/JOB/41/ >commands && " PRETEND "sh commands && mv calls printed_calls");
+    EXPECT(0,
+           "sed 1d printed | sed s/JOB1/41/ >commands && " PRETEND "sh commands && mv calls printed_calls");
     EXPECT_PRINTS(0, "tasks:  job 41, 2 tasks", PRETEND "slurm/submit.sh t.tsv --gpus=1");
     EXPECT(0, "cmp calls printed_calls");
     EXPECT_EXACTLY(0, "2\n", "grep -c . calls");
@@ -55,4 +56,91 @@ Test(submit, a_dry_run_checks_the_table_and_the_options)
                    PRETEND "slurm/submit.sh --dry-run t.tsv --redo");
     EXPECT(1, "test -e calls");
     expect_refused(2, "submit.sh: name a table", "slurm/submit.sh --dry-run");
+}
+
+/* Puts a fake scontrol on the PATH, which prints these limits, and writes a table of `count` tasks. */
+static void limit(const char *limits, int count)
+{
+    EXPECT(0,
+           "mkdir -p bin && printf '#!/bin/sh\necho \"%s\"\n' >bin/scontrol && chmod +x bin/scontrol && "
+           "{ printf 'variant\tres\tloops\tvertices\n'; seq -f 'naive\t8\t1\t%%.0f' 10 $((%d + 9)); } >t.tsv",
+           limits, count);
+}
+
+/* Marks tasks first to last as finished, as their command files tell. */
+static void finish_tasks(int first, int last)
+{
+    EXPECT(0,
+           "mkdir -p results/sweep/t && for n in $(seq %d %d); do touch results/sweep/t/task_$n.csv; echo "
+           "\"fdsl-bench --variant=naive --res=8 --loops=1 --vertices=$((n + 9))\" "
+           ">results/sweep/t/task_$n.command; done",
+           first, last);
+}
+
+Test(submit, a_long_table_becomes_several_arrays)
+{
+    limit("MaxArraySize = 1001\\\\nMaxJobCount=10000", 1200);
+    EXPECT_PRINTS(0, "tasks:  job 41, 999 tasks; logs in results/sweep/t/log/\ntasks:  job 42, 201 tasks; ",
+                  PRETEND "slurm/submit.sh t.tsv");
+    EXPECT_EXACTLY(
+        0,
+        "--parsable --array=1-999 --output=results/sweep/t/log/task_%a.log slurm/sweep.sbatch t.tsv 0\n"
+        "--parsable --array=0-200 --output=results/sweep/t/log/task_1%3a.log slurm/sweep.sbatch t.tsv 1000\n"
+        "--parsable --dependency=afterok:41:42 --kill-on-invalid-dep=yes "
+        "--output=results/sweep/t/log/collect.log slurm/collect.sbatch t.tsv\n",
+        "sed \"s|$PWD/||\" calls");
+}
+
+/* Every unfinished task must be in exactly one array, and the job of an array must run the task with that
+ * number. */
+Test(submit, arrays_have_each_unfinished_task_once)
+{
+    limit("MaxArraySize = 4000\\\\nSchedulerParameters = x=1,max_array_tasks=99,y", 35);
+    finish_tasks(3, 5);
+    finish_tasks(10, 19);
+    finish_tasks(34, 34);
+    EXPECT(0, PRETEND "slurm/submit.sh --at-once 2 t.tsv --dependency=singleton");
+    EXPECT_EXACTLY(0,
+                   "1-2,6-9%2 task_%a.log --dependency=singleton 0\n"
+                   "0-9%2 task_2%1a.log --dependency=singleton --dependency=afterany:41 20\n"
+                   "0-3,5%2 task_3%1a.log --dependency=singleton --dependency=afterany:42 30\n",
+                   "sed -n \"s|$PWD/||; s|--parsable --array=||; s|--output=.*/log/||; s|slurm/sweep.sbatch "
+                   "t.tsv ||p\" calls");
+    EXPECT_PRINTS(
+        0, "task 35 of 35: ",
+        "cp $P fdsl-bench; SLURM_SUBMIT_DIR=$PWD SLURM_ARRAY_TASK_ID=5 slurm/sweep.sbatch t.tsv 30");
+    EXPECT_PRINTS(
+        0, "task 6 of 35: ", "SLURM_SUBMIT_DIR=$PWD SLURM_ARRAY_TASK_ID=6 slurm/sweep.sbatch t.tsv --redo");
+    EXPECT(0, "rm calls");
+    finish_tasks(1, 35);
+    EXPECT_PRINTS(0, "tasks:  all are finished\nrows:   job 41, ", PRETEND "slurm/submit.sh t.tsv");
+    EXPECT_EXACTLY(0, "--parsable --output=results/sweep/t/log/collect.log slurm/collect.sbatch t.tsv\n",
+                   "sed \"s|$PWD/||\" calls");
+}
+
+Test(submit, what_cannot_work_is_refused_before_the_first_job)
+{
+    limit("MaxArraySize = 1001\\\\nMaxJobCount = 20", 20);
+    expect_refused(2, "20 tasks, but this cluster holds at most 20 jobs (MaxJobCount",
+                   PRETEND "slurm/submit.sh t.tsv");
+    limit("MaxArraySize = 0", 2);
+    expect_refused(2, "this cluster permits no job arrays", PRETEND "slurm/submit.sh t.tsv");
+    expect_refused(2, "--array=3: the arrays are the unfinished tasks",
+                   PRETEND "slurm/submit.sh t.tsv --array=3");
+    expect_refused(2, "--at-once '0': give the largest number", PRETEND "slurm/submit.sh --at-once 0 t.tsv");
+    EXPECT(1, "test -e calls");
+}
+
+/* sbatch may refuse the second array, for example because of a limit on the jobs of a user. */
+Test(submit, jobs_before_a_refused_one_are_named)
+{
+    limit("MaxArraySize = 1001", 1200);
+    EXPECT(0, PRETEND
+           "true && printf '#!/bin/sh\n[ -e first ] && { echo \"sbatch: error: too many\" >&2; exit 1; }\n"
+           "touch first; echo 41\n' >bin/sbatch");
+    EXPECT_PRINTS(1,
+                  "submit.sh: submitted before: 41; when these jobs have ended, submit the table again for "
+                  "the other tasks\n"
+                  "submit.sh: sbatch refused: too many",
+                  "PATH=$PWD/bin:$PATH slurm/submit.sh t.tsv");
 }

@@ -28,7 +28,7 @@ Test(sweep_slurm, a_table_becomes_an_array_and_a_merging_job)
     snprintf(
         wanted, sizeof wanted,
         "--parsable --array=1-10 --output=results/sweep/cpu/log/task_%%a.log --gpus=1 slurm/sweep.sbatch "
-        "%s/configs/sweep_cpu.tsv --redo\n"
+        "%s/configs/sweep_cpu.tsv 0 --redo\n"
         "--parsable --dependency=afterok:41 --kill-on-invalid-dep=yes "
         "--output=results/sweep/cpu/log/collect.log slurm/collect.sbatch %s/configs/sweep_cpu.tsv\n",
         root, root);
@@ -42,7 +42,7 @@ Test(sweep_slurm, a_table_with_an_error_is_not_submitted)
     put("t.tsv", "variant\nnaiv\n");
     SHELL_PRINTS(2, "t.tsv:2: unknown variant 'naiv'", "slurm/submit.sh t.tsv");
     SHELL_PRINTS(2, "name a table", "slurm/submit.sh");
-    SHELL_PRINTS(0, "Submits a sweep", "slurm/submit.sh --help");
+    SHELL_PRINTS(0, "Submits the unfinished", "slurm/submit.sh --help");
     cr_expect(!exists("calls"));
 }
 

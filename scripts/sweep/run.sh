@@ -5,7 +5,7 @@
 #   scripts/sweep/run.sh TABLE --task N      runs only task N and does not merge (for job arrays)
 #   scripts/sweep/run.sh TABLE --collect     merges finished tasks, runs nothing
 #   scripts/sweep/run.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
-#   scripts/sweep/run.sh TABLE --count       prints the number of tasks
+#   scripts/sweep/run.sh TABLE --todo        checks the table and prints the numbers of its unfinished tasks, one per line
 #   --scale N                                runs every line on 1, 2, 4, ... and N ranks; the column ranks is ignored;
 #                                            can be combined with any mode above
 #   --redo                                   deletes the rows of finished tasks first, and repeats these tasks
@@ -98,7 +98,7 @@ read_arguments() {
             shift
             ;;
         --redo) redo=yes ;;
-        --collect | --dry-run | --count) set_mode "${1#--}" ;;
+        --collect | --dry-run | --todo) set_mode "${1#--}" ;;
         -h | --help) help ;;
         -*) usage "unknown option '$1'" ;;
         *)
@@ -109,7 +109,7 @@ read_arguments() {
         shift
     done
     [[ $table ]] || usage 'name a table, such as configs/sweep_cpu.tsv'
-    [[ $mode == run || ! $redo ]] || usage "--$mode and --redo exclude each other"
+    [[ $mode == run || $mode == todo || ! $redo ]] || usage "--$mode and --redo exclude each other"
     [[ $mode == run || $mode == dry-run || ! $only ]] || usage "--$mode and --task exclude each other"
     [[ -f $table && -r $table ]] || die 2 "$table is missing, unreadable or not a regular file; see configs/ for tables"
     bench=${FDSL_BENCH:-$root/fdsl-bench}
@@ -118,7 +118,7 @@ read_arguments() {
     name=${table##*/} name=${name%.tsv} name=${name#sweep_}
     [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: rename it; use only letters, digits, '.', '-' and '_'"
     name+=${most:+_$most} folder=$out/sweep/$name
-    [[ $mode == count ]] || check_owner
+    check_owner
 }
 
 # Refuses two tables with the same name in different folders, which would use each other's results. If the earlier table
@@ -154,16 +154,16 @@ check_columns() {
     done
 }
 
-# Adds a task for line $number.
+declare -A line_with # the line of the task with this command
+
+# Adds a task for line $number. Starts no process, because a table may have thousands of lines.
 add_task() { # ranks, options ...
-    local command before
+    local command IFS=$'\n'
     printf -v command '%q ' fdsl-bench "${@:2}"
-    (($1 == 1)) || command="${launcher[*]} $1 $command"
-    for before in "${!command_of[@]}"; do
-        [[ ${command_of[before]} != "${command% }" ]] || refuse "the same task as line ${line_of[before]}"
-    done
-    line_of+=("$number") ranks_of+=("$1") command_of+=("${command% }") lacks+=('')
-    options_of+=("$(printf '%s\n' "${@:2}")")
+    (($1 == 1)) || { IFS=' ' && command="${launcher[*]} $1 $command" && IFS=$'\n'; }
+    [[ ! ${line_with[$command]-} ]] || refuse "the same task as line ${line_with[$command]}"
+    line_with[$command]=$number
+    line_of+=("$number") ranks_of+=("$1") command_of+=("${command% }") lacks+=('') options_of+=("${*:2}")
 }
 
 # For --scale, lines of the table that differ only in ranks and scaling form a case. case_line has the first line of each case.
@@ -223,7 +223,8 @@ read_table() {
         line=${line%$'\r'}
         ((number > 1)) || line=${line#"$byte_order_mark"}
         [[ ! $line =~ ^[[:blank:]]*(#|$) ]] || continue
-        mapfile -d $'\t' -t fields < <(printf '%s\t' "$line")
+        mapfile -d $'\t' -t fields <<<"$line"$'\t'
+        unset 'fields[-1]' # the line end
         if ((${#columns[@]})); then
             add_line "${fields[@]}"
         else
@@ -239,26 +240,21 @@ read_table() {
     [[ $only ]] || mapfile -t tasks < <(seq "$task_count")
 }
 
-# Asks the program with --dry-run whether it can run each task.
+# Asks the program, in one call, whether it can run each task.
 check_tasks() {
-    local n options message status have_launcher=yes
+    local n i=0 status reasons have_launcher=yes
+    reasons=$(for n in "${tasks[@]}"; do
+        printf '%s:%d\t--ranks=%d\t%s\n' "$table" "${line_of[n]}" "${ranks_of[n]}" "${options_of[n]//$'\n'/$'\t'}"
+    done | "$bench" --check /dev/stdin)
+    status=$?
+    ((status == 0)) || { ((status <= 2)) && exit "$status"; } || die 1 "$table: fdsl-bench --check ended with status $status"
+    mapfile -t reasons <<<"$reasons"
     command -v "${launcher[0]}" >/dev/null || have_launcher=''
     for n in "${tasks[@]}"; do
-        mapfile -t options <<<"${options_of[n]}"
-        message=$("$bench" --dry-run --ranks="${ranks_of[n]}" "${options[@]}" 2>&1 >/dev/null)
-        status=$?
-        message=${message#fdsl-bench: }
-        case $status in
-        0)
-            ((ranks_of[n] == 1)) || [[ $have_launcher ]] || {
-                [[ ! ${MPIRUN-} ]] || die 2 "MPIRUN: there is no program '${launcher[0]}'"
-                lacks[n]="${launcher[0]} is not installed"
-            }
-            ;;
-        2) die 2 "$table:${line_of[n]}: $message" ;;
-        4) lacks[n]=$message ;;
-        *) die 1 "$table:${line_of[n]}: ${message:-fdsl-bench --dry-run ended with status $status}" ;;
-        esac
+        lacks[n]=${reasons[i++]-}
+        [[ ! ${lacks[n]} && ${ranks_of[n]} != 1 && ! $have_launcher ]] || continue
+        [[ ! ${MPIRUN-} ]] || die 2 "MPIRUN: there is no program '${launcher[0]}'"
+        lacks[n]="${launcher[0]} is not installed"
     done
 }
 
@@ -308,7 +304,7 @@ try_launcher() {
 # Succeeds if the task's rows exist and the task's command wrote them. The launcher in that command may differ.
 finished() { # task
     local command
-    [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return
+    [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && IFS= read -r command <"$folder/task_$1.command" || return
     [[ $command == "${command_of[$1]}" ]] ||
         [[ ${ranks_of[$1]} != 1 && $command == *" ${command_of[$1]#"${launcher[*]} "}" ]]
 }
@@ -427,21 +423,15 @@ ${#failed[@]} failed${failed[*]:+ (${failed[*]})}"
     ((${#skipped[@]} < task_count)) || return 4
 }
 
-# Merges the files of finished tasks, in the order of the table.
+# Merges the files of finished tasks, in the order of the table. One process reads all of them.
 merge_rows() {
-    local n header first=''
-    for n in "${have[@]}"; do
-        header=$(head -n 1 "$folder/task_$n.csv") || return
-        if [[ ! $first ]]; then
-            first=$header
-            printf '%s\n' "$header" || return
-        elif [[ $header != "$first" ]]; then
-            complain "$folder/task_$n.csv and task_${have[0]}.csv have different columns, because two versions of \
-fdsl-bench wrote them; convert the older ones with scripts/migrate_rows.py $folder/task_*.csv, or rerun with --redo"
-            return 1
-        fi
-        tail -n +2 "$folder/task_$n.csv" || return
-    done
+    local files=("${have[@]/#/$folder/task_}")
+    clear_progress
+    awk -v folder="$folder" 'FNR > 1 { print; next }
+        NR == 1 { header = $0; print }
+        $0 != header { print "sweep/run.sh: " FILENAME " and " first " have different columns, because two versions of fdsl-bench wrote " \
+            "them; convert the older ones with scripts/migrate_rows.py " folder "/task_*.csv, or rerun with --redo" >"/dev/stderr"; exit 1 }
+        NR == 1 { first = FILENAME }' "${files[@]/%/.csv}"
 }
 
 collect() {
@@ -468,6 +458,13 @@ list_tasks() {
     done
 }
 
+list_unfinished() {
+    local n
+    for n in "${tasks[@]}"; do
+        { [[ ! $redo ]] && finished "$n"; } || say "$n"
+    done
+}
+
 read_arguments "$@"
 read_table
 trap 'rm -f ${part:+"$part"} ${messages:+"$messages"}' EXIT
@@ -478,5 +475,5 @@ case $mode in
 run) check_tasks && run_tasks ;;
 dry-run) check_tasks && list_tasks ;;
 collect) collect ;;
-count) say "$task_count" ;;
+todo) check_tasks && list_unfinished ;;
 esac

@@ -52,18 +52,30 @@ static int count_allowed_cores(hwloc_topology_t topology, hwloc_const_bitmap_t a
     return count;
 }
 
-static void capture_processors(struct env *env)
+/* Returns the processors of this machine, or NULL. They are read once, because hwloc takes milliseconds. */
+static hwloc_topology_t machine_topology(void)
 {
-    hwloc_topology_t topology;
+    static hwloc_topology_t topology;
+    if (topology)
+        return topology;
     /* Some containers have no /sys; hwloc still counts cores then, but prints an error on stderr. */
     (void)setenv("HWLOC_HIDE_ERRORS", "2", 0);
     if (hwloc_topology_init(&topology) != 0)
-        return;
+        return topology = NULL;
     /* Without this flag, hwloc counts only the cores of the job's control group, not all cores of the
      * machine. */
     hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    if (hwloc_topology_load(topology) == 0)
+        return topology;
+    hwloc_topology_destroy(topology);
+    return topology = NULL;
+}
+
+static void capture_processors(struct env *env)
+{
+    hwloc_topology_t topology = machine_topology();
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
-    if (allowed && hwloc_topology_load(topology) == 0) {
+    if (allowed && topology) {
         env->cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
         env->threads = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
         if (hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) == 0) {
@@ -73,7 +85,6 @@ static void capture_processors(struct env *env)
         }
     }
     hwloc_bitmap_free(allowed);
-    hwloc_topology_destroy(topology);
 }
 
 #else

@@ -51,6 +51,9 @@ static const struct option_spec specs[] = {
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
      "combinations; with --recipe, print the options that the recipe adds. train still writes the files "
      "of --export-data, --export-step and --save-batch"},
+    {"check", "FILE", OPTION_TEXT, AT(check), NULL, 0, 0, NULL, false,
+     "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages and the "
+     "options of one run, separated by tabs"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
@@ -270,7 +273,7 @@ bool settings_has_option(const char *name)
 bool settings_informational(const struct settings *settings)
 {
     return settings->help || settings->version || settings->list || settings->environment ||
-           settings->verify_set;
+           settings->verify_set || settings->check;
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.
@@ -544,6 +547,8 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (settings->verify_set)
         return options_check_only(&settings->options, "--verify-set",
                                   (const char *const[]){"verify-set", "config", NULL});
+    if (settings->check)
+        TRY(options_check_only(&settings->options, "--check", (const char *const[]){"check", NULL}));
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));

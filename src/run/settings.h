@@ -19,7 +19,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *config;
+    const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *check, *config;
     const char *baseline;    /* the baseline of speed-ups; NULL: the workload's default */
     const char *rank_device; /* NULL: not given */
     const char *monitor;     /* FILE[:MS]; after settings_read(), only FILE */
@@ -54,8 +54,9 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no other
- * option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With `--prepare
+/* Parses and checks the command line. --help, --version, --list, --env, --check and --verify-set require no
+ * other option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With
+ * `--prepare
  * --help`, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller calls
  * settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this build
  * or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
@@ -76,8 +77,8 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env or
- * --verify-set. */
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env,
+ * --check or --verify-set. */
 bool settings_informational(const struct settings *settings);
 
 /* Returns whether an option of the workload has an effect on at least one of settings->variants. */
