@@ -73,11 +73,12 @@ def one_reference(series):
 
 
 def best_rows(rows):
-    """Returns {(device, variant): row} at the preferred batch."""
+    """Returns {(device, variant): row} at the preferred batch, of one_reference()."""
     groups = collections.defaultdict(list)
     for row in rows:
         groups[device_of(row), row["variant"]].append(row)
-    return {key: max(group, key=preferred) for key, group in groups.items()}
+    kept = one_reference([[max(group, key=preferred)] for group in groups.values()])
+    return {(device_of(row), row["variant"]): row for row, in kept}
 
 
 # ---- Time vs. a parameter --------------------------------------------------------------------------------------
