@@ -67,8 +67,8 @@ set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 # Styles 91 and 92 are for memcpy in figures of loading, on the first and on the second device. break_even uses 91
 # for the limit of the step, and the figures of pre-training use it for a constant batch.
-set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
-set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
+set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 1.2 * dot
+set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 1.2 * dot
 # Styles 93 and 94 are only for break_even, which has more sources than there are slots. Style 95 is a ring around an
 # unsettled point.
 set style line 93 lc rgb '#882255' lw 1.6 dt (14, 5) pt 3 ps 1.1 * dot

@@ -63,7 +63,7 @@ dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
                 --blue: #0072b2 }
   body { padding: 0; max-width: none; font-size: 10pt } nav { display: none }
   figure { break-inside: avoid; overflow: visible; margin: .6rem 0 } figure svg { min-width: 0; max-height: 11cm }
-  figure.tall svg { max-height: 20cm }
+  .figures { display: block } figure.tall svg { max-height: 20cm }
   tr, pre { break-inside: avoid } h2, h3, pre, thead { break-after: avoid } .wide { overflow: visible }
   .soft, figcaption { font-size: 7.5pt } h3 { font-size: 9pt; margin-top: .8rem }
   pre { padding: .3rem .6rem; margin: .2rem 0 } pre, code { font-size: 7.5pt }
@@ -123,7 +123,7 @@ def is_there(data):
 def preparation(rows):
     """Returns (commands, note) for a group of rows whose data or network is not here, as after `make bench`, which deletes its
     data sets. The commands write samples of the same number and size, or a network of the same kind. The note says what differs, or
-    that the user has to name other data. Each command begins with `test -e`, so that it can be repeated."""
+    that the user has to name other data. The commands can be repeated."""
     first = rows[0]
     data, network = first.texts.get("data", ""), first.texts.get("checkpoint", "") if first.is_infer else ""
     if not is_there(data):
@@ -141,8 +141,9 @@ def preparation(rows):
         of_data = {name: value for name, value in options(first) if name not in ("--checkpoint", "--batch", "--on-error")}
         words += option_list({"--train-size": "64", "--test-size": first.texts["test_samples"], **of_data}.items())
         words += ["--epochs", "1", "--checkpoint", network]
-        return [unless_there(network, words)], (f"{network} does not exist here. The first command trains a network of the same kind for "
-                                                "one epoch, so its accuracy differs.")
+        folder = shlex.join(["mkdir", "-p", str(pathlib.PurePath(network).parent)])  # --checkpoint creates only the last folder
+        return [folder, unless_there(network, words)], (f"{network} does not exist here. The first two commands train a network of the same "
+                                                                "kind for one epoch, so its accuracy differs.")
     return [], "CHECKPOINT is the file of initial parameters, of which the rows have only a hash." if first.texts.get("init") else ""
 
 
