@@ -41,7 +41,7 @@ y_at(px) = 1 - px / (1.0 * height)
 # both the same gray level and the same point shape.
 # Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
 # are generated.
-array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
+array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#B4B4B4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
 dot = format eq 'svg' ? 0.6 : 1.0 # point sizes differ between terminals
 array hollow[9] = [4, 8, 6, 2, 10, 12, 14, 6, 4]
@@ -55,8 +55,8 @@ do for [slot = 1:9] {
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
     set style line 80 + slot lc rgb colour[slot] lw 1.0 dt solid pt hollow[slot] ps 1.19 * dot
 }
-# Slot 0 is slot 2 with an open point.
-slot_of_colour(style) = int(style) % 10 ? int(style) % 10 : 2
+# Slot 0 is slot 2 with an open point. Styles above 90 are gray, except for those of break_even, which has no whiskers.
+slot_of_colour(style) = style > 90 ? 8 : int(style) % 10 ? int(style) % 10 : 2
 set style line 10 lc rgb colour[2] lw 2.0 dt solid pt hollow[2] ps 1.19 * dot
 set style line 20 lc rgb colour[2] lw 1.6 dt (14, 5) pt hollow[2] ps 0.95 * dot
 set style line 30 lc rgb colour[2] lw 1.6 dt (12, 4, 2, 4) pt hollow[2] ps 0.95 * dot
@@ -67,8 +67,8 @@ set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 # Styles 91 and 92 are for memcpy in figures of loading, on the first and on the second device. break_even uses 91
 # for the limit of the step, and the figures of pre-training use it for a constant batch.
-set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
-set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
+set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 1.2 * dot
+set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 1.2 * dot
 # Styles 93 and 94 are only for break_even, which has more sources than there are slots. Style 95 is a ring around an
 # unsettled point.
 set style line 93 lc rgb '#882255' lw 1.6 dt (14, 5) pt 3 ps 1.1 * dot

@@ -1,2 +1,2 @@
-# Training throughput vs. number of GPUs, DeiT-Base. Variables and data: those of training.gp.
-load 'plots/training.gp'
+# Images per second during training vs. number of GPUs, DeiT-Base.
+load 'plots/pretraining_tiny.gp'

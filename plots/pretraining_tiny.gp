@@ -1,2 +1,5 @@
-# Training throughput vs. number of GPUs, DeiT-Tiny. Variables and data: those of training.gp.
-load 'plots/training.gp'
+# Images per second during training vs. number of GPUs, DeiT-Tiny; whiskers show repeated runs.
+load 'plots/common.gp'
+set xlabel 'GPUs'
+y_name = 'images per second'
+load 'plots/lines.gp'

@@ -77,18 +77,27 @@ Test(report, commands_of_loading_have_the_options_of_their_rows)
 {
     SHELL(0, "cp " FIXTURES "/load.csv $D/results && " REPORT
              "--reference $D/reference && tests/check_page.py $D/report.html && grep -o '<h3>[0-9]* "
-             "samples[^<]*\\|"
-             "<pre>[^<]*' $D/report.html");
-    EXPECT_OUT("<pre>./fdsl-bench --variant shards,shards-mmap,shards-uring,shards-omp --data "
-               "data/2048-shards --shuffle 0 --threads 1 --verify\n");
+             "samples[^<]*\\|^<pre>[^<]*\\|^[.s][^<]*\\|^<p [^<]*' $D/report.html");
+    EXPECT_OUT(
+        "<pre>test -e data/2048-shards || ./fdsl-bench --prepare data/2048-shards --store shards --shards 10 "
+        "--samples 10000 --sample-shape 1920 --dtype u8\n"
+        "./fdsl-bench --variant shards,shards-mmap,shards-uring,shards-omp --data "
+        "data/2048-shards --shuffle 0 --threads 1 --verify\n");
     EXPECT_OUT("--variant files,files-uring --data data/2048-files --cache cold --verify\n");
-    EXPECT_OUT("<pre>scripts/compare/loading.py --files data/16384-files --batch 32 --workers 2\n");
+    EXPECT_OUT("\nscripts/compare/loading.py --files data/16384-files --batch 32 --workers 2\n");
+    EXPECT_OUT("data/2048-shards does not exist here. The first command writes samples of the same number "
+               "and size, ");
     EXPECT_OUT("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n");
+    SHELL(0, "awk -F, -v OFS=, '$7 == \"shards\" { $28 = 1 } NR == 1 || $28 == 1' " FIXTURES
+             "/load.csv > $D/results/load.csv && " REPORT "--reference $D/reference && cat $D/report.html");
+    EXPECT_OUT("<pre>./fdsl-bench --variant shards --data data/2048-shards --decode", /* any images may be in
+                                                                                         that set */
+               "data/2048-shards does not exist here: replace it by the path of your copy.");
     /* Sets ranks, rank, scaling and batch of a row. In a row of all ranks, batch is the sum over ranks. */
     shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
           "$20 = "
           "128 } NR == 1 || $20 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
-          "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html | head -1");
+          "--reference $D/reference && grep -o '^mpirun[^<]*' $D/report.html | head -1");
     EXPECT_OUT("-n 2 ./fdsl-bench --variant shards-omp --data data/2048-shards --batch 64 --shuffle 0 "
                "--scaling strong --threads 1 --verify\n");
 }
@@ -145,6 +154,43 @@ Test(report, commands_repeat_their_rows_of_loading)
         "shards-omp --data $D/set --threads 2 --on-error skip"};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         expect_repeated(jobs[i], TINY, "--data ", "data");
+}
+
+/* Runs a mini `make bench` that deletes its data, then every command above a table of the report, in order.
+ * The new rows must have the number and size of the samples of the old rows. */
+Test(report, commands_make_the_data_that_is_not_there)
+{
+    shell("for s in files shards; do $B --prepare $D/$s --store $s --samples 20 --sample-shape 3,4,4 --dtype "
+          "u8 || exit; done");
+    if (status == 4) /* this build cannot prepare data sets */
+        cr_skip_test("%s", out);
+    cr_assert_eq(status, 0, "%s", out);
+    SHELL(0, "mkdir $D/nets; for v in files shards shards-mmap; do $B --variant $v --data $D/${v%%-*} "
+             "--verify" TINY
+             " --out $D/results/load.csv || exit; done; $B --variant train-naive --model cnn --train-size 64 "
+             "--test-size 16 "
+             "--epochs 1 --checkpoint $D/nets/one && $B --variant infer-naive --checkpoint $D/nets/one" TINY
+             " --out $D/results/infer.csv && rm -r $D/files $D/shards $D/nets && " REPORT
+             "--reference $D/reference && grep -c 'class=figures' $D/report.html");
+    SHELL(0,
+          "python3 -c 'if True:\n"
+          "    import html, os, re\n"
+          "    page = open(os.environ[\"D\"] + \"/report.html\").read()\n"
+          "    page = page[:page.index(\"id=\\\"figures\")]\n"
+          "    for i, block in enumerate(re.findall(r\"<pre>(.*?)</pre>\", page, re.S)):\n"
+          "        *before, command = html.unescape(block).split(\"\\n\")\n"
+          "        print(*before, f\"{command}" TINY
+          " --out $D/again{i}.csv\", sep=\"\\n\")' > $D/commands && "
+          "sed -i \"s#[.]/fdsl-bench#$B#g\" $D/commands && cat $D/commands && bash -e $D/commands && for i "
+          "in 0 1 2; do "
+          "test -e $D/again$i.csv || exit; done && python3 -c '"
+          "import csv, glob, sys\n"
+          "def facts(pattern):\n"
+          "    return sorted((row[\"variant\"], row[\"items\"], row.get(\"sample_bytes\"), "
+          "row.get(\"shards\"), "
+          "row.get(\"test_samples\")) for path in glob.glob(pattern) for row in csv.DictReader(open(path)))\n"
+          "print(facts(sys.argv[1] + \"/results/*.csv\"), facts(sys.argv[1] + \"/again*.csv\"))\n"
+          "sys.exit(facts(sys.argv[1] + \"/results/*.csv\") != facts(sys.argv[1] + \"/again*.csv\"))' $D");
 }
 
 #define TINY_TRAINING "train-omp --model vit-micro --train-size 32 --test-size 16 --batch 16 --epochs 2"

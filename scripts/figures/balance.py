@@ -65,11 +65,12 @@ def figure(measured):
         raise Missing(COMMAND, measured.trains)
     found.sort(key=lambda pair: (any(row.source != "yours" for row in pair[0][0]), not pair[0][0][0].on_gpu,
                                  heading(pair[0], next(iter(pair[1].values())))))
+    titles = [heading(members, next(iter(by_balance.values()))) for members, by_balance in found]
     plot = Plot("Speed of uneven ranks by --balance")
     kinds, names, headings, y = collections.defaultdict(list), [], [], 0
-    for members, by_balance in found:
+    for (members, by_balance), title in zip(found, titles):
         total = sum(map(speed, members))
-        headings.append((y, heading(members, next(iter(by_balance.values())))))
+        headings.append((y, title + f" ({members[0][0]['revision']})" * (titles.count(title) > 1)))
         for balance in sorted(by_balance, key=lambda name: (list(SLOTS) + [name]).index(name)):
             y -= 1
             share = 100 * speed(by_balance[balance]) / total
@@ -85,7 +86,7 @@ def figure(measured):
                       "x_high": max(100, 5 * -(-max(share for bars in kinds.values() for share, *_ in bars) // 5)),
                       "kind_slot": [slot for slot, _ in kinds]}
     plot.caption = [f"Samples per second of all ranks together, divided by the sum of the speeds at which each rank trains alone. "
-                    f"Medians of the epochs from epoch {FIRST_COUNTED} on, because `measured` begins with equal shares."]
+                    f"Medians of the epochs from epoch {FIRST_COUNTED} on, because --balance measured begins with equal shares."]
     plot.caption += Devices(shown, item="first steps").caption()
     plot.notes += about_yours([row for row in candidates if row["balance"]], [], shown, ("ranks", "balance"), COMMAND)
     return plot

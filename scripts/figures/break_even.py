@@ -17,7 +17,7 @@ import sys
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 from devices import SLOTS as SHARED_SLOTS, Missing  # noqa: E402
-from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, short_device, x_axis  # noqa: E402
+from plot import Failed, Plot, exit_status, number_words, short_device, x_axis, y_axis_from_zero  # noqa: E402
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
 COMMAND = "scripts/compare/break_even.sh DIR results/break_even"
@@ -284,29 +284,35 @@ def device_words(rows):
     return ", ".join(dict.fromkeys(short_device(row["device"]) for row in rows if row["device"]))
 
 
+def share_of_limit(row):
+    """Returns the rate of a row in percent of the highest rate that its step allows."""
+    return 100 * rate(row) * step_of(row) * 1e-3 / row["batch"]
+
+
 def figure(measured):
     rows = [row for row in measured.sweeps + measured.load_sweeps if row["compute_ms"]]
     found = sources(rows)
     if not any(source.group == GENERATED for source in found):
         raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.rows + measured.loads)
-    plot = Plot("Generating vs. reading: throughput during training")
+    plot = Plot("Generating vs. reading: share of the limit that the training step sets")
     shown = [row for points in found.values() for row in points.values()]
     steps = sorted({step_of(row) for row in shown})
     batch = shown[0]["batch"]
-    plot.legend.append((0, "limit of the step"))
-    plot.add_series(91, "batch / step time", [(step, 1e3 * batch / step) for step in steps])
+    plot.legend.append((0, "the GPU never waits"))
+    plot.add_series(91, "limit: batch / step time", [(step, 100) for step in steps])
     for group in GROUPS:
         mine = {source: points for source, points in found.items() if source.group == group and source.name in SLOTS}
         plot.legend += [(0, group)] * bool(mine)
         for source, points in sorted(mine.items(), key=lambda item: -max(map(rate, item[1].values()))):
-            plot.add_series(style_of(source), source.name, [(step, rate(points[step])) for step in sorted(points)])
-    low, high = log_range([y for points in plot.blocks for _, y in points])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, count_words),
+            plot.add_series(style_of(source), source.name, [(step, share_of_limit(points[step])) for step in sorted(points)])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **y_axis_from_zero([y for points in plot.blocks for _, y in points], number_words),
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
     unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
     unsettled = sorted({row["variant"] for row in shown if row.unsettled})
     plot.caption = [f"Batch {batch:.0f}. A step of calibrated duration on the GPU consumes each batch while the next ones are "
-                    "generated or read. Rates are means. On the gray line the GPU never waits. "
+                    "generated or read. Share: mean images per second, divided by batch / step time. At 100 % the GPU never waits, "
+                    "and the source of the images makes no difference.",
                     f"{device_words(shown)} ({'your rows' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
                     + (f" Not verified: {', '.join(unverified)}." if unverified else "")

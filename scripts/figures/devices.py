@@ -171,7 +171,8 @@ def threads_per_rank(row):
 
 
 def threads_words(threads):
-    return " and ".join(map(str, threads)) + (" thread" if threads == [1] else " threads")
+    *first, last = map(str, threads)
+    return f"{', '.join(first)} and {last} threads" if first else f"{last} thread{'s' * (last != '1')}"
 
 
 def add_bar_devices(plot, devices, bars):

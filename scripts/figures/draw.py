@@ -48,7 +48,6 @@ FIGURES = {
     "vertices": (generating.vertices, "time per image vs. vertices, with published points"),
     "resolution": (generating.resolution, "time per image vs. resolution, with published points"),
     "batch": (generating.batch, "time per image vs. batch size, with published points"),
-    "training": (feeding.training, "published training throughput vs. number of GPUs"),
     "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
     "pretraining_tiny": (pretraining.tiny, "training throughput of DeiT-Tiny vs. number of GPUs, with published points"),
     "pretraining_base": (pretraining.base, "training throughput of DeiT-Base vs. number of GPUs, with published points"),

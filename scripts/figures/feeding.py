@@ -5,7 +5,6 @@ import collections
 import os
 
 from devices import Missing, about_yours, device_of
-from generating import PAPER
 from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
 from rows import DEFAULTS
 
@@ -104,22 +103,4 @@ def training_time(measured):
            if share is not None else "")
         + (" Losses with live and loaded images are identical." if same_training(lines) else "")]
     plot.notes += notes(measured, lines)
-    return plot
-
-
-def training(measured):
-    """Draws published points only. The figures in pretraining.py show them together with measured rows."""
-    plot = Plot("Published training throughput vs. GPUs")
-    styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
-    series = measured.published_series("training")
-    if not series:
-        raise Missing("git checkout results/reference/published_figures.csv")
-    plot.legend = [(0, PAPER)]
-    for name, points in series.items():
-        plot.add_series(styles.get(name, 58), name, points)
-    xs, ys = zip(*[point for points in plot.blocks for point in points])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
-    plot.caption = ["Images per second during training of DeiT-Base and DeiT-Tiny: LOAD reads images, BAT generates them. Published "
-                    "points only: the figures pretraining_tiny and pretraining_base show them with measured rows."]
     return plot

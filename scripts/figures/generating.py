@@ -62,12 +62,23 @@ def series_over(rows, x, free):
     return series
 
 
+def one_reference(series):
+    """Returns the lines without those of further GPUs and CPUs of the reference. Keeps one of each kind: a model of which the
+    user has rows, too, or else the one with the most points."""
+    yours = {row["device"] for points in series for row in points if row.source == "yours"}
+    count = collections.Counter(device_of(row) for points in series for row in points if row.source == "reference")
+    kept = {on_gpu: max((device for device in count if device[3] == on_gpu), default=None,
+                        key=lambda device: (device[2] in yours, count[device])) for on_gpu in (True, False)}
+    return [points for points in series if points[0].source == "yours" or device_of(points[0]) in kept.values()]
+
+
 def best_rows(rows):
-    """Returns {(device, variant): row} at the preferred batch."""
+    """Returns {(device, variant): row} at the preferred batch, of one_reference()."""
     groups = collections.defaultdict(list)
     for row in rows:
         groups[device_of(row), row["variant"]].append(row)
-    return {key: max(group, key=preferred) for key, group in groups.items()}
+    kept = one_reference([[max(group, key=preferred)] for group in groups.values()])
+    return {(device_of(row), row["variant"]): row for row, in kept}
 
 
 # ---- Time vs. a parameter --------------------------------------------------------------------------------------
@@ -78,7 +89,7 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     published code on an H200."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
-    ours = series_over(candidates, x, free)
+    ours = one_reference(series_over(candidates, x, free))
     devices = Devices([row for points in ours for row in points])
     add_ours(plot, devices, ours, x)
     add_published(measured, plot, figure)
@@ -175,14 +186,15 @@ def ladder(measured):
     plot = Plot("Time per image of the paper's variants and fused")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
-    box = 0.74 / len(names)
-    published = [(1.46 + i, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
+    box = 0.74 / (len(names) + bool(measured.published_code))  # the last place of a group is for the published code
+    first = -0.37 + box / 2
+    published = [(1.37 + i - box / 2, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
                                    if point["variant"] == step))
                  for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
     dot_slots = [6, 2, 5]
     for d, (device, name, whose) in enumerate(names):
         plot.legend += [(10 + dot_slots[d] + 0.1, line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
-        plot.blocks.append(ladder_dots(chosen, device, (d - (len(names) - 1) / 2) * box))
+        plot.blocks.append(ladder_dots(chosen, device, first + d * box))
         plot.rings += [dot[:2] for dot, step in plot.blocks[-1] if chosen[device, step].unsettled]
         plot.blocks[-1] = [dot for dot, _ in plot.blocks[-1]]
     plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]

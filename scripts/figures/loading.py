@@ -5,7 +5,7 @@ import math
 import statistics
 
 from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
-from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
+from plot import (INNER_PX, WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
 from rows import newest, sweep_of
 
 COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
@@ -18,6 +18,7 @@ IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # the line style of memcpy on a device is this number plus the device's group
 NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
 DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
+SHIFT = 0.13  # between the points of neighbouring variants in the figure loading, in powers of two
 # Columns that are constant along a line. The field of an option that does not apply to a loader can be empty.
 FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
@@ -103,7 +104,7 @@ def range_words(values, words=lambda value: f"{value:.0f}"):
 def about_sets(rows):
     """Returns a sentence on the data set, batches and shuffling."""
     total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
-                        lambda mb: f"{mb:.3g}")
+                        lambda mb: f"{float(f'{mb:.3g}'):.10g}")
     shards = [row["shards"] for row in rows if row["shards"]]
     buffers = [float(row["shuffle"]) for row in rows if row["store"] == "shards" and order_of(row) == SHUFFLED]
     return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
@@ -165,13 +166,13 @@ def lines_plot(measured, plot, devices, lines, candidates, words, axis):
     return plot
 
 
-def powers_axis(xs):
+def powers_axis(xs, px=INNER_PX):
     """Returns an axis with ticks at powers of two, at least two of them."""
     def ticks(margin):
         low, high = min(xs) / margin, max(xs) * margin
         return low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high]
     low, high, at = ticks(1.3)
-    return x_axis(low, high, at) if at[1:] else x_axis(*ticks(2.2))
+    return x_axis(low, high, at, px) if at[1:] else x_axis(*ticks(2.2), px)
 
 
 def threads_axis(xs):
@@ -189,10 +190,36 @@ def sizes(measured):
     add_lines(plot, devices, lines, lambda row: row["sample_bytes"] / 1024,
               lambda row: tuple(map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
               lambda row: 1e6 * row["sample_bytes"] / row["copy_bytes_per_s"], lambda row: "")
+    panels = panels_by_order(plot)
     shown = [row for points in lines for row in points]
     plot.caption = [f"Warm page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} memcpy: a copy of the "
-                    "same bytes, measured alternately with the runs; median over variants."]
-    return lines_plot(measured, plot, devices, lines, rows, micros_tick, powers_axis)
+                    "same bytes, measured alternately with the runs; median over variants. Points of one size are shifted sideways, by variant."]
+    lines_plot(measured, plot, devices, lines, rows, micros_tick, lambda xs: powers_axis(xs, panels["panel_px"]))
+    plot.variables.update(panels)
+    return plot
+
+
+def panels_by_order(plot):
+    """Divides the lines into one panel per order of the samples, next to each other. Returns the variables of plots/loading.gp."""
+    open_points = [style // 10 > DEVICES + 2 and style < COPIES for style in plot.styles]
+    orders = sorted({at for at, style in zip(open_points, plot.styles) if style < COPIES})
+    series_panel = [0 if style > COPIES else 1 + orders.index(at) for at, style in zip(open_points, plot.styles)]
+    shifts = [1.0] * len(plot.styles)
+    for panel in range(1, 1 + len(orders)):
+        slots = sorted({style % 10 for style, at in zip(plot.styles, series_panel) if at == panel})
+        step = min(SHIFT, 4 * SHIFT / max(1, len(slots) - 1))
+        for i, style in enumerate(plot.styles):
+            if series_panel[i] == panel:
+                shifts[i] = 2 ** (step * (slots.index(style % 10) - (len(slots) - 1) / 2))
+    plot.rings = [(x, y, series_panel[i], shifts[i]) for x, y in plot.rings
+                  for i, points in enumerate(plot.blocks) if series_panel[i] and (x, y) in [point[:2] for point in points]]
+    plot.width += 240 * (len(orders) - 1)
+    plot.top = 64
+    gap = 40
+    return {"panels": len(orders), "panel_title": [f"samples {(IN_ORDER, SHUFFLED)[order]}" for order in orders], "gap": gap,
+            "panel_px": (INNER_PX + plot.width - WIDTH - gap * (len(orders) - 1)) / len(orders),
+            "series_panel": series_panel, "series_shift": shifts,
+            "series_crossed": plot.crossed}
 
 
 def threads(measured):

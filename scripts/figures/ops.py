@@ -10,7 +10,7 @@ JOB = ("data", "tensor", "columns", "bad", "duplicates", "norm_min", "norm_max")
 STEPS = ("mask", "compact", "permute", "convert", "hash")
 # A reference bandwidth: its colour (plots/common.gp) and its name in the legend.
 IN_GPU, TO_GPU, ON_CPU = (6, "a copy in GPU memory"), (3, "copies to the GPU"), (5, "STREAM triad on the CPU")
-ROW_PX, INSIDE = 22, 0.55  # height of a bar; from this share of the axis on, the text is inside the bar
+ROW_PX, INSIDE = 22, 0.5  # height of a bar; from this share of the axis on, the text is inside the bar
 
 
 def compared_with(row):

@@ -48,8 +48,11 @@ def figure(measured):
     plot = Plot("Bubble of a pipeline vs. micro-batches per step")
     plot.legend += [(0, short_device(row["device"])), (0.5, f"{row['variant']}, {row['stages']:.0f} stages")]
     for group, column, word in ((MEASURED, "bubble", "measured"), (FORMULA, "bubble_formula", "formula")):
+        lines = collections.defaultdict(list)  # schedules by points, because two schedules can have the same formula
         for schedule in sorted({row["schedule"] for row in rows}, key=list(SLOTS).index):
-            plot.add_series(group + SLOTS[schedule], f"{schedule}, {word}", points_of(rows, schedule, column))
+            lines[tuple(points_of(rows, schedule, column))].append(schedule)
+        for points, schedules in lines.items():
+            plot.add_series(group + SLOTS[schedules[-1]], f"{' and '.join(schedules)}, {word}", list(points))
     micros = sorted({row["microbatches"] for row in rows})
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
                       "percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),

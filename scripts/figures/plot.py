@@ -102,9 +102,9 @@ def count_words(value):
 
 
 def log_range(values, room=1.25):
-    """Returns a range around the values for a log axis. Both ends are 1, 2 or 5 times a power of ten."""
+    """Returns a range around the values for a log axis. Both ends are ticks: multiples of a power of ten."""
     low, high = min(values) / room, max(values) * room
-    steps = [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5)]
+    steps = [m * 10.0**e for e in range(-12, 20) for m in range(1, 10)]
     return max(step for step in steps if step <= low), min(step for step in steps if step >= high)
 
 
@@ -144,6 +144,13 @@ def linear_y_axis(values, words):
     at = [step * i for i in range(first, last + 1)]
     return {"y_linear": 1, "y_low": at[0], "y_high": at[-1], "y_ticks": len(at), "y_tick_at": at,
             "y_tick_text": [words(round(value, 12)) for value in at]}
+
+
+def y_axis_from_zero(values, words):
+    """Returns the variables of a linear y axis from 0 to just above the values."""
+    high = 1.04 * max(values)
+    at = linear_ticks(0, high)
+    return {"y_linear": 1, "y_low": 0, "y_high": high, "y_ticks": len(at), "y_tick_at": at, "y_tick_text": list(map(words, at))}
 
 
 def linear_ticks(low, high):
@@ -193,7 +200,7 @@ class Plot:
     def variables_text(self):
         lines = [line for text in self.caption for line in wrap(text, self.width - 32, 9.5 * 1.02)]
         if self.legend:
-            widest = max(text_px(text, 11) + (0 if style in (0, 0.5) else 42) for style, text in self.legend)
+            widest = max(text_px(text, 11 if style else 11.5) + (0 if style in (0, 0.5) else 42) for style, text in self.legend)
             self.right = int(24 + widest + 16)
         bottom = self.axis_px + 15 * len(lines) + 14
         height = max(self.height + 15 * max(0, len(lines) - 2), max(self.legend_ys(), default=0) + 30 + bottom)

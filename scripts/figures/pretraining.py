@@ -3,11 +3,12 @@ values."""
 
 import collections
 import pathlib
+import statistics
 
 from devices import Missing
 from generating import PAPER
-from plot import Plot, linear_ticks, nice_above, short_device, x_axis
-from rows import BadInput, Row, need_columns, numbered, read_csv
+from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
+from rows import BadInput, Row, need_columns, numbered, read_csv, sweep_of
 
 ROWS, CURVE = "pretrain/1", "pretrain-curve/1"
 TEXTS = ("schema", "time_utc", "host", "revision", "model", "source", "device", "augment", "amp", "compile", "settings",
@@ -108,6 +109,32 @@ def heading(row):
 # ---- Throughput ----
 
 
+def repeated(rows, source):
+    """Returns (GPUs, median, slowest, fastest run) of a source of images. The runs on one number of GPUs are those of the newest
+    file and revision."""
+    points = []
+    for ranks in sorted({row["ranks"] for row in rows if row["source"] == source}):
+        runs = [row for row in rows if row["source"] == source and row["ranks"] == ranks]
+        newest = max(runs, key=lambda row: row["time_utc"])
+        rates = [row["images_per_s"] for row in runs if sweep_of(row) == sweep_of(newest)]
+        points.append((ranks, statistics.median(rates), min(rates), max(rates)))
+    return points
+
+
+def about_spread(points):
+    """Returns a sentence on a source that is faster than the constant batch, which should be the upper bound. Every source runs in a
+    process of its own, so differences below the spread of repeated runs mean nothing."""
+    bound = {ranks: median for ranks, median, *_ in points.get("constant", [])}
+    above = [(NAMES.get(source, source), ranks) for source, of_source in points.items() for ranks, median, *_ in of_source
+             if median > bound.get(ranks, median)]
+    if not above:
+        return ""
+    spread = max(high / low - 1 for of_source in points.values() for *_, low, high in of_source)
+    names = ", ".join(f"'{name}' on {ranks:.0f} GPU{'s' * (ranks != 1)}" for name, ranks in above)
+    return (f"The constant batch needs less work, but is slower than {names}: "
+            + (f"equal runs differ by up to {100 * spread:.0f} %." if spread else "these are single runs, so their spread is unknown."))
+
+
 def throughput(measured, model, name, published_styles):
     """Plots images per second vs. GPUs: one line per source of images, and the published points of the same model."""
     rows = best_group([row for row in rows_of(measured, ROWS) if row["model"] == model and row["device"] != "cpu"],
@@ -116,18 +143,19 @@ def throughput(measured, model, name, published_styles):
         raise Missing(COMMAND.replace("--source", f"--model {model} --source"), rows_of(measured, ROWS))
     plot = Plot(f"Training throughput vs. number of GPUs: {name}")
     plot.legend += heading(rows[0])
-    for source in in_order({row["source"] for row in rows}):
-        newest = {row["ranks"]: row for row in sorted(rows, key=lambda row: row["time_utc"]) if row["source"] == source}
-        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
-                        [(ranks, newest[ranks]["images_per_s"]) for ranks in sorted(newest)])
+    points = {source: repeated(rows, source) for source in in_order({row["source"] for row in rows})}
+    for source, of_source in points.items():
+        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source), of_source)
     plot.legend.append((0, PAPER))
     for series, style in published_styles.items():
         plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
-                        measured.published_series("training")[series])
-    xs, ys = zip(*[point for points in plot.blocks for point in points])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
+                        [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[series]])
+    xs = [x for block in plot.blocks for x, *_ in block]
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
-    plot.caption = [f"{about(rows)} Filled points are measured.",
+    plot.caption = [f"{about(rows)} Filled points are measured: median of the runs; whiskers: slowest and fastest run. "
+                    f"{about_spread(points)}",
                     "Published points were measured on other GPUs with the paper's training program: compare generated with "
                     "loaded images only within one machine."]
     if rows[0].source != "yours":

@@ -39,7 +39,7 @@ STYLE = """
   :root { --ink: #e7e9ee; --soft: #a2a9b6; --paper: #15171b; --card: #1d2025; --line: #363b44; --mark: #56b4e9;
           --blue: #3f9fdf } }
 * { box-sizing: border-box }
-body { margin: 0 auto; padding: 2.5rem 1.5rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
+body { margin: 0; padding: 2rem 2.5rem 4rem; background: var(--paper); color: var(--ink);
        font: 15px/1.55 "DejaVu Sans", Verdana, system-ui, sans-serif }
 h1 { font-size: 1.7rem; margin: 0 0 .2rem } h2 { font-size: 1.2rem; margin: 2.8rem 0 .8rem;
      padding-bottom: .3rem; border-bottom: 2px solid var(--mark) } h3 { font-size: 1rem; margin: 1.8rem 0 .4rem }
@@ -47,14 +47,15 @@ p { margin: .4rem 0 } .soft, figcaption { color: var(--soft); font-size: .87rem 
 nav a { margin-right: 1.2rem } a { color: var(--mark) }
 svg [stroke="#0072b2"] { stroke: var(--blue) } svg [color="#0072b2"] { color: var(--blue) }
 figure { margin: 1.4rem 0 2rem } figcaption { margin: .5rem 0 0 1.1rem }
-figure { overflow-x: auto } figure svg { display: block; width: 100%; height: auto; min-width: 44rem; max-width: 60rem }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(44rem, 100%), 1fr)); gap: 0 2.5rem }
+figure { overflow-x: auto; min-width: 0 } figure svg { display: block; width: 100%; height: auto; min-width: 36rem; max-width: 68rem }
 pre, code { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .82rem }
 pre { margin: .3rem 0 .6rem; padding: .6rem .8rem; background: var(--card); border-left: 3px solid var(--mark);
-      white-space: pre-wrap; overflow-wrap: anywhere }
-.wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .82rem;
+      white-space: pre-wrap; overflow-wrap: anywhere; max-width: 120rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; max-width: 120rem; font-size: .82rem;
         font-variant-numeric: tabular-nums }
-th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { color: var(--soft); font-weight: 600 } th.text, td.text { text-align: left } td.name { font-weight: 600 }
+th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line) } td { white-space: nowrap }
+td.device { white-space: normal; min-width: 6rem } th { vertical-align: bottom; color: var(--soft); font-weight: 600 } th.text, td.text, td.device { text-align: left } td.name { font-weight: 600 }
 td.bad { color: #d55e00; font-weight: 600 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.4rem; margin: 0; font-size: .87rem }
 dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
@@ -62,7 +63,7 @@ dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
                 --blue: #0072b2 }
   body { padding: 0; max-width: none; font-size: 10pt } nav { display: none }
   figure { break-inside: avoid; overflow: visible; margin: .6rem 0 } figure svg { min-width: 0; max-height: 11cm }
-  figure.tall svg { max-height: 20cm }
+  .figures { display: block } figure.tall svg { max-height: 20cm }
   tr, pre { break-inside: avoid } h2, h3, pre, thead { break-after: avoid } .wide { overflow: visible }
   .soft, figcaption { font-size: 7.5pt } h3 { font-size: 9pt; margin-top: .8rem }
   pre { padding: .3rem .6rem; margin: .2rem 0 } pre, code { font-size: 7.5pt }
@@ -108,6 +109,54 @@ def command(rows):
     if first["verified"] == "yes":
         words += ["--verify"]
     return shlex.join(words)
+
+
+MADE_BY_PROGRAM = ("digits", "synth", "clips")  # values of --data that are no folder
+
+
+def is_there(data):
+    """Returns whether the value of --data or --checkpoint can be used here: generated data, a URL, or an existing path, relative to
+    the repository. Of a list of shards, the first one counts."""
+    return not data or data in MADE_BY_PROGRAM or "://" in data or (ROOT / data.split(",")[0]).exists()
+
+
+def preparation(rows):
+    """Returns (commands, note) for a group of rows whose data or network is not here, as after `make bench`, which deletes its
+    data sets. The commands write samples of the same number and size, or a network of the same kind. The note says what differs, or
+    that the user has to name other data. The commands can be repeated."""
+    first = rows[0]
+    data, network = first.texts.get("data", ""), first.texts.get("checkpoint", "") if first.is_infer else ""
+    if not is_there(data):
+        if not first.is_load or not can_prepare(first):
+            return [], f"{data} does not exist here: replace it by the path of your copy."
+        words = ["./fdsl-bench", "--prepare", data, "--store", first["store"]]
+        words += ["--shards", f"{first['shards']:.0f}"] if first["shards"] else []
+        words += ["--samples", f"{first['items'] / float(first['epochs'] or 1):.0f}", "--sample-shape",
+                  f"{first['sample_bytes'] - loading.NPY_HEADER_BYTES:.0f}", "--dtype", "u8"]
+        return [unless_there(data, words)], (f"{data} does not exist here. The first command writes samples of the same number and "
+                                             "size, with other contents.")
+    if not is_there(network):
+        fastest = max(rows, key=lambda row: row["items_per_s"])
+        words = ["./fdsl-bench", "--variant", fastest["variant"].replace("infer", "train"), "--model", first.texts["model"]]
+        of_data = {name: value for name, value in options(first) if name not in ("--checkpoint", "--batch", "--on-error")}
+        words += option_list({"--train-size": "64", "--test-size": first.texts["test_samples"], **of_data}.items())
+        words += ["--epochs", "1", "--checkpoint", network]
+        folder = shlex.join(["mkdir", "-p", str(pathlib.PurePath(network).parent)])  # --checkpoint creates only the last folder
+        return [folder, unless_there(network, words)], (f"{network} does not exist here. The first two commands train a network of the same "
+                                                                "kind for one epoch, so its accuracy differs.")
+    return [], "CHECKPOINT is the file of initial parameters, of which the rows have only a hash." if first.texts.get("init") else ""
+
+
+def can_prepare(row):
+    """Returns whether samples of --prepare's default source can stand for those of a row: any bytes of the same size, so neither
+    images to decode, nor members that options choose, nor labels to train on."""
+    return (row["decode"] != "1" and not any(row.texts[column] for column in ("image", "label", "member"))
+            and not row["compute"].startswith("train") and row["sample_bytes"] > loading.NPY_HEADER_BYTES
+            and row["sample_bytes"] == int(row["sample_bytes"]) and row["augment"] != "1")
+
+
+def unless_there(path, words):
+    return f"test -e {shlex.quote(path)} || {shlex.join(words)}"
 
 
 def workers(row):
@@ -186,7 +235,8 @@ def interval(row):
 
 
 def settled_words(row):
-    """Returns the last cell of a row as (class, text): whether the row was verified, and caveats."""
+    """Returns the second cell of a row as (class, text): whether the row was verified, and caveats. It is beside the name, so that
+    no narrow window hides it."""
     care = (["not settled"] if row.unsettled else []) + (
         [f"throttled: {row['throttled']}"] if row.get("throttled") else [])
     return ("text" if row["verified"] == "yes" and not care else "text bad",
@@ -201,45 +251,51 @@ def html_table(head, rows):
     return "\n".join([f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"] + lines + ["</tbody></table></div>"])
 
 
+FIRST_COLUMNS = [("variant", 1), ("verified", 1), ("device", 1)]
+
+
+def first_cells(row):
+    return [("text name", row["variant"]), settled_words(row), ("device", row["device"])]
+
+
 def exchange_table(rows):
     """Returns a table of all-reduces, smallest array first. Bandwidths are in GB/s, as nccl-tests defines them."""
-    head = [("variant", 1), ("device", 1), ("size", 0), ("per all-reduce", 0), ("median ±", 0), ("minimum to 95th perc.", 0),
-            ("algbw GB/s", 0), ("busbw GB/s", 0), ("samples", 0), ("verified", 1)]
+    head = FIRST_COLUMNS + [("size", 0), ("per all-reduce", 0), ("median ±", 0), ("minimum to 95th perc.", 0),
+                            ("algbw GB/s", 0), ("busbw GB/s", 0), ("samples", 0)]
     return html_table(head, [
-        [("text name", row["variant"]), ("text", row["device"]), ("", size_words(row["array_bytes"])),
+        first_cells(row) + [("", size_words(row["array_bytes"])),
          ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
          ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
-         ("", row.texts["algbw_gbs"]), ("", row.texts["busbw_gbs"]), ("", row.texts["samples"]), settled_words(row)]
+         ("", row.texts["algbw_gbs"]), ("", row.texts["busbw_gbs"]), ("", row.texts["samples"])]
         for row in sorted(rows, key=lambda row: (row["array_bytes"], row["variant"]))])
 
 
 def table(rows):
     """Returns a table of the rows of one command, slowest variant first."""
     if rows[0].is_train or rows[0].is_infer:
-        head = [("variant", 1), ("device", 1), ("threads", 0)] + [(name, 0) for name, _ in report_train.cells(rows[0])]
-        return html_table(head + [("verified", 1)], [
-            [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}")]
-            + [("", cell) for _, cell in report_train.cells(row)] + [settled_words(row)]
+        head = FIRST_COLUMNS + [("threads", 0)] + [(name, 0) for name, _ in report_train.cells(rows[0])]
+        return html_table(head, [
+            first_cells(row) + [("", f"{row['threads']:.0f}")] + [("", cell) for _, cell in report_train.cells(row)]
             for row in sorted(rows, key=lambda row: row["items_per_s"])])
     if rows[0].is_exchange:
         return exchange_table(rows)
     several = any(row["ranks"] > 1 for row in rows)
     load = rows[0].is_load
-    head = [("variant", 1), ("device", 1), ("threads", 0), ("per sample" if load else "per image", 0),
+    head = FIRST_COLUMNS + [("threads", 0), ("per sample" if load else "per image", 0),
             ("median ±", 0), ("minimum to 95th perc.", 0), ("samples/s" if load else "images/s", 0)] + \
         ([("efficiency", 0)] if several else []) + \
         ([("GB/s", 0), ("share of memcpy", 0)] if load else [("roofline", 0)]) + \
-        [("runs" if load else "samples", 0), ("verified", 1)]
+        [("runs" if load else "samples", 0)]
     lines = []
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
-        cells = [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}"),
-                 ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
+        cells = first_cells(row) + [
+                 ("", f"{row['threads']:.0f}"), ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
                  ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
                  ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
         cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
             [("", report_train.roofline_words(row))]
-        cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}"), settled_words(row)]
+        cells += [("", "" if row["samples"] is None else f"{row['samples']:.0f}")]
         lines.append(cells)
     return html_table(head, lines)
 
@@ -249,9 +305,10 @@ def rows_section(title, rows):
     if not rows:
         parts.append("<p class=soft>None. <code>make bench</code> measures rows.</p>")
     for group in grouped(rows):
+        before, note = preparation(group)
         parts.append(f"<section class=group><h3>{text(heading(group[0]))}</h3>\n"
-                     f"<pre>{text(command(group))}</pre>\n{table(group)}\n"
-                     f"<p class=soft>{text(origin(group))}</p></section>")
+                     f"<pre>{text(chr(10).join(before + [command(group)]))}</pre>\n{table(group)}\n"
+                     f"<p class=soft>{text(' '.join(filter(None, (note, origin(group)))))}</p></section>")
     return "\n".join(parts)
 
 
@@ -304,13 +361,14 @@ def inline_svg(name, svg):
 
 
 def figures_section(measured, work):
-    parts = ['<h2 id="figures">Figures</h2>']
+    parts = ['<h2 id="figures">Figures</h2>', "<div class=figures>"]
     for name, (_, what) in FIGURES.items():
         try:
             plot = FIGURES[name][0](measured)
         except Missing as missing:
-            parts.append(f"<p class=soft><b>{name}</b> ({what}): {missing.why}. To measure it:</p>\n"
-                         f"<pre>{text(str(missing))}</pre>")
+            way, _, needs = str(missing).partition(" (")  # a remark in parentheses would be a syntax error in a shell
+            parts.append(f"<div><p class=soft><b>{name}</b> ({what}): {missing.why}. To measure it{' (' * bool(needs) + text(needs)}:"
+                         f"</p>\n<pre>{text(way)}</pre></div>")
             continue
         draw(name, plot, work, work, formats=("svg",))
         svg = (work / f"{name}.svg").read_text("utf-8")
@@ -318,7 +376,7 @@ def figures_section(measured, work):
         tall = " class=tall" if plot.height > 600 else ""
         parts.append(f"<figure{tall}>{inline_svg(name, svg)}\n<figcaption>To draw only this figure: "
                      f"<code>scripts/figures/draw.py {name}</code>{notes}</figcaption></figure>")
-    return "\n".join(parts)
+    return "\n".join(parts + ["</div>"])
 
 
 # ---- The page --------------------------------------------------------------------------------------------------
