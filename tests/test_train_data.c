@@ -357,7 +357,36 @@ Test(train_data, inference_reads_only_the_test_samples)
                    "there are no samples to test with");
 }
 
-/* The held-out tenth must be the same, whichever samples are broken. Opening the set finds flipped bytes. */
+/* A tenth of each class is held out, or the share of --test-share. A checkpoint remembers the share. */
+Test(train_data, a_share_of_every_class_is_held_out)
+{
+#define SHARE "--model logreg --batch 4 --data m --format csv "
+    EXPECT(0, "$P --prepare m --from digits --samples 150 --store imagefolder");
+    EXPECT(0, "$P --variant train-naive " SHARE "--epochs 1");
+    cr_expect(number(out, 1, "train_samples") == 130 && number(out, 1, "test_samples") == 20); /* 2 of 15 */
+    EXPECT(0, "$P --variant train-naive " SHARE "--test-share 0.4 --epochs 1 --checkpoint k");
+    cr_expect(number(out, 1, "train_samples") == 90 && number(out, 1, "test_samples") == 60);
+    const double accuracy = number(out, 1, "test_acc");
+    EXPECT(0, "$P --variant train-naive " SHARE "--test-share 0.4 --epochs 2 --checkpoint k --resume");
+    cr_expect_eq(number(out, 1, "epoch"), 2);
+    EXPECT(0, "rm k/epoch-000002.ckpt && $P --variant infer-naive --loops 2 --format csv --checkpoint k");
+    cr_expect(number(out, 1, "test_samples") == 60 && number(out, 1, "test_acc") == accuracy);
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    EXPECT_PRINTS(0, "(--test-share 0.4 in the checkpoint, 0.2 now)",
+                  "$P --variant infer-naive --loops 2 --test-share 0.2 --checkpoint k");
+    EXPECT_PRINTS(2, "belong to other samples: --test-share 0.4 in the checkpoint, not given now",
+                  "$P --variant train-naive " SHARE "--epochs 2 --checkpoint k --resume");
+    expect_refusal(2, SHARE "--test-share 0",
+                   "--test-share: '0' is out of range; it must be 0.0001 to 0.9999");
+    expect_refusal(2, SHARE "--test-share 10", "'10' is out of range");
+    expect_refusal(2, "--test-share 0.2", "--test-share needs --data DIR; add that, or drop --test-share");
+    EXPECT(0, "mkdir two && cp -r m two/train && cp -r m two/val");
+    expect_refusal(2, "--data two --test-share 0.2",
+                   "--test-share: --data two has a test set of its own, so nothing is held out; drop");
+}
+
+/* The held-out samples must be the same, whichever samples are broken. Opening the set finds flipped bytes.
+ */
 Test(train_data, skipped_samples_do_not_change_the_split)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --store files");

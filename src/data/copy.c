@@ -255,13 +255,14 @@ static enum status open_source(const struct source_request *request, const struc
     const struct copy *like = request->like;
     char rest[1024];
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
-    const bool compare = !request->wanted || !like;
+    const bool compare = !request->only_held || !like;
     enum status status =
         dataset_find(parameters->source, request->skip, compare, members, NULL, &copy->dataset);
     copy->advises = !request->target && !request->skip;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
-    copy->dataset.wanted = request->wanted;
+    copy->dataset.test_share = request->test_share;
+    copy->dataset.only_held = request->only_held;
     copy->dataset.allow_empty = request->allow_empty;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
@@ -323,6 +324,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
+    facts->held = dataset->held;
     facts->class_names = dataset_class_names(dataset, &facts->class_count);
     return STATUS_OK;
 }

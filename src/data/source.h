@@ -48,6 +48,8 @@ struct source_facts {
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
     bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
+    const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
+                            open. NULL: no sample is */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -57,8 +59,9 @@ struct source_request {
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
-    bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
-                                        nor checks the others. NULL: all */
+    double test_share;  /* only for `dataset`: share of each class that is held out for testing; 0: none */
+    bool only_held; /* only for `dataset`: only samples that are held out will be made; open() neither checks
+                       the others nor reads more than their labels */
     bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
                          `target`, with a warning */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
