@@ -116,8 +116,9 @@ Test(train_data, rejects_invalid_live_options)
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
     cr_expect_not_null(strstr(out, "--fresh needs --feed live"), "%s", out);
     EXPECT(2, "$P " LIVE_OF(4097, 90));
-    EXPECT(2, "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
-              "--test-size 20 --batch 91");
+    EXPECT_PRINTS(0, "--batch 91 is more than the 90 samples to train on",
+                  "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
+                  "--test-size 20 --batch 91 --epochs 1");
     EXPECT(2, "$P --variant train-naive --data digits --feed live");
     cr_expect_not_null(strstr(out, "--feed live works only with --data synth"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
@@ -340,12 +341,14 @@ Test(train_data, inference_reads_only_the_test_samples)
     EXPECT(0,
            "$P --prepare m --from digits --samples 100 --encode npy --store files && mkdir -p two/train && "
            "cp m/not-imagefolder/000/* two/train && cp -r two/train two/test && "
-           "for d in m two; do $P --variant train-naive --model logreg --batch 4 --data $d --epochs 1 "
+           "cp -r two/train flat && for d in m two flat; do $P --variant train-naive --model logreg --batch "
+           "4 --data $d --epochs 1 "
            "--checkpoint $d.k || exit 1; done; rm m/not-imagefolder/000/000000.npy two/train/000001.npy; "
            "echo no >m/not-imagefolder/000/000003.npy; echo no >two/train/000000.npy");
     expect_refusal(1, ON, "m/not-imagefolder/000/000000.npy");
     EXPECT(0, "$P --variant infer-naive --checkpoint m.k --loops 1 && "
-              "$P --variant infer-naive --checkpoint two.k --loops 1");
+              "$P --variant infer-naive --checkpoint two.k --loops 1 && "
+              "$P --variant infer-naive --checkpoint flat.k --loops 1");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
     EXPECT(0, "$P --prepare s --from digits --samples 100 --encode npy && mkdir -p cut/train cut/test && "
               "cp s/*.tar cut/train && cp s/*.tar cut/test && truncate -s 50000 cut/train/*.tar && "
@@ -401,6 +404,15 @@ Test(train_data, skipped_samples_do_not_change_the_split)
               out);
     EXPECT(0, "$P --variant infer-naive --checkpoint k --on-error skip --loops 1");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    int lost = 0; /* broken samples that are held out; no others replace them */
+    EXPECT(0, "rm m/not-imagefolder/000/0000[0-5]?.npy; $P --variant train-naive " SKIP
+              "--epochs 1 --format csv");
+    const char *words = strstr(out, "broken samples of the training set and ");
+    cr_assert(words && sscanf(words, "broken samples of the training set and %d", &lost) == 1 && lost > 0,
+              "%s", out);
+    cr_expect(number(out, 1, "train_samples") == train - (60 - lost) &&
+                  number(out, 1, "test_samples") == test - lost,
+              "%s", out);
 }
 
 /* If a shard is truncated, the truncated sample and the samples after it are skipped. Without an index, the

@@ -33,6 +33,7 @@ struct source_sample {
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
+    bool broken;           /* its image is broken, so it was copied unchanged instead of resized */
     bool
         in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
 };
@@ -41,6 +42,8 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples, with those that open() left out; SOURCE_ENDLESS: unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t stored_bytes; /* approximate size of a sample that --prepare stores, if it is not sample_bytes;
+                              or 0 */
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
