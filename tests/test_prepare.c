@@ -445,6 +445,18 @@ Test(prepare, images_are_resized)
     EXPECT(0, "$P --prepare n " RESIZED "--encode npy --channels 3 --fit longest --store files && "
               "$P --variant files --data n --loops 1 --warmups 0 --verify && "
               "head -c 128 n/not-imagefolder/000/000007.npy | grep -a \"'shape': (3, 20, 20)\"");
+    EXPECT(0, "$P --prepare c --from dataset --source j --out-res 28 --encode png && "
+              "$P --prepare d --from dataset --source j --out-res 28 --encode npy --channels 3 && "
+              "$P --prepare e --from dataset --source d --out-res 28 --encode png --channels 1 && "
+              "cmp c/dataset-000000.tar e/dataset-000000.tar");
+    EXPECT(0,
+           "for d in j c; do $P --prepare 8$d --from dataset --source $d --out-res 8 --encode png || exit 1; "
+           "done; cmp 8j/dataset-000000.tar 8c/dataset-000000.tar");
+    EXPECT(
+        0,
+        "mkdir t && for i in 0 1; do tar xOf c/dataset-000000.tar 000000.png >t/$i.png && echo 1 >t/$i.cls; "
+        "done; $P --prepare u --from dataset --source t --out-res 14 --fit crop --store files && "
+        "! cmp -s u/not-imagefolder/000/000000.png u/not-imagefolder/000/000001.png");
 }
 
 /* Images that have the size already are copied byte for byte. */
