@@ -17,6 +17,7 @@
 #include "data/checksum.h"
 #include "data/class_folders.h"
 #include "data/dataset_parts.h"
+#include "data/label.h"
 #include "data/md5.h"
 #include "data/paths.h"
 #include "data/plain.h"
@@ -550,6 +551,16 @@ struct candidates {
     uint32_t count;
 };
 
+/* Hashes the key of a sample without its class folder and its extension. So the name of the folder does not
+ * matter, and --prepare --store imagefolder and shards have the same hashes. */
+static uint64_t hash_key(const struct dataset_sample *sample)
+{
+    const char *slash = strchr(sample->key, '/');
+    const char *name = sample->class_folder != LABEL_NONE && slash ? slash + 1 : sample->key;
+    const char *last = strrchr(name, '/'), *dot = strrchr(last ? last : name, '.');
+    return checksum_key(name, dot ? (size_t)(dot - name) : strlen(name));
+}
+
 /* Adds a sample, after dataset_choose(). If its label cannot be read, leaves it out: a reader of the sample
  * reports that. */
 static void add_candidate(struct candidates *candidates, struct plain *plain,
@@ -558,7 +569,7 @@ static void add_candidate(struct candidates *candidates, struct plain *plain,
     int32_t label;
     if (candidates->items && plain_label(plain, sample, 0, &label) == STATUS_OK)
         candidates->items[candidates->count++] =
-            (struct dataset_candidate){label, sample->number, checksum_key(sample->key, strlen(sample->key))};
+            (struct dataset_candidate){label, sample->number, hash_key(sample)};
 }
 
 static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
