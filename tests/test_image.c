@@ -435,6 +435,123 @@ static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_
     image_scratch_close(&scratch);
 }
 
+/* ---- Fitting for --prepare ---- */
+
+/* Pillow 12 resized the image below with BILINEAR to 9 x 6 and to 5 x 5 pixels. */
+static const uint8_t pillow_longest[] = {
+    68,  105, 130, 141, 145, 132, 140, 126, 114, 129, 124, 127, 119, 123, 140, 123, 109, 99,  121, 110, 125,
+    133, 119, 133, 148, 103, 133, 118, 134, 118, 132, 136, 122, 147, 116, 134, 122, 121, 120, 125, 124, 124,
+    146, 128, 121, 130, 124, 130, 148, 123, 128, 134, 129, 125, 120, 120, 124, 126, 126, 133, 124, 130, 132,
+    128, 113, 126, 109, 114, 165, 105, 89,  160, 127, 133, 112, 127, 117, 119, 140, 124, 133, 124, 137, 132,
+    132, 140, 132, 136, 140, 144, 136, 125, 114, 107, 98,  152, 110, 107, 128, 139, 114, 131, 119, 120, 133,
+    131, 124, 136, 131, 130, 119, 131, 125, 113, 127, 130, 126, 124, 124, 123, 115, 91,  137, 116, 130, 120,
+    136, 122, 143, 121, 115, 120, 129, 129, 131, 129, 130, 110, 121, 113, 103, 113, 125, 122, 120, 121, 115,
+    107, 110, 128, 117, 127, 119, 124, 120, 136, 131, 132, 132, 118, 130, 149};
+static const uint8_t pillow_square[] = {
+    110, 127, 130, 138, 128, 121, 124, 124, 124, 127, 115, 118, 140, 113, 132, 122, 129, 121, 133,
+    122, 127, 126, 114, 134, 134, 120, 126, 139, 124, 128, 127, 130, 133, 133, 129, 135, 107, 110,
+    151, 121, 116, 129, 127, 123, 130, 132, 133, 120, 127, 132, 126, 117, 107, 130, 129, 118, 131,
+    127, 120, 128, 125, 121, 109, 119, 123, 119, 114, 114, 124, 123, 125, 129, 125, 132, 141};
+
+/* Encodes an image of 30 x 20 pixels as PNG. The caller frees the result. */
+static void *formula_png(size_t *size)
+{
+    uint8_t pixels[20 * 30 * 3];
+    void *bytes;
+    for (uint32_t i = 0; i < sizeof pixels; i++) {
+        uint32_t c = i % 3, x = i / 3 % 30, y = i / 90;
+        pixels[i] = (uint8_t)(x * x * 7 + y * y * 11 + x * y * (3 + c) + 40 * c);
+    }
+    must(png_encode(pixels, &(struct png_shape){30, 20, 3}, &bytes, size));
+    return bytes;
+}
+
+static void expect_pillow(const struct image_fit *fit, uint32_t width, uint32_t height, const uint8_t *wanted)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image, same;
+    size_t size;
+    void *bytes = formula_png(&size);
+    must(image_fit_other(fit, "png", bytes, size, 0, &scratch, &image, &is_image, &same));
+    cr_assert(is_image && !same && image.width == width && image.height == height && image.channels == 3);
+    for (uint32_t i = 0; i < 3 * width * height; i++)
+        cr_expect_leq(abs(image.pixels[i] - wanted[i]), 1, "byte %u: %u, not %u", i, image.pixels[i],
+                      wanted[i]);
+    free(bytes);
+    image_scratch_close(&scratch);
+}
+
+Test(image, images_are_resized_as_by_pillow)
+{
+    expect_pillow(&(struct image_fit){.how = FIT_LONGEST, .res = 9}, 9, 6, pillow_longest);
+    expect_pillow(&(struct image_fit){.how = FIT_SHORTEST, .res = 6}, 9, 6, pillow_longest);
+    expect_pillow(&(struct image_fit){.how = FIT_RESIZE, .res = 5}, 5, 5, pillow_square);
+}
+
+/* Only an image that has the size and the channels of the output remains as it is. */
+Test(image, small_images_remain_as_they_are)
+{
+    static const struct {
+        struct image_fit fit;
+        bool same;
+        uint32_t width, height;
+    } cases[] = {{{.how = FIT_LONGEST, .res = 30}, true, 30, 20},
+                 {{.how = FIT_LONGEST, .res = 29}, false, 29, 19},
+                 {{.how = FIT_LONGEST, .res = 31}, true, 30, 20},
+                 {{.how = FIT_LONGEST, .res = 4000}, true, 30, 20},
+                 {{.how = FIT_LONGEST, .res = 1}, false, 1, 1},
+                 {{.how = FIT_LONGEST, .res = 30, .channels = 3}, true, 30, 20},
+                 {{.how = FIT_LONGEST, .res = 30, .channels = 1}, false, 30, 20},
+                 {{.how = FIT_SHORTEST, .res = 20}, true, 30, 20},
+                 {{.how = FIT_SHORTEST, .res = 19}, false, 29, 19},
+                 {{.how = FIT_RESIZE, .res = 30}, false, 30, 30},
+                 {{.how = FIT_CROP, .res = 20}, false, 20, 20}};
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image, same;
+    size_t size;
+    void *bytes = formula_png(&size);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        must(image_fit_other(&cases[i].fit, "png", bytes, size, 0, &scratch, &image, &is_image, &same));
+        cr_expect(is_image && same == cases[i].same, "case %zu", i);
+        must(image_fit(&cases[i].fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image));
+        cr_expect(image.width == cases[i].width && image.height == cases[i].height, "case %zu: %u x %u", i,
+                  image.width, image.height);
+    }
+    free(bytes);
+    image_scratch_close(&scratch);
+}
+
+/* A JPEG that is stored turned has the pixels of its upright copy. */
+Test(image, turned_jpegs_are_fitted_upright)
+{
+    struct image_scratch scratch = {0}, other = {0};
+    struct image image, wanted;
+    bool is_image, same;
+    for (uint32_t exif = 1; exif <= 8; exif++)
+        for (int how = FIT_LONGEST; how <= FIT_SHORTEST; how++) {
+            const struct image_fit fit = {.how = (enum fit_how)how, .res = 17, .unscaled = true};
+            size_t size, png_size;
+            void *png;
+            uint8_t *bytes = encode(&kinds[exif % 4], 55, 41, exif, &size);
+            must(image_decode("jpg", bytes, size, &scratch, &image, &is_image));
+            must(png_encode(image.pixels, &(struct png_shape){image.width, image.height, image.channels},
+                            &png, &png_size));
+            must(image_fit_other(&fit, "jpg", bytes, size, 0, &scratch, &image, &is_image, &same));
+            must(image_fit_other(&fit, "png", png, png_size, 0, &other, &wanted, &is_image, &same));
+            cr_assert(!same && image.width == wanted.width && image.height == wanted.height &&
+                      image.channels == wanted.channels);
+            for (size_t i = 0; i < image_values(&image); i++)
+                cr_assert_leq(abs(image.pixels[i] - wanted.pixels[i]), 1, "orientation %u, byte %zu", exif,
+                              i);
+            free(bytes);
+            free(png);
+        }
+    image_scratch_close(&scratch);
+    image_scratch_close(&other);
+}
+
 Test(image, a_fitted_image_is_the_resized_crop_of_the_whole)
 {
     state = 6;

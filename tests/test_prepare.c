@@ -275,7 +275,7 @@ Test(prepare, invalid_options_of_synth_are_refused)
     expect_refusal(2, "a --classes 3",
                    "--classes is an option of --from synth; --prepare --help lists all options");
     expect_refusal(2, "a --encode npy",
-                   "--encode is an option of --from synth, idx, cifar, digits and embeddings; ");
+                   "--encode is an option of --from synth, idx, cifar, dataset, digits and embeddings; ");
     expect_refusal(2, "a --verify",
                    "--verify does not apply to --prepare; --prepare --help lists the options that do");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
@@ -418,6 +418,105 @@ Test(prepare, killed_synth_resumes)
 }
 #endif
 
+#if defined HAVE_PNG && defined HAVE_JPEG
+#define RESIZED "--from dataset --source j --out-res 20 "
+
+Test(prepare, killed_resizing_resumes)
+{
+    EXPECT(0, "$P --prepare j --from digits --samples 400 --encode jpeg --store files");
+    kill_and_resume("", RESIZED "--encode png --shards 200", "dataset-000000.tar", 200, 3);
+}
+
+/* The bytes do not depend on the number of threads. The index has the options, and the copy can be read,
+ * verified, and resized again. */
+Test(prepare, images_are_resized)
+{
+    EXPECT(0, "$P --prepare j --from digits --samples 300 --encode jpeg --shards 2");
+    EXPECT(0, "$P --prepare a " RESIZED "--quality 80 --threads 1 && "
+              "$P --prepare b " RESIZED "--quality 80 --threads 3 && diff -r a b && grep -e '--out-res=20 "
+              "--quality=80 ' a/dataset.index");
+    EXPECT(0, "$P --prepare b " RESIZED "--quality 81 --name other 2>&1 | grep -e 'quality=80 there'; "
+              "$P --prepare q " RESIZED " && test $(stat -c %%s a/*.tar) -le $(stat -c %%s q/*.tar)");
+    EXPECT(0,
+           "$P --variant shards --data a --decode --loops 1 --warmups 0 --verify --format csv | grep -c ,0,");
+    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data a --format csv");
+    EXPECT(0, "$P --prepare p " RESIZED "--encode png && tar tf p/dataset-000000.tar | grep -c png | "
+              "grep -x 300 && ! tar tf p/dataset-000000.tar | grep jpg");
+    EXPECT(0, "$P --prepare n " RESIZED "--encode npy --channels 3 --fit longest --store files && "
+              "$P --variant files --data n --loops 1 --warmups 0 --verify && "
+              "head -c 128 n/not-imagefolder/000/000007.npy | grep -a \"'shape': (3, 20, 20)\"");
+    EXPECT(0, "$P --prepare c --from dataset --source j --out-res 28 --encode png && "
+              "$P --prepare d --from dataset --source j --out-res 28 --encode npy --channels 3 && "
+              "$P --prepare e --from dataset --source d --out-res 28 --encode png --channels 1 && "
+              "cmp c/dataset-000000.tar e/dataset-000000.tar");
+    EXPECT(0,
+           "for d in j c; do $P --prepare 8$d --from dataset --source $d --out-res 8 --encode png || exit 1; "
+           "done; cmp 8j/dataset-000000.tar 8c/dataset-000000.tar");
+    EXPECT(
+        0,
+        "mkdir t && for i in 0 1; do tar xOf c/dataset-000000.tar 000000.png >t/$i.png && echo 1 >t/$i.cls; "
+        "done; $P --prepare u --from dataset --source t --out-res 14 --fit crop --store files && "
+        "! cmp -s u/not-imagefolder/000/000000.png u/not-imagefolder/000/000001.png");
+}
+
+/* Images that have the size already are copied byte for byte. */
+Test(prepare, images_of_the_right_size_are_copied)
+{
+    EXPECT(0, "$P --prepare j --from digits --samples 30 --encode jpeg && "
+              "$P --prepare copy --from dataset --source j");
+    static const char *const options[] = {"--out-res 28",
+                                          "--out-res 28 --fit crop",
+                                          "--out-res 28 --quality 5",
+                                          "--out-res 100 --fit longest",
+                                          "--out-res 28 --encode jpeg",
+                                          "--out-res 28 --fit shortest --channels 1"};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        EXPECT(0,
+               "$P --prepare r --from dataset --source j %s && cmp r/dataset-000000.tar "
+               "copy/dataset-000000.tar && rm -r r",
+               options[i]);
+    EXPECT(0, "$P --prepare r --from dataset --source j --out-res 27 && ! cmp -s r/dataset-000000.tar "
+              "copy/dataset-000000.tar");
+}
+
+Test(prepare, impossible_resizing_is_refused)
+{
+    static const struct {
+        int status;
+        const char *options, *words;
+    } cases[] = {
+        {2, "--fit crop", "--fit needs --out-res PIXELS; add that, or drop --fit"},
+        {2, "--quality 50", "--quality needs --out-res PIXELS"},
+        {2, "--encode npy", "--encode needs --out-res PIXELS"},
+        {2, "--channels 3", "--channels needs --out-res PIXELS"},
+        {2, "--out-res 8 --channels 2", "--channels: '2' is neither 1 nor 3"},
+        {2, "--out-res 8 --encode npy --quality 50", "--quality is for JPEG files; drop --quality"},
+        {1, "--out-res 29 --fit crop",
+         "j/000000.jpg: sample '000000': an image of 28 x 28 pixels is too "
+         "small for a crop of 29 x 29"},
+        {1, "--out-res 8 --member cls", "it has no member for --image"},
+        {1, "--out-res 8 --image cls", "its cls is neither a PNG or JPEG image nor an array"},
+        {1, "--out-res 8 --image webp", "webp images cannot be decoded; convert them to PNG or JPEG"},
+        {2, "--out-res 8 --encode png", "it has a member 'png' already"},
+        {2, "--out-res 8 --fit random-resized-crop", "'random-resized-crop' is not one of resize, crop"}};
+    EXPECT(0, "$P --prepare d --from digits --samples 12 --encode jpeg --store files && mkdir j && "
+              "cp d/not-imagefolder/000/* j && for i in j/*.jpg; do cp $i ${i%%.jpg}.png; echo RIFF0000WEBP "
+              ">${i%%.jpg}.webp; done");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(run("rm -rf r; $P --prepare r --from dataset --source j %s", cases[i].options),
+                     cases[i].status, "%s: %s", cases[i].options, out);
+        cr_expect(strstr(out, cases[i].words), "%s: %s", cases[i].options, out);
+    }
+    EXPECT(0,
+           "rm j/*.png j/*.webp && truncate -s 400 j/000003.jpg && $P --prepare b --from dataset --source j "
+           "--out-res 8 --encode png --store files && cmp j/000003.jpg b/not-imagefolder/000/000003.jpg && "
+           "test -e b/not-imagefolder/000/000004.png");
+    cr_expect(strstr(out, "copied a broken image: j/000003.jpg: sample '000003': ") &&
+                  strstr(out, "copied 1 broken image unchanged"),
+              "%s", out);
+}
+#endif
+
 #ifdef HAVE_MPI
 /* Environment variables with which mpirun can start anywhere. Leak detection is off, because MPI keeps
  * allocations. test_mpi.c detects leaks of the program itself. */
@@ -434,6 +533,12 @@ Test(prepare, ranks_write_the_same_bytes)
         cr_skip_test("mpirun is not installed");
     EXPECT(0, "$P --prepare a " SMALL " && %s --prepare b " SMALL " && diff -r a b", ranks);
     EXPECT(0, "rm b/counter-000001.tar && %s --prepare b " SMALL " && diff -r a b", ranks);
+#if defined HAVE_PNG && defined HAVE_JPEG
+    EXPECT(0,
+           "$P --prepare j --from digits --samples 30 --encode jpeg && $P --prepare r " RESIZED
+           "--shards 5 && %s --prepare s " RESIZED "--shards 5 && diff -r r s",
+           ranks);
+#endif
     EXPECT(0, "%s --prepare b " SMALL, ranks);
     cr_assert_not_null(strstr(out, "b: already complete"), "%s", out);
     cr_assert_neq(run("%s --prepare b " SMALL " --seed 1", ranks), 0);
@@ -504,7 +609,7 @@ Test(prepare, broken_images_are_copied_with_a_warning)
               "cp a/not-imagefolder/000/* m && : > m/000003.png && $P --prepare b --from dataset --source m");
     cr_assert(strstr(out, "copied a broken image: m/000003.png: sample '000003': the image is empty") &&
                   strstr(out, "copied 1 broken image unchanged; remove them") &&
-                  strstr(out, "Only headers were checked; to check all pixels: fdsl-bench --variant shards"),
+                  strstr(out, "only headers are checked; to check all pixels: fdsl-bench --variant shards"),
               "%s", out);
     EXPECT(0, "for i in 0 1 2 4 5 6 7 8 9; do echo no > m/00000$i.png; done; "
               "$P --prepare c --from dataset --source m --store files && cmp m/000004.png "

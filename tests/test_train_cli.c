@@ -396,14 +396,18 @@ Test(train_cli, inference_has_the_results_of_training)
     EXPECT(0, "$P --prepare one --from digits --samples 100 --encode npy");
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 2 --data one --train-size none --test-size none "
               "--checkpoint k");
-    cr_expect_not_null(strstr(out, "only the held-out tenth of one is tested ("), "%s", out);
+    cr_expect_not_null(strstr(out, "only the held-out part of one is tested ("), "%s", out);
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
     /* Generated test samples must be the same for any number of training samples. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
     cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
-    EXPECT(2, INFER "--batch 51 --checkpoint k");
-    cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
+    EXPECT(0, INFER "--batch 51 --checkpoint k --verify");
+    cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with: a batch has 50"));
+    cr_expect(number(out, 1, "batch") == 50 && number(out, 1, "items") == 50 && number(out, 1, "wrong") == 0);
+    cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
+    EXPECT(0, "$P --variant infer-naive --test-size 1 --loops 2 --batch 2 --format csv --checkpoint k");
+    cr_expect(number(out, 1, "batch") == 1 && number(out, 1, "test_samples") == 1);
     EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
     cr_expect_not_null(strstr(
         out, "the network is for samples of 1x1x28x28 (channels, depth, height, width) and 10 classes"));
@@ -533,9 +537,39 @@ Test(train_cli, fifty_steps_of_adam_pass_verification)
 }
 #endif
 
+/* Trains two epochs on 20 samples, and compares the result with that of batches of 20 samples. */
+static void expect_whole_set(const char *variant, unsigned batch)
+{
+#define TWENTY "$P --variant %s --train-size 20 --test-size 5 --drop-last --format csv "
+    EXPECT(0, TWENTY "--epochs 2 --batch 20", variant);
+    const double loss = number(out, 2, "train_loss");
+    cr_expect_null(strstr(out, "more than the 20 samples"), "%s", out);
+    EXPECT(0, TWENTY "--epochs 2 --batch %u --verify --checkpoint k%u", variant, batch, batch);
+    cr_expect(strstr(out, "is more than the 20 samples to train on: a batch has 20"), "%s", out);
+    cr_expect(number(out, 2, "batch") == 20 && number(out, 2, "steps") == 1 && number(out, 2, "items") == 20);
+    cr_expect(number(out, 2, "wrong") == 0 && number(out, 2, "train_loss") == loss, "%s %u", variant, batch);
+    EXPECT(0, TWENTY "--epochs 3 --batch %u --checkpoint k%u --resume && rm -r k%u", variant, batch, batch,
+           batch);
+    EXPECT(0, "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 1", variant);
+    EXPECT_PRINTS(0, "--batch 2 is more than the 1 sample to train on: a batch has 1",
+                  "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 2", variant);
+}
+
+/* A batch has at most the samples of the set, in every engine for CPUs. */
+Test(train_cli, a_batch_larger_than_the_set_takes_the_whole_set)
+{
+    expect_whole_set("train-naive --model lenet", 21);
+#ifdef _OPENMP
+    expect_whole_set("train-omp --model lenet", 1 << 20);
+    expect_whole_set("train-omp --model vit-micro", 21);
+#endif
+    EXPECT(0, "$P --variant train-naive --model logreg --train-size 20 --test-size 5 --epochs 1 --batch 21 "
+              "--repeats 3 --format csv");
+    cr_expect_eq(number(out, 1, "batch"), 18); /* a multiple of --repeats */
+}
+
 Test(train_cli, rejects_invalid_options)
 {
-    expect_refusal(2, "--batch 300 --train-size 200", "--batch 300 is more than the 200 samples to train on");
     expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
     expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma needs --lr-schedule step");
     expect_refusal(2, "--res 32", "--res needs --data synth");

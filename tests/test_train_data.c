@@ -116,8 +116,9 @@ Test(train_data, rejects_invalid_live_options)
     EXPECT(2, "$P " LIVE "--feed stored --fresh");
     cr_expect_not_null(strstr(out, "--fresh needs --feed live"), "%s", out);
     EXPECT(2, "$P " LIVE_OF(4097, 90));
-    EXPECT(2, "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
-              "--test-size 20 --batch 91");
+    EXPECT_PRINTS(0, "--batch 91 is more than the 90 samples to train on",
+                  "$P --variant train-naive --model logreg --data synth --classes 5 --res 20 --train-size 90 "
+                  "--test-size 20 --batch 91 --epochs 1");
     EXPECT(2, "$P --variant train-naive --data digits --feed live");
     cr_expect_not_null(strstr(out, "--feed live works only with --data synth"), "%s", out);
     EXPECT(0, "$P --variant train-naive --model logreg --data digits --train-size 100 --test-size 20 --feed "
@@ -340,12 +341,14 @@ Test(train_data, inference_reads_only_the_test_samples)
     EXPECT(0,
            "$P --prepare m --from digits --samples 100 --encode npy --store files && mkdir -p two/train && "
            "cp m/not-imagefolder/000/* two/train && cp -r two/train two/test && "
-           "for d in m two; do $P --variant train-naive --model logreg --batch 4 --data $d --epochs 1 "
+           "cp -r two/train flat && for d in m two flat; do $P --variant train-naive --model logreg --batch "
+           "4 --data $d --epochs 1 "
            "--checkpoint $d.k || exit 1; done; rm m/not-imagefolder/000/000000.npy two/train/000001.npy; "
            "echo no >m/not-imagefolder/000/000003.npy; echo no >two/train/000000.npy");
     expect_refusal(1, ON, "m/not-imagefolder/000/000000.npy");
     EXPECT(0, "$P --variant infer-naive --checkpoint m.k --loops 1 && "
-              "$P --variant infer-naive --checkpoint two.k --loops 1");
+              "$P --variant infer-naive --checkpoint two.k --loops 1 && "
+              "$P --variant infer-naive --checkpoint flat.k --loops 1");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
     EXPECT(0, "$P --prepare s --from digits --samples 100 --encode npy && mkdir -p cut/train cut/test && "
               "cp s/*.tar cut/train && cp s/*.tar cut/test && truncate -s 50000 cut/train/*.tar && "
@@ -357,7 +360,36 @@ Test(train_data, inference_reads_only_the_test_samples)
                    "there are no samples to test with");
 }
 
-/* The held-out tenth must be the same, whichever samples are broken. Opening the set finds flipped bytes. */
+/* A tenth of each class is held out, or the share of --test-share. A checkpoint remembers the share. */
+Test(train_data, a_share_of_every_class_is_held_out)
+{
+#define SHARE "--model logreg --batch 4 --data m --format csv "
+    EXPECT(0, "$P --prepare m --from digits --samples 150 --store imagefolder");
+    EXPECT(0, "$P --variant train-naive " SHARE "--epochs 1");
+    cr_expect(number(out, 1, "train_samples") == 130 && number(out, 1, "test_samples") == 20); /* 2 of 15 */
+    EXPECT(0, "$P --variant train-naive " SHARE "--test-share 0.4 --epochs 1 --checkpoint k");
+    cr_expect(number(out, 1, "train_samples") == 90 && number(out, 1, "test_samples") == 60);
+    const double accuracy = number(out, 1, "test_acc");
+    EXPECT(0, "$P --variant train-naive " SHARE "--test-share 0.4 --epochs 2 --checkpoint k --resume");
+    cr_expect_eq(number(out, 1, "epoch"), 2);
+    EXPECT(0, "rm k/epoch-000002.ckpt && $P --variant infer-naive --loops 2 --format csv --checkpoint k");
+    cr_expect(number(out, 1, "test_samples") == 60 && number(out, 1, "test_acc") == accuracy);
+    cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    EXPECT_PRINTS(0, "(--test-share 0.4 in the checkpoint, 0.2 now)",
+                  "$P --variant infer-naive --loops 2 --test-share 0.2 --checkpoint k");
+    EXPECT_PRINTS(2, "belong to other samples: --test-share 0.4 in the checkpoint, not given now",
+                  "$P --variant train-naive " SHARE "--epochs 2 --checkpoint k --resume");
+    expect_refusal(2, SHARE "--test-share 0",
+                   "--test-share: '0' is out of range; it must be 0.0001 to 0.9999");
+    expect_refusal(2, SHARE "--test-share 10", "'10' is out of range");
+    expect_refusal(2, "--test-share 0.2", "--test-share needs --data DIR; add that, or drop --test-share");
+    EXPECT(0, "mkdir two && cp -r m two/train && cp -r m two/val");
+    expect_refusal(2, "--data two --test-share 0.2",
+                   "--test-share: --data two has a test set of its own, so nothing is held out; drop");
+}
+
+/* The held-out samples must be the same, whichever samples are broken. Opening the set finds flipped bytes.
+ */
 Test(train_data, skipped_samples_do_not_change_the_split)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 100 --encode npy --store files");
@@ -372,6 +404,15 @@ Test(train_data, skipped_samples_do_not_change_the_split)
               out);
     EXPECT(0, "$P --variant infer-naive --checkpoint k --on-error skip --loops 1");
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    int lost = 0; /* broken samples that are held out; no others replace them */
+    EXPECT(0, "rm m/not-imagefolder/000/0000[0-5]?.npy; $P --variant train-naive " SKIP
+              "--epochs 1 --format csv");
+    const char *words = strstr(out, "broken samples of the training set and ");
+    cr_assert(words && sscanf(words, "broken samples of the training set and %d", &lost) == 1 && lost > 0,
+              "%s", out);
+    cr_expect(number(out, 1, "train_samples") == train - (60 - lost) &&
+                  number(out, 1, "test_samples") == test - lost,
+              "%s", out);
 }
 
 /* If a shard is truncated, the truncated sample and the samples after it are skipped. Without an index, the

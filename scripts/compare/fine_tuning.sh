@@ -7,7 +7,7 @@
 # Environment (defaults in parentheses):
 #   VARIANT (train-cuda)    without a GPU, use train-omp
 #   CLASSES (1000)          pre-training: number of classes
-#   IMAGES (110)            pre-training: images per class; about a tenth of all images are for tests
+#   IMAGES (110)            pre-training: images per class; a tenth of them are for tests
 #   EPOCHS (10)             pre-training: number of epochs
 #   MODEL (cnn-fdsl)        the network; another one needs PRE
 #   PRE                     a folder with a checkpoint, or a file of --export, to use instead of the pre-training

@@ -9,9 +9,12 @@
 #endif
 
 #include "core/file.h"
+#include "core/parallel.h"
 #include "core/permutation.h"
 #include "data/dataset_open.h"
+#include "data/image_fit.h"
 #include "data/label.h"
+#include "data/npy.h"
 #include "data/plain.h"
 #include "data/remote.h"
 #include "data/source.h"
@@ -19,6 +22,17 @@
 struct parameters {
     const char *source, *image, *label, *member;
     uint64_t permute; /* seed of the order; 0: the order of the data set */
+    uint64_t out_res, channels, quality;
+    int fit, encoding;
+};
+
+/* How the images of a copy are resized; see the options. */
+struct resizing {
+    struct image_fit fit; /* fit.res is 0: images are not resized */
+    int encoding;         /* enum source_encoding; negative: the format of each image */
+    int quality;          /* of JPEG files */
+    int threads;
+    struct image_scratch *scratch; /* owned; of each thread */
 };
 
 /* An open data set, and its reader, which keeps the latest shard open between requests. A shard at a URL
@@ -31,6 +45,9 @@ struct copy {
     uint64_t asked;           /* the latest sample that was requested */
     struct permutation order; /* of the samples, if `permuted` */
     bool permuted;
+    struct resizing resizing;
+    char *extensions[INDEX_EXTENSIONS_MAX]; /* owned; new ones of images in another format */
+    size_t extension_count;
     bool for_target; /* the samples are copied to another data set */
     bool advises;    /* messages about broken samples name --on-error skip */
 };
@@ -60,6 +77,11 @@ static void dataset_source_close(void *state)
     struct copy *copy = state;
     plain_close(&copy->plain);
     dataset_close(&copy->dataset);
+    for (int i = 0; copy->resizing.scratch && i < copy->resizing.threads; i++)
+        image_scratch_close(&copy->resizing.scratch[i]);
+    free(copy->resizing.scratch);
+    for (size_t i = 0; i < copy->extension_count; i++)
+        free(copy->extensions[i]);
     free(copy);
 }
 
@@ -122,6 +144,181 @@ static void sort_members(struct source_sample *sample)
         }
 }
 
+/* ---- Resizing ---- */
+
+static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_LONGEST, FIT_SHORTEST};
+static const char *const fit_words[] = {"resize", "crop", "longest", "shortest", NULL};
+
+/* Encodes an image. The caller frees `*bytes`. */
+static enum status encode(const struct image *image, int encoding, int quality, void **bytes, size_t *size)
+{
+    const struct jpeg_shape jpeg = {
+        .width = image->width, .height = image->height, .channels = image->channels};
+    const struct png_shape png = {image->width, image->height, image->channels};
+    const size_t plane = (size_t)image->width * image->height;
+    char shape[NPY_SHAPE_MAX];
+    struct source_sample array = {.count = 0};
+    void *room;
+    if (encoding == SOURCE_JPEG)
+        return jpeg_encode(image->pixels, &jpeg, quality, bytes, size);
+    if (encoding == SOURCE_PNG)
+        return png_encode(image->pixels, &png, bytes, size);
+    if (image->channels == 1)
+        snprintf(shape, sizeof shape, "%u, %u", image->height, image->width);
+    else
+        snprintf(shape, sizeof shape, "%u, %u, %u", image->channels, image->height, image->width);
+    TRY(source_add_array(&array, "|u1", shape, NULL, plane * image->channels, &room));
+    for (size_t i = 0; i < plane * image->channels; i++)
+        ((uint8_t *)room)[i % image->channels * plane + i / image->channels] = image->pixels[i];
+    *bytes = array.members[0].bytes;
+    *size = array.members[0].size;
+    return STATUS_OK;
+}
+
+/* Sets `*encoding` to the format of a member. STATUS_FAILED if the member is no image that can be resized. */
+static enum status format_of(const struct source_member *member, int *encoding)
+{
+    struct image image;
+    struct image_scratch none = {0};
+    bool is_image;
+    const char *extension = members_format(member->extension);
+    switch (image_format(extension, member->bytes, member->size)) {
+    case IMAGE_PNG:
+        *encoding = SOURCE_PNG;
+        return STATUS_OK;
+    case IMAGE_JPEG:
+        *encoding = SOURCE_JPEG;
+        return STATUS_OK;
+    case IMAGE_NPY:
+        *encoding = SOURCE_NPY;
+        return STATUS_OK;
+    case IMAGE_FOREIGN: /* the decoder says why it refuses such images */
+        return image_decode(extension, member->bytes, member->size, &none, &image, &is_image);
+    case IMAGE_NONE:
+        break;
+    }
+    return status_set(STATUS_FAILED,
+                      "--out-res: its %s is neither a PNG or JPEG image nor an array; name another "
+                      "member with --image",
+                      member->extension);
+}
+
+/* Resizes the image of a sample and replaces the bytes of its member. An image that has the right size and
+ * format remains unchanged, and so does a broken one. Sets `*encoding` to the format of the member. */
+static enum status resize_image(const struct resizing *resizing, const struct dataset_sample *from,
+                                struct image_scratch *scratch, struct source_sample *made, int *encoding)
+{
+    struct source_member *member = &made->members[from->image];
+    const char *extension = members_format(member->extension);
+    struct image image;
+    bool is_image = false, same = false;
+    int stored = 0;
+    void *bytes;
+    size_t size;
+    TRY(format_of(member, &stored));
+    *encoding = resizing->encoding < 0 ? stored : resizing->encoding;
+    enum status status = *encoding == stored
+                             ? image_fit_other(&resizing->fit, extension, member->bytes, member->size,
+                                               from->number, scratch, &image, &is_image, &same)
+                             : image_fit(&resizing->fit, extension, member->bytes, member->size, 0,
+                                         from->number, scratch, &image, &is_image);
+    if (status == STATUS_FAILED &&
+        image_decode(extension, member->bytes, member->size, scratch, &image, &is_image) == STATUS_FAILED) {
+        *encoding = stored;
+        made->broken = true;
+        return STATUS_OK;
+    }
+    TRY(status);
+    if (!is_image)
+        return status_set(STATUS_FAILED, "--out-res: its %s is an array, but no image; drop --out-res",
+                          member->extension);
+    if (same)
+        return STATUS_OK;
+    TRY(encode(&image, *encoding, resizing->quality, &bytes, &size));
+    free(member->bytes);
+    member->bytes = bytes;
+    member->size = size;
+    return STATUS_OK;
+}
+
+/* Gives the image of a sample the extension of its format, if --encode chose the format. */
+static enum status rename_image(struct copy *copy, const struct dataset_sample *from, int encoding,
+                                struct source_sample *made)
+{
+    static const char *const endings[] = {"png", "npy", "jpg"}; /* in the order of enum source_encoding */
+    struct source_member *member = &made->members[from->image];
+    const char *format = members_format(member->extension);
+    char name[256];
+    if (copy->resizing.encoding < 0 || made->broken || strcasecmp(format, endings[encoding]) == 0 ||
+        (encoding == SOURCE_JPEG && strcasecmp(format, "jpeg") == 0))
+        return STATUS_OK;
+    snprintf(name, sizeof name, "%.*s%s", (int)(format - member->extension), member->extension,
+             endings[encoding]);
+    for (size_t m = 0; m < made->count; m++)
+        if (strcasecmp(made->members[m].extension, name) == 0)
+            return status_set(
+                STATUS_USAGE,
+                "--encode %s: it has a member '%s' already; choose its members with --image and "
+                "--label, or drop --encode",
+                source_encodings[encoding], name);
+    size_t i = 0;
+    while (i < copy->extension_count && strcmp(copy->extensions[i], name) != 0)
+        i++;
+    if (i == INDEX_EXTENSIONS_MAX)
+        return status_set(STATUS_FAILED, "more than %d extensions of images", INDEX_EXTENSIONS_MAX);
+    if (i == copy->extension_count) {
+        TRY(ALLOCATED(copy->extensions[i] = strdup(name), "out of memory"));
+        copy->extension_count++;
+    }
+    member->extension = copy->extensions[i];
+    return STATUS_OK;
+}
+
+/* The samples of one request, for try_to_resize(). */
+struct resize_task {
+    const struct copy *copy;
+    uint64_t first;
+    struct source_sample *samples;
+    int *encodings; /* of each sample; negative: it failed */
+};
+
+static void try_to_resize(void *context, uint64_t i, int thread)
+{
+    const struct resize_task *task = context;
+    const struct resizing *resizing = &task->copy->resizing;
+    const struct dataset_sample *from = sample_at(task->copy, task->first + i);
+    if (from->image == from->members || resize_image(resizing, from, &resizing->scratch[thread],
+                                                     &task->samples[i], &task->encodings[i]) != STATUS_OK)
+        task->encodings[i] = -1;
+}
+
+/* Resizes the images of samples on several threads. Error messages are per thread. The calling thread
+ * therefore resizes a failed image again, to set its own message. */
+static enum status resize_all(struct copy *copy, uint64_t first, uint64_t count,
+                              struct source_sample *samples)
+{
+    const struct dataset *dataset = &copy->dataset;
+    FREED int *encodings = calloc(count + 1, sizeof *encodings);
+    TRY(ALLOCATED(encodings, "out of memory"));
+    parallel_for(copy->resizing.threads, count, try_to_resize,
+                 &(struct resize_task){copy, first, samples, encodings});
+    for (uint64_t i = 0; i < count; i++) {
+        const struct dataset_sample *from = sample_at(copy, first + i);
+        const bool has = from->image < from->members;
+        enum status status = STATUS_OK;
+        if (!has)
+            status = dataset_lacks(dataset, from, &dataset->choice.image, "image");
+        else if (encodings[i] < 0)
+            status = resize_image(&copy->resizing, from, copy->resizing.scratch, &samples[i], &encodings[i]);
+        if (status == STATUS_OK)
+            status = rename_image(copy, from, encodings[i], &samples[i]);
+        if (status != STATUS_OK)
+            return dataset_at(dataset, from, &dataset->members[from->member + (has ? from->image : 0)],
+                              status);
+    }
+    return STATUS_OK;
+}
+
 static bool dataset_source_ask(void *state, uint64_t number)
 {
     struct copy *copy = state;
@@ -164,8 +361,11 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         }
         if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_label(copy, sample, &samples[i]);
-        sort_members(&samples[i]);
     }
+    if (status == STATUS_OK && copy->resizing.fit.res)
+        status = resize_all(copy, first, count, samples);
+    for (uint64_t i = 0; i < count; i++)
+        sort_members(&samples[i]);
     return status;
 }
 
@@ -255,13 +455,14 @@ static enum status open_source(const struct source_request *request, const struc
     const struct copy *like = request->like;
     char rest[1024];
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
-    const bool compare = !request->wanted || !like;
+    const bool compare = !request->only_held || !like;
     enum status status =
         dataset_find(parameters->source, request->skip, compare, members, NULL, &copy->dataset);
     copy->advises = !request->target && !request->skip;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
-    copy->dataset.wanted = request->wanted;
+    copy->dataset.test_share = request->test_share;
+    copy->dataset.only_held = request->only_held;
     copy->dataset.allow_empty = request->allow_empty;
     if (status == STATUS_OK)
         status = dataset_check(parameters->source, &copy->dataset);
@@ -286,6 +487,42 @@ static enum status check_permute(const struct parameters *parameters)
                             "--permute would transfer a shard for each sample of a URL; copy the "
                             "data set without --permute, then permute the copy")
                : STATUS_OK;
+}
+
+/* Reads the options that resize images. Sets the size of a stored sample. */
+static enum status open_resizing(const struct source_request *request, struct resizing *resizing,
+                                 struct source_facts *facts)
+{
+    const struct parameters *parameters = request->parameters;
+    const char *option = parameters->fit >= 0        ? "fit"
+                         : parameters->channels      ? "channels"
+                         : parameters->quality       ? "quality"
+                         : parameters->encoding >= 0 ? "encode"
+                                                     : NULL;
+    if (!parameters->out_res)
+        return option ? status_set(STATUS_USAGE, "--%s needs --out-res PIXELS; add that, or drop --%s",
+                                   option, option)
+                      : STATUS_OK;
+    if (parameters->channels == 2)
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+    if (parameters->quality && (parameters->encoding == SOURCE_PNG || parameters->encoding == SOURCE_NPY))
+        return status_set(STATUS_USAGE, "--quality is for JPEG files; drop --quality, or --encode %s",
+                          source_encodings[parameters->encoding]);
+    *resizing =
+        (struct resizing){.fit = {.how = parameters->fit < 0 ? FIT_RESIZE : fits[parameters->fit],
+                                  .res = (uint32_t)parameters->out_res,
+                                  .channels = (uint32_t)parameters->channels,
+                                  .unscaled = true},
+                          .encoding = parameters->encoding,
+                          .quality = parameters->quality ? (int)parameters->quality : SOURCE_JPEG_QUALITY,
+                          .threads = request->resources.threads < 1 ? 1 : request->resources.threads};
+    resizing->scratch = calloc((size_t)resizing->threads, sizeof *resizing->scratch);
+    TRY(ALLOCATED(resizing->scratch, "out of memory"));
+    const uint64_t values = 3 * parameters->out_res * parameters->out_res;
+    facts->stored_bytes = parameters->encoding == SOURCE_NPY ? values
+                          : values / 4 < facts->sample_bytes ? values / 4 + 1
+                                                             : facts->sample_bytes;
+    return STATUS_OK;
 }
 
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
@@ -320,9 +557,11 @@ static enum status dataset_source_open(const struct source_request *request, str
         warn_of_parts(dataset);
     facts->samples = dataset->listed;
     facts->sample_bytes = dataset->sample_count ? dataset->bytes / dataset->sample_count : 0;
+    TRY(open_resizing(request, &copy->resizing, facts));
     facts->identity = identify(dataset);
     facts->class_folders = dataset->classes != NULL && !copy->permuted;
     facts->uncounted = dataset->uncounted;
+    facts->held = dataset->held;
     facts->class_names = dataset_class_names(dataset, &facts->class_count);
     return STATUS_OK;
 }
@@ -335,6 +574,21 @@ static const struct option_spec options[] = {
      "write the samples in a random order, which SEED (1 or more) selects; with --samples N, N random "
      "samples (default: "
      "the order of the data set, by class if it has class folders)"},
+    {"out-res", "PIXELS", OPTION_COUNT, offsetof(struct parameters, out_res), NULL, 1, 4096, NULL, true,
+     "resize the image of each sample, as --fit says, with the antialiased bilinear filter of Pillow. An "
+     "image that needs no change is copied byte for byte (default: copy all images)"},
+    {"fit", "HOW", OPTION_CHOICE, offsetof(struct parameters, fit), NULL, 0, 0, fit_words, true,
+     "how images get the size --out-res: resize changes width and height to PIXELS; crop cuts out PIXELS x "
+     "PIXELS at a random position; longest and shortest keep the aspect ratio, and make an image smaller "
+     "until that side has PIXELS (default: resize). HOW is one of"},
+    {"channels", "1|3", OPTION_COUNT, offsetof(struct parameters, channels), NULL, 1, 3, NULL, true,
+     "number of channels of the images if --out-res is given (default: as stored)"},
+    {"encode", "KIND", OPTION_CHOICE, offsetof(struct parameters, encoding), NULL, 0, 0, source_encodings,
+     true,
+     "file format of the images if --out-res is given; npy stores raw bytes (default: the format of each "
+     "image). KIND is one of"},
+    {"quality", "Q", OPTION_COUNT, offsetof(struct parameters, quality), NULL, 1, 100, NULL, true,
+     "quality of the JPEG files that --out-res writes (default: 90)"},
     MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
                    offsetof(struct parameters, member)),
 };

@@ -241,6 +241,7 @@ void dataset_close(struct dataset *dataset)
     free(dataset->shard_first);
     free(dataset->classes);
     free(dataset->class_names);
+    free(dataset->held);
     index_free(&dataset->index);
     free(dataset->path);
 }

@@ -58,15 +58,18 @@ struct dataset {
     struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
     const struct remote_options *options; /* of dataset_find(), and its path or URL */
     const char *url;
-    const char *shard;               /* the only file to read, if `path` named a tar file or a wids index */
-    bool shards;                     /* true: samples are stored in tar shards; false: in single files */
-    bool indexed;                    /* the list was read from our index */
-    bool warns;                      /* a warning about the folder was printed for this data set */
-    bool hashed;                     /* `whole` is set for all samples */
-    bool compare;                    /* compare the md5 of each shard with the wids index */
-    bool skip;                       /* skip unreadable samples with a warning */
-    bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
-    bool chosen; /* the samples have only their image and label; other members are not read */
+    const char *shard; /* the only file to read, if `path` named a tar file or a wids index */
+    bool shards;       /* true: samples are stored in tar shards; false: in single files */
+    bool indexed;      /* the list was read from our index */
+    bool warns;        /* a warning about the folder was printed for this data set */
+    bool hashed;       /* `whole` is set for all samples */
+    bool compare;      /* compare the md5 of each shard with the wids index */
+    bool skip;         /* skip unreadable samples with a warning */
+    double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
+    bool only_held;    /* dataset_check() keeps only the samples that are held out */
+    uint8_t *held;     /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
+                          sample is */
+    bool chosen;       /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;

@@ -1,5 +1,7 @@
-/* Chooses the members of samples. */
+/* Chooses the members of samples, and the samples that are held out for testing. */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -116,4 +118,41 @@ void dataset_drop_files(struct dataset *dataset)
             member->file = kept++;
         }
     dataset->file_count = kept;
+}
+
+/* ---- Holding out samples ---- */
+
+static int by_class_and_key(const void *a, const void *b)
+{
+    const struct dataset_candidate *left = a, *right = b;
+    if (left->label != right->label)
+        return left->label < right->label ? -1 : 1;
+    if (left->key != right->key)
+        return left->key < right->key ? -1 : 1;
+    return (left->number > right->number) - (left->number < right->number);
+}
+
+/* Returns how many of `count` samples of a class are held out. */
+static uint32_t held_of(uint32_t count, double share)
+{
+    const uint32_t held = (uint32_t)llround(count * share);
+    if (held == 0)
+        return count > 1;
+    return held < count ? held : count - 1;
+}
+
+enum status dataset_hold_out(struct dataset *dataset, struct dataset_candidate *candidates, uint32_t count)
+{
+    dataset->held = calloc((size_t)dataset->listed + 1, 1);
+    if (!dataset->held)
+        return dataset_out_of_memory();
+    if (count > 0)
+        qsort(candidates, count, sizeof *candidates, by_class_and_key);
+    for (uint32_t first = 0, next; first < count; first = next) {
+        for (next = first; next < count && candidates[next].label == candidates[first].label;)
+            next++;
+        for (uint32_t i = first; i < first + held_of(next - first, dataset->test_share); i++)
+            dataset->held[candidates[i].number] = 1;
+    }
+    return STATUS_OK;
 }

@@ -14,8 +14,10 @@
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/checksum.h"
 #include "data/class_folders.h"
 #include "data/dataset_parts.h"
+#include "data/label.h"
 #include "data/md5.h"
 #include "data/paths.h"
 #include "data/plain.h"
@@ -543,9 +545,55 @@ static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *
             return;
 }
 
+/* The samples whose classes are known. */
+struct candidates {
+    struct dataset_candidate *items; /* room for all samples; NULL: no sample is held out */
+    uint32_t count;
+};
+
+/* Hashes the key of a sample without its class folder and its extension. So the name of the folder does not
+ * matter, and --prepare --store imagefolder and shards have the same hashes. */
+static uint64_t hash_key(const struct dataset_sample *sample)
+{
+    const char *slash = strchr(sample->key, '/');
+    const char *name = sample->class_folder != LABEL_NONE && slash ? slash + 1 : sample->key;
+    const char *last = strrchr(name, '/'), *dot = strrchr(last ? last : name, '.');
+    return checksum_key(name, dot ? (size_t)(dot - name) : strlen(name));
+}
+
+/* Adds a sample, after dataset_choose(). If its label cannot be read, leaves it out: a reader of the sample
+ * reports that. */
+static void add_candidate(struct candidates *candidates, struct plain *plain,
+                          const struct dataset_sample *sample)
+{
+    int32_t label;
+    if (candidates->items && plain_label(plain, sample, 0, &label) == STATUS_OK)
+        candidates->items[candidates->count++] =
+            (struct dataset_candidate){label, sample->number, hash_key(sample)};
+}
+
+static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    return !dataset->only_held || (dataset->held && dataset->held[sample->number]);
+}
+
+/* Adds all samples, without reading more than their labels. */
+static void find_candidates(struct dataset *dataset, struct candidates *candidates)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    uint32_t shard = 0, next = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
+            ask_shards(dataset, shard, &next);
+        if (dataset_choose(dataset, &dataset->samples[i]) == STATUS_OK)
+            add_candidate(candidates, &plain, &dataset->samples[i]);
+    }
+    plain_close(&plain);
+}
+
 /* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
- * the list. */
-static enum status read_all_samples(struct dataset *dataset, bool whole)
+ * the list. Adds the samples to `candidates`, also those that it skips. */
+static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0, next = 0;
@@ -558,10 +606,11 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
             ask_shards(dataset, shard, &next);
             dataset->shard_first[shard] = kept;
         }
-        if (dataset->wanted && !dataset->wanted(sample->number))
+        if (!is_wanted(dataset, sample))
             continue;
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = dataset_choose(dataset, sample);
+        const bool chosen = status == STATUS_OK;
         if (status == STATUS_OK)
             status = plain_sample(&plain, sample, whole);
         if (status == STATUS_OK && kept == 0)
@@ -574,8 +623,11 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
         }
         if (status != STATUS_OK) {
             status = dataset_skip(dataset, status, 1);
+            if (status == STATUS_OK && chosen && !(closed && dataset->shards))
+                add_candidate(candidates, &plain, sample);
             continue;
         }
+        add_candidate(candidates, &plain, sample);
         dataset->bytes += sample->bytes;
         if (sample->bytes > dataset->sample_bytes_max)
             dataset->sample_bytes_max = sample->bytes;
@@ -612,7 +664,7 @@ enum status dataset_hash(struct dataset *dataset)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (dataset->files[f].md5)
             TRY(check_md5(dataset, f));
-    return read_all_samples(dataset, true);
+    return read_all_samples(dataset, true, &(struct candidates){0});
 }
 
 /* ---- Opening ---- */
@@ -800,12 +852,28 @@ static enum status check_empty_classes(const struct dataset *dataset)
     return STATUS_OK;
 }
 
+/* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
+static enum status read_and_hold_out(struct dataset *dataset)
+{
+    FREED struct dataset_candidate *items = NULL;
+    const bool holds = dataset->test_share > 0;
+    if (holds && !(items = calloc((size_t)dataset->sample_count + 1, sizeof *items)))
+        return dataset_out_of_memory();
+    struct candidates all = {items, 0}, none = {NULL, 0};
+    if (holds && dataset->only_held) {
+        find_candidates(dataset, &all);
+        TRY(dataset_hold_out(dataset, items, all.count));
+    }
+    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all));
+    return holds && !dataset->only_held ? dataset_hold_out(dataset, items, all.count) : STATUS_OK;
+}
+
 enum status dataset_check(const char *url, struct dataset *dataset)
 {
     char path[PATH_MAX]; /* without secrets */
     remote_shown(url, path, sizeof path);
     TRY(check_empty_classes(dataset));
-    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed));
+    TRY(read_and_hold_out(dataset));
     if (!dataset->shards)
         dataset_drop_files(dataset);
     if (dataset->faults > DATASET_WARNINGS_MAX)
@@ -813,7 +881,7 @@ enum status dataset_check(const char *url, struct dataset *dataset)
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
                     (unsigned long long)dataset->skipped,
                     dataset->uncounted ? ", and an unknown number more" : "");
-    if (dataset->sample_count == 0 && dataset->wanted && (dataset->listed > 0 || dataset->uncounted))
+    if (dataset->sample_count == 0 && dataset->only_held && (dataset->listed > 0 || dataset->uncounted))
         return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
         return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);

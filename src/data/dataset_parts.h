@@ -100,4 +100,18 @@ enum status dataset_choose(struct dataset *dataset, struct dataset_sample *sampl
 /* Removes from the list of files those that hold no chosen member. Only for samples in single files. */
 void dataset_drop_files(struct dataset *dataset);
 
+/* A sample whose class is known, so that it can be held out. `key` is a hash of its key. */
+struct dataset_candidate {
+    int32_t label;
+    uint32_t number;
+    uint64_t key;
+};
+
+/* Holds out dataset->test_share of the candidates of each class: allocates and sets dataset->held. Of n
+ * candidates, takes round(n * test_share), but at least one and at most n - 1, and none if n is 1. Takes
+ * those whose keys have the smallest hashes. The choice therefore depends neither on the order of the samples
+ * nor on other classes, and a new sample replaces at most one of the held-out samples of its class. Sorts the
+ * candidates. */
+enum status dataset_hold_out(struct dataset *dataset, struct dataset_candidate *candidates, uint32_t count);
+
 #endif

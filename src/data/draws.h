@@ -23,7 +23,6 @@
 #define DRAW_ORDER   0x54550000u
 #define DRAW_DIGIT   0x54560000u
 #define DRAW_CLIP    0x54580000u
-#define DRAW_HOLD    0x54570000u
 #define DRAW_FIT     0x54590000u
 #define DRAW_PATH    0x545A0000u
 #define DRAW_CHANGE  0x545B0000u

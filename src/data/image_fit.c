@@ -18,11 +18,34 @@ struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint
 {
     if (fit->how == FIT_RANDOM_RESIZED_CROP)
         return box_random_resized(fit->seed, width, height, epoch, sample);
-    if (fit->how == FIT_RESIZE)
+    if (fit->how != FIT_CROP)
         return (struct image_box){0, 0, width, height};
     struct philox_block block = philox(philox_key(fit->seed), 0, sample, epoch, DRAW_FIT);
     return (struct image_box){philox_below(block.word[2], width - fit->res + 1),
                               philox_below(block.word[3], height - fit->res + 1), fit->res, fit->res};
+}
+
+/* The size of the upright output. */
+struct output {
+    uint32_t width, height;
+};
+
+/* Returns a side of an image whose side of `from` pixels gets `to` pixels, rounded, at least 1. */
+static uint32_t scaled(uint32_t side, uint32_t to, uint32_t from)
+{
+    const uint64_t result = ((uint64_t)side * to + from / 2) / from;
+    return result ? (uint32_t)result : 1;
+}
+
+static struct output output_of(const struct image_fit *fit, uint32_t width, uint32_t height)
+{
+    const uint32_t longer = width > height ? width : height, shorter = width > height ? height : width;
+    const uint32_t side = fit->how == FIT_LONGEST ? longer : shorter;
+    if (fit->how != FIT_LONGEST && fit->how != FIT_SHORTEST)
+        return (struct output){fit->res, fit->res};
+    if (side <= fit->res)
+        return (struct output){width, height};
+    return (struct output){scaled(width, fit->res, side), scaled(height, fit->res, side)};
 }
 
 /* Computes the part of an image that becomes the output. Fails if the image is too small for FIT_CROP. */
@@ -73,10 +96,11 @@ static struct jpeg_window window_of(struct image_box box, const struct image_fit
 }
 
 /* Decodes a window and resizes it, a few rows at a time, so that they stay in the cache. */
-static enum status resize_window(struct image_scratch *scratch, struct jpeg_window window, uint32_t res)
+static enum status resize_window(struct image_scratch *scratch, struct jpeg_window window, uint32_t width,
+                                 uint32_t height)
 {
     size_t stride, skip;
-    TRY(resample_begin(&scratch->resampler, window.width, window.height, res, res));
+    TRY(resample_begin(&scratch->resampler, window.width, window.height, width, height));
     TRY(jpeg_start(scratch->jpeg, window, JPEG_RGBX, &stride, &skip));
     TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, ROWS * stride + RESAMPLE_SLACK_BYTES));
     for (uint32_t y = 0; y < window.height; y += ROWS) {
@@ -100,14 +124,35 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
     return STATUS_OK;
 }
 
+/* What becomes of an image. */
+struct fitted {
+    struct output output;
+    struct orientation turn; /* turns the resized pixels upright */
+    uint32_t channels;       /* of the stored image */
+    bool same; /* the image has the size and the channels of the output, so it was not resized */
+};
+
+static bool keeps(const struct image_fit *fit, uint32_t channels)
+{
+    return fit->channels == 0 || fit->channels == channels;
+}
+
 static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, size_t size, uint32_t epoch,
-                            uint32_t sample, struct image_scratch *scratch, struct orientation *turn)
+                            uint32_t sample, bool other, struct image_scratch *scratch, struct fitted *fitted)
 {
     struct jpeg_shape shape;
     struct image_box box;
     TRY(image_begin_jpeg(scratch, data, size, &shape));
-    TRY(image_fit_part(fit, &shape, epoch, sample, &box, turn));
-    return resize_window(scratch, window_of(box, fit), fit->res);
+    const bool lying = orientation_of(shape.orientation).transpose;
+    const uint32_t width = lying ? shape.height : shape.width, height = lying ? shape.width : shape.height;
+    const struct output output = fitted->output = output_of(fit, width, height);
+    fitted->channels = shape.channels;
+    fitted->same = other && output.width == width && output.height == height && keeps(fit, shape.channels);
+    if (fitted->same)
+        return STATUS_OK;
+    TRY(image_fit_part(fit, &shape, epoch, sample, &box, &fitted->turn));
+    return resize_window(scratch, window_of(box, fit), lying ? output.height : output.width,
+                         lying ? output.width : output.height);
 }
 
 /* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. */
@@ -122,18 +167,25 @@ static void expand_row(const struct image *image, uint32_t x, uint32_t y, uint32
 }
 
 static enum status fit_whole(const struct image_fit *fit, const struct image *image, uint32_t epoch,
-                             uint32_t sample, struct image_scratch *scratch)
+                             uint32_t sample, bool other, struct image_scratch *scratch,
+                             struct fitted *fitted)
 {
     struct image_box box;
     if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
         return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; drop "
                                          "--out-res, or prepare the data set with --dtype u8");
+    const struct output output = fitted->output = output_of(fit, image->width, image->height);
+    fitted->channels = image->channels;
+    fitted->same = other && output.width == image->width && output.height == image->height &&
+                   keeps(fit, image->channels);
+    if (fitted->same)
+        return STATUS_OK;
     TRY(choose_box(fit, image->width, image->height, epoch, sample, &box));
     size_t stride = (size_t)box.width * PIXEL;
     /* The rows cannot be in `turned`, which may hold the image. */
     TRY(image_room(&scratch->resized, &scratch->resized_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
     memset(scratch->resized, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
-    TRY(resample_begin(&scratch->resampler, box.width, box.height, fit->res, fit->res));
+    TRY(resample_begin(&scratch->resampler, box.width, box.height, output.width, output.height));
     for (uint32_t y = 0; y < box.height; y += 2) {
         uint32_t count = box.height - y < 2 ? 1 : 2;
         for (uint32_t r = 0; r < count; r++)
@@ -154,40 +206,68 @@ static void make_gray(uint8_t *pixels, size_t count)
     }
 }
 
-enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
-                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
-                      bool *is_image)
+/* Turns the resized pixels upright, and gives them the channels of the output. */
+static enum status finish(const struct image_fit *fit, const struct fitted *fitted,
+                          struct image_scratch *scratch, struct image *image)
 {
-    struct orientation turn = {0};
-    size_t res = fit->res;
-    if (res == 0)
-        return image_decode(extension, data, size, scratch, image, is_image);
-    if (image_format(extension, data, size) == IMAGE_JPEG) {
-        *is_image = true;
-        TRY(fit_jpeg(fit, data, size, epoch, sample, scratch, &turn));
-    } else {
-        TRY(image_decode(extension, data, size, scratch, image, is_image));
-        if (!*is_image)
-            return STATUS_OK;
-        TRY(fit_whole(fit, image, epoch, sample, scratch));
-    }
-    size_t bytes = 3 * res * res + RESAMPLE_SLACK_BYTES;
+    const struct output output = fitted->output;
+    const struct orientation turn = fitted->turn;
+    const uint32_t channels = fit->channels ? fit->channels : fitted->channels;
+    const size_t count = (size_t)output.width * output.height, bytes = 3 * count + RESAMPLE_SLACK_BYTES;
     TRY(image_room(&scratch->resized, &scratch->resized_bytes, bytes));
     resample_end(&scratch->resampler, scratch->resized);
     uint8_t *pixels = scratch->resized;
     if (turn.transpose || turn.flip_x || turn.flip_y) {
         TRY(image_room(&scratch->turned, &scratch->turned_bytes, bytes));
-        orientation_turn(turn, scratch->resized, fit->res, fit->res, 3, scratch->turned);
+        orientation_turn(turn, scratch->resized, turn.transpose ? output.height : output.width,
+                         turn.transpose ? output.width : output.height, 3, scratch->turned);
         pixels = scratch->turned;
     }
-    if (fit->channels == 1)
-        make_gray(pixels, res * res);
-    *image = (struct image){.channels = fit->channels,
+    if (channels == 1)
+        make_gray(pixels, count);
+    *image = (struct image){.channels = channels,
                             .depth = 1,
-                            .height = fit->res,
-                            .width = fit->res,
+                            .height = output.height,
+                            .width = output.width,
                             .type = DTYPE_U8,
                             .interleaved = true,
                             .pixels = pixels};
     return STATUS_OK;
+}
+
+/* Fits a member. If `other` is set, leaves out an image that has the size and the channels of the output. */
+static enum status fit_member(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                              size_t size, uint32_t epoch, uint32_t sample, bool other,
+                              struct image_scratch *scratch, struct image *image, bool *is_image, bool *same)
+{
+    struct fitted fitted = {.same = false};
+    *same = false;
+    if (image_format(extension, data, size) == IMAGE_JPEG) {
+        *is_image = true;
+        TRY(fit_jpeg(fit, data, size, epoch, sample, other, scratch, &fitted));
+    } else {
+        TRY(image_decode(extension, data, size, scratch, image, is_image));
+        if (!*is_image)
+            return STATUS_OK;
+        TRY(fit_whole(fit, image, epoch, sample, other, scratch, &fitted));
+    }
+    *same = fitted.same;
+    return fitted.same ? STATUS_OK : finish(fit, &fitted, scratch, image);
+}
+
+enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                      bool *is_image)
+{
+    bool same;
+    if (fit->res == 0)
+        return image_decode(extension, data, size, scratch, image, is_image);
+    return fit_member(fit, extension, data, size, epoch, sample, false, scratch, image, is_image, &same);
+}
+
+enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                            size_t size, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                            bool *is_image, bool *same)
+{
+    return fit_member(fit, extension, data, size, 0, sample, true, scratch, image, is_image, same);
 }

@@ -12,17 +12,23 @@
 #include "data/orientation.h"
 
 enum fit_how {
-    FIT_RESIZE,             /* the whole image, resized; a rectangle becomes a square */
-    FIT_CROP,               /* a part at a random position, not resized */
-    FIT_RANDOM_RESIZED_CROP /* a random part, resized */
+    FIT_RESIZE,              /* the whole image, resized; a rectangle becomes a square */
+    FIT_CROP,                /* a part at a random position, not resized */
+    FIT_RANDOM_RESIZED_CROP, /* a random part, resized */
+    /* Only for --prepare: the whole image, with its aspect ratio, made smaller until its longer or its
+     * shorter side has `res` pixels. An image that is small enough keeps its size. */
+    FIT_LONGEST,
+    FIT_SHORTEST
 };
-extern const char *const fit_names[]; /* option values, in enum order, NULL-terminated */
+extern const char
+    *const fit_names[]; /* option values, in enum order, NULL-terminated; not those of --prepare */
 
-/* The output has res x res pixels. Random parts are functions of the seed, the epoch and the sample. */
+/* The output has res x res pixels, except for FIT_LONGEST and FIT_SHORTEST. Random parts are functions of the
+ * seed, the epoch and the sample. */
 struct image_fit {
     enum fit_how how;
     uint32_t res;      /* 0: images keep their size, and the other fields are ignored */
-    uint32_t channels; /* 1 or 3 */
+    uint32_t channels; /* 1 or 3; 0: as stored */
     uint64_t seed;
     bool unscaled; /* decode every JPEG at its full size, as GPUs do */
 };
@@ -55,6 +61,12 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);
+
+/* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
+ * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. */
+enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                            size_t size, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                            bool *is_image, bool *same);
 
 FDSL_C_END
 

@@ -256,7 +256,9 @@ enum status plain_label(struct plain *plain, const struct dataset_sample *sample
     const struct dataset *dataset = plain->dataset;
     if (sample->label == sample->members)
         return dataset_label(dataset, sample, NULL, 0, classes, label);
-    const struct dataset_member *member = &dataset->members[sample->member + sample->label];
+    struct dataset_member *member = &dataset->members[sample->member + sample->label];
+    if (member->size == UINT64_MAX)
+        TRY(plain_open_new(plain, member));
     uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
     uint64_t bytes = member->size < most ? member->size : most;
     TRY(plain_room(plain, member->offset, bytes));

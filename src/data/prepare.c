@@ -56,7 +56,8 @@ static enum status check_counts(struct parameters *parameters, const struct sour
         return status_set(STATUS_USAGE,
                           "--shards %" PRIu64 ": there are only %" PRIu64 " samples; use fewer shards",
                           parameters->shards, parameters->samples);
-    uint64_t by_bytes = SHARD_BYTES / (facts->sample_bytes + 2048);
+    uint64_t bytes = facts->stored_bytes ? facts->stored_bytes : facts->sample_bytes;
+    uint64_t by_bytes = SHARD_BYTES / (bytes + 2048);
     uint64_t most = by_bytes < 1 ? 1 : by_bytes < SHARD_SAMPLES ? by_bytes : SHARD_SAMPLES;
     if (parameters->shards == 0)
         parameters->shards = (parameters->samples + most - 1) / most;
@@ -65,7 +66,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
                : status_set(STATUS_USAGE,
                             "%" PRIu64 " samples of %" PRIu64
                             " bytes would need more than %d shards; set their number with --shards N",
-                            parameters->samples, facts->sample_bytes, SHARDS_MAX);
+                            parameters->samples, bytes, SHARDS_MAX);
 }
 
 static int digits_of(uint64_t number)
@@ -187,14 +188,18 @@ static void say_what_is_kept(const struct job *job)
                            sample_word(job), job->folder.path);
 }
 
-/* Warns if an image of a copied sample has a broken header. The sample is copied nevertheless: --prepare
- * changes no bytes. */
+/* Warns if an image of a copied sample is known to be broken, or has a broken header. The sample is copied
+ * nevertheless, unchanged. */
 static void check_images(struct job *job, uint64_t number, const struct source_sample *sample)
 {
     for (size_t m = 0; m < sample->count; m++) {
         const struct source_member *member = &sample->members[m];
-        enum status status =
-            image_check_header(members_format(member->extension), member->bytes, member->size, &job->scratch);
+        const char *format = members_format(member->extension);
+        struct image image;
+        bool is_image;
+        enum status status = image_check_header(format, member->bytes, member->size, &job->scratch);
+        if (status == STATUS_OK && sample->broken)
+            status = image_decode(format, member->bytes, member->size, &job->scratch, &image, &is_image);
         if (status == STATUS_FAILED && job->broken++ < BROKEN_TOLD) {
             job->source->locate(job->state, number, status);
             status_warn_own("copied a broken image: %s", status_text());
@@ -207,8 +212,8 @@ static void tell_broken(const struct job *job)
     if (job->broken)
         status_warn_own(
             "copied %" PRIu64 " broken image%s unchanged; remove them from the source and prepare "
-            "again, or read the copy with --on-error skip. Only headers were checked; to check all "
-            "pixels: fdsl-bench --variant %s --decode --data %s",
+            "again, or read the copy with --on-error skip. Of images that are copied unchanged, only headers "
+            "are checked; to check all pixels: fdsl-bench --variant %s --decode --data %s",
             job->broken, job->broken == 1 ? "" : "s", job->folder.layout == INDEX_SHARDS ? "shards" : "files",
             job->folder.path);
 }

@@ -33,6 +33,7 @@ struct source_sample {
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
     uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
+    bool broken;           /* its image is broken, so it was copied unchanged instead of resized */
     bool
         in_folder; /* the label is the number of a class folder, which the source added as the member "cls" */
 };
@@ -41,6 +42,8 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples, with those that open() left out; SOURCE_ENDLESS: unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t stored_bytes; /* approximate size of a sample that --prepare stores, if it is not sample_bytes;
+                              or 0 */
     uint64_t rows;         /* only for source->whole_files: number of rows in all files */
     uint64_t identity;     /* hash of the inputs, such as files that the options name; `dataset` hashes
                               only the keys and the edges of its samples */
@@ -48,6 +51,8 @@ struct source_facts {
     const char *const *class_names; /* names of the classes, or NULL; valid while the source is open */
     uint32_t class_count;           /* number of names */
     bool uncounted;                 /* open() left out an unknown number of samples that have no numbers */
+    const uint8_t *held; /* by a sample's number: 1 if it is held out for testing; valid while the source is
+                            open. NULL: no sample is */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */
@@ -57,8 +62,9 @@ struct source_request {
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
-    bool (*wanted)(uint64_t number); /* only for `dataset`: which samples will be made; open() neither reads
-                                        nor checks the others. NULL: all */
+    double test_share;  /* only for `dataset`: share of each class that is held out for testing; 0: none */
+    bool only_held; /* only for `dataset`: only samples that are held out will be made; open() neither checks
+                       the others nor reads more than their labels */
     bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
                          `target`, with a warning */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both

@@ -350,10 +350,9 @@ static enum status open_cifar(const struct data_request *request, struct data *d
     return read_cifar(request, paths, path, data);
 }
 
-static bool none(uint64_t number)
+static double share_of(const struct data_request *request)
 {
-    (void)number;
-    return false;
+    return request->test_share > 0 ? request->test_share : DATA_TEST_SHARE;
 }
 
 /* Opens the data sets of a training set and a test set, or one data set for both. `paths` has NULL for a data
@@ -369,9 +368,8 @@ static enum status open_readers(const struct data_request *request, const char *
                                      NULL};
         const struct source_request with = {.resources = request->resources,
                                             .skip = request->skip,
-                                            .wanted = part == DATA_TEST || !request->test_only ? NULL
-                                                      : paths[DATA_TEST]                       ? none
-                                                                         : data_is_held_out,
+                                            .test_share = paths[DATA_TEST] ? 0 : share_of(request),
+                                            .only_held = part == DATA_TRAIN && request->test_only,
                                             .allow_empty = part == DATA_TEST,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
@@ -472,7 +470,8 @@ static enum status open_datasets(const struct data_request *request, struct data
         return status_set(
             STATUS_USAGE,
             "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
-            "name the folder %s, of which a tenth is then held out for testing; if '%s' is a class, read a "
+            "name the folder %s, of which a part is then held out for testing (--test-share); if '%s' is a "
+            "class, read a "
             "copy by --prepare --from dataset, which takes all folders as classes",
             request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
     const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {
@@ -564,7 +563,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
                 STATUS_USAGE,
                 "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
                 data_size_options[part], wanted, set->count + set->skipped,
-                data->split && part == DATA_TEST ? ", the tenth of the set that is held out" : "");
+                data->split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)"
+                                                 : "");
     }
     return STATUS_OK;
 }
@@ -626,6 +626,11 @@ enum status data_open(const struct data_request *request, struct data *data)
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);
+    if (request->test_share > 0 && !data->split)
+        return status_set(STATUS_USAGE,
+                          "--test-share: --data %s has a test set of its own, so nothing is held out; drop "
+                          "--test-share",
+                          request->name);
     if (!described)
         TRY(check_sets(request, data));
     TRY(count_classes(request, data));

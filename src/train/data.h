@@ -52,7 +52,7 @@ struct data {
     bool gray;                        /* each training sample has equal channels; false: not known */
     struct data_set sets[DATA_PARTS]; /* only the training set of request->test_only is empty */
     bool skips;                       /* the numbers of skipped samples in `sets` are complete */
-    bool split; /* both sets are parts of one data set: about a tenth of its samples are the test set */
+    bool split; /* both sets are parts of one data set: request->test_share of each class is the test set */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
      * halves. */
@@ -121,8 +121,8 @@ FDSL_C_BEGIN
 
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
  * name is a URL of tar shards, or a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets
- * (train, test), or one data set. A single data set is divided: samples whose number has a hash divisible by
- * 10 (about one tenth) become the test set. */
+ * (train, test), or one data set. A single data set is divided: a share of the samples of each class becomes
+ * the test set (dataset_hold_out() in data/dataset_parts.h). */
 struct data_request {
     const char *name;
     const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */
@@ -130,6 +130,8 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
                                        first of every class); 0: all, or, for generated data,
                                        DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    double test_share;    /* share of a single data set that is held out for testing, above 0 and below 1;
+                             0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
     uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
     const char *preset;   /* preset of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
@@ -146,6 +148,7 @@ struct data_request {
 
 #define DATA_MEASURED   1000
 #define DATA_TRAIN_SIZE 10000
+#define DATA_TEST_SHARE 0.1
 #define DATA_TEST_SIZE  2000
 
 /* Opens or generates both sets. The caller closes `data`, even after a failure. STATUS_USAGE if the folder

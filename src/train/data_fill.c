@@ -17,8 +17,7 @@
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
-#define SKIPS_TOLD  8  /* warnings about broken samples per set; further ones are only counted */
-#define HELD_OUT    10 /* samples whose number has a hash divisible by HELD_OUT are held out for testing */
+#define SKIPS_TOLD  8 /* warnings about broken samples per set; further ones are only counted */
 
 /* ---- Decoding ---- */
 
@@ -386,13 +385,6 @@ static enum status add_batch(struct batch *batch, bool known, struct room *room)
 
 /* ---- Choosing samples ---- */
 
-bool data_is_held_out(uint64_t number)
-{
-    return philox(philox_key(0), (uint32_t)number, (uint32_t)(number >> 32), 0, DRAW_HOLD).word[0] %
-               HELD_OUT ==
-           0;
-}
-
 /* Returns the number of samples per request. The limits keep the buffer small compared with the set. */
 static uint64_t chunk_of(const struct source_reader *reader)
 {
@@ -400,9 +392,10 @@ static uint64_t chunk_of(const struct source_reader *reader)
     return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
 }
 
-static bool is_in(struct data_range range, uint64_t number)
+static bool is_in(const struct source_reader *reader, struct data_range range, uint64_t number)
 {
-    return range.held < 0 || data_is_held_out(number) == range.held;
+    const uint8_t *held = reader->facts.held;
+    return range.held < 0 || (held && held[number]) == range.held;
 }
 
 /* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
@@ -416,7 +409,7 @@ static enum status take_in_turn(const struct source_reader *reader, struct data_
     for (uint64_t i = 0; i < range.count; i++) {
         source_ask(reader->source, reader->state, &asked, range.first + range.count);
         turns[i] = UINT32_MAX;
-        if (!is_in(range, range.first + i))
+        if (!is_in(reader, range, range.first + i))
             continue;
         uint64_t label = reader->source->label(reader->state, range.first + i);
         if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
@@ -453,9 +446,10 @@ static enum status choose(const struct source_reader *reader, struct data_range 
 
 /* Returns whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or
  * is NULL. */
-static bool takes(struct data_range range, const uint8_t *chosen, uint64_t at)
+static bool takes(const struct source_reader *reader, struct data_range range, const uint8_t *chosen,
+                  uint64_t at)
 {
-    return (!chosen || chosen[at]) && is_in(range, range.first + at);
+    return (!chosen || chosen[at]) && is_in(reader, range, range.first + at);
 }
 
 /* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number,
@@ -468,7 +462,7 @@ static uint64_t next_numbers(const struct source_reader *reader, struct data_ran
     *lost = 0;
     for (; *at < range.count && count < most; ++*at) {
         const uint64_t number = range.first + *at;
-        if (!takes(range, chosen, *at))
+        if (!takes(reader, range, chosen, *at))
             continue;
         if (reader->source->lost && reader->source->lost(reader->state, number))
             ++*lost;
@@ -490,7 +484,7 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
                       uint64_t limit, struct ahead *ahead)
 {
     for (; reader->source->ask && ahead->at < range.count && ahead->count < limit; ahead->at++) {
-        if (!takes(range, chosen, ahead->at))
+        if (!takes(reader, range, chosen, ahead->at))
             continue;
         if (!reader->source->ask(reader->state, range.first + ahead->at))
             return;

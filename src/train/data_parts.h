@@ -18,11 +18,8 @@ extern const char *const data_size_options[DATA_PARTS];
 /* The samples of a source that a set takes. */
 struct data_range {
     uint64_t first, count;
-    int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */
+    int held; /* 1: only samples that the source holds out; 0: only the others; -1: all */
 };
-
-/* Returns whether a sample is held out for testing if one data set is divided: about a tenth of them are. */
-bool data_is_held_out(uint64_t number);
 
 /* Returns STATUS_TOO_LARGE if `samples` samples do not fit into memory; the message suggests lowering
  * `option`. Without this check, a system that overcommits memory may kill the program when it first writes to

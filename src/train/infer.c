@@ -23,11 +23,10 @@ static const struct option_spec options[] = {
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
-                ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
-                " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
+                ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER,
+                TRAINED OTHER, NULL, " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
-     "samples per run; the default is never larger than the test set. max finds the largest batch that fits "
-     "into memory"},
+     "samples per run, at most those of the test set. max finds the largest batch that fits into memory"},
 };
 
 static const struct measure columns[] = {
@@ -89,7 +88,7 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     free(samples);
     if (data->split)
         snprintf(part, sizeof part,
-                 "; only the held-out tenth of %.200s is tested (%" PRIu32
+                 "; only the held-out part of %.200s is tested (%" PRIu32
                  " samples); to test a whole set, name a folder that contains it as 'test', and a training "
                  "set as 'train'",
                  job->data, data->sets[DATA_TEST].count);
@@ -134,9 +133,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));
-    if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
-        parameters->job.batch = opened->data.sets[DATA_TEST].count;
-    TRY(job_check_batch(&parameters->job, DATA_TEST, &opened->data));
+    parameters->job.batch = job_limit_batch(parameters->job.batch, opened->data.sets[DATA_TEST].count,
+                                            DATA_TEST, options_given(given, "batch"));
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));

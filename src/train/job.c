@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .label = parameters->label,
                                    .train_size = parameters->train_size,
                                    .test_size = parameters->test_size,
+                                   .test_share = isnan(parameters->test_share) ? 0 : parameters->test_share,
                                    .classes = parameters->classes,
                                    .preset = parameters->preset,
                                    .res = parameters->res,
@@ -67,20 +69,20 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--out-res PIXELS";
     if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
-    if (strcmp(option, "on-error") == 0 && data_is_generated(parameters->data))
+    if ((strcmp(option, "on-error") == 0 || strcmp(option, "test-share") == 0) &&
+        data_is_generated(parameters->data))
         return "--data DIR";
     return NULL;
 }
 
-enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
-                            const struct data *data)
+uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says)
 {
-    uint32_t count = data->sets[part].count;
-    if (parameters->batch > count)
-        return status_set(STATUS_TOO_LARGE,
-                          "--batch %" PRIu64 " is more than the %" PRIu32 " samples to %s; lower --batch",
-                          parameters->batch, count, part == DATA_TRAIN ? "train on" : "test with");
-    return STATUS_OK;
+    if (batch <= most)
+        return batch;
+    if (says)
+        status_say("--batch %" PRIu64 " is more than the %" PRIu64 " sample%s to %s: a batch has %" PRIu64,
+                   batch, most, most == 1 ? "" : "s", part == DATA_TRAIN ? "train on" : "test with", most);
+    return most;
 }
 
 enum status job_stay(void *input, void *parameters, const struct partition *partition)
@@ -101,7 +103,7 @@ struct samples {
 };
 
 static const struct option_spec sample_options[] = {
-    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
+    JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
 };
 
 char *job_samples(const struct job_parameters *parameters)

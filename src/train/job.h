@@ -20,21 +20,22 @@ struct checkpoint;
 struct job_parameters {
     const char *data, *image, *label, *preset;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    int fit;         /* enum fit_how */
-    const char *url; /* the URL with its secrets, if `data` shows it without; set by job_hide_secrets() */
-    int on_error;    /* 1: skip broken samples; negative: not given (`infer`) */
-    int feed;        /* `feed` and `fresh` as in struct data_request */
+    double test_share; /* NaN: not given */
+    int fit;           /* enum fit_how */
+    const char *url;   /* the URL with its secrets, if `data` shows it without; set by job_hide_secrets() */
+    int on_error;      /* 1: skip broken samples; negative: not given (`infer`) */
+    int feed;          /* `feed` and `fresh` as in struct data_request */
     bool fresh;
     bool test_only, describe; /* set by the workload: as in struct data_request */
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
- * NULL. `train_sizes`, `test_sizes` and `class_counts` are strings that state the defaults; `train_words` and
- * `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say the defaults of
- * these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
+ * NULL. `train_sizes`, `test_sizes`, `test_shares` and `class_counts` are strings that state the defaults;
+ * `train_words` and `res_words` are added to the help of --train-size and --res. `preset_` and `out_res_` say
+ * the defaults of these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
+#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a " \
      "folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; " \
@@ -49,6 +50,9 @@ struct job_parameters {
      "class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
      "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
+    {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), NULL, 0.0001, 0.9999, NULL, false,     \
+     "share of the samples that is held out for testing if --data is one data set, above 0 and below 1. Of each " \
+     "class with n samples, it takes n times X, rounded, but at least 1 and at most n - 1 (default: " test_shares ")"},   \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
@@ -99,9 +103,9 @@ void job_put_skipped(const struct data *data, struct measures *measures);
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
-/* Returns STATUS_USAGE if the batch is larger than the set `part`. */
-enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
-                            const struct data *data);
+/* Returns a batch for the set `part`: `batch`, or `most` if the set has no more samples for a batch. If
+ * `says` is set, prints a note if the result is smaller than `batch`. */
+uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says);
 
 /* Implements largest.given() of both workloads. */
 uint64_t job_batch(const void *parameters);

@@ -21,7 +21,7 @@ static const char *const parallels[] = {"data", "pipeline", NULL};       /* in t
 static const struct option_spec options[] = {
     JOB_OPTIONS(
         struct train_parameters, "digits", "data to train on", "", "all; 10000 of generated data",
-        "all; 2000 of generated data",
+        "all; 2000 of generated data", "0.1",
         "10; 8 for clips; for class folders, data sets of --prepare and URLs, the largest label plus 1", "64",
         "", "uji", "as stored; synth: --res", "resize", "3", "fail"),
     {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,

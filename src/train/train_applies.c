@@ -139,12 +139,15 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
 enum status train_identify(const struct train_parameters *all, struct opened *opened)
 {
     size_t size;
+    struct train_parameters asked = *all;
+    if (all->asked_batch)
+        asked.job.batch = all->asked_batch;
     FILE *stream = open_memstream(&opened->identity, &size);
     TRY(ALLOCATED(stream, "out of memory"));
     for (size_t i = 0; i < workload_train.option_count; i++) {
         const struct option_spec *option = &workload_train.options[i];
         char text[256];
-        options_text(option, all, text, sizeof text);
+        options_text(option, &asked, text, sizeof text);
         if (option->column && *text && !decides_nothing(all, option->name) &&
             !train_lacking(all, option->name))
             fprintf(stream, "%s=%s ", option->name, text);

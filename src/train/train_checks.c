@@ -105,12 +105,25 @@ enum status train_check_options(const struct options *given, const struct train_
 
 /* ---- With the data, the network and the steps ---- */
 
-/* Rejects a batch that leaves a rank, or a part of a rank's step, without samples, or that is larger than the
- * training set. */
-static enum status check_batch(const struct train_parameters *all, const struct partition *partition,
-                               const struct data *data)
+enum status train_limit_batch(struct train_parameters *all, const struct partition *partition,
+                              const struct data *data)
 {
-    uint32_t count = data->sets[DATA_TRAIN].count;
+    const uint64_t count = data->sets[DATA_TRAIN].count;
+    const uint64_t most = count < all->repeats ? count : count - count % all->repeats;
+    if (count < partition->ranks)
+        return status_set(STATUS_TOO_LARGE,
+                          "there are only %" PRIu64 " samples to train on, fewer than the %" PRIu64
+                          " ranks; start fewer ranks, or use other data",
+                          count, partition->ranks);
+    if (all->job.batch > most)
+        all->asked_batch = all->job.batch;
+    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true);
+    return STATUS_OK;
+}
+
+/* Rejects a batch that leaves a rank, or a part of a rank's step, without samples. */
+static enum status check_batch(const struct train_parameters *all, const struct partition *partition)
+{
     if (all->job.batch < partition->ranks)
         return status_set(STATUS_USAGE,
                           "--batch %" PRIu64 " has too few samples for %" PRIu64
@@ -121,12 +134,7 @@ static enum status check_batch(const struct train_parameters *all, const struct 
                           "--accumulate %" PRIu64 " is more than the %" PRIu64
                           " samples of a rank's step; lower --accumulate, or raise --batch",
                           all->accumulate, all->job.batch / partition->ranks);
-    if (partition->ranks > 1 && all->job.batch > count)
-        return status_set(STATUS_TOO_LARGE,
-                          "the batches of %" PRIu64 " ranks have %" PRIu64 " samples, more than the %" PRIu32
-                          " samples to train on; lower --batch, or start fewer ranks",
-                          partition->ranks, all->job.batch, count);
-    return job_check_batch(&all->job, DATA_TRAIN, data);
+    return STATUS_OK;
 }
 
 /* Rejects mixed samples in a pipeline, and impossible numbers of stages and micro-batches. `all` has the
@@ -167,7 +175,7 @@ static enum status check_shift(const struct train_parameters *parameters, const 
 enum status train_check_data(const struct train_parameters *all, const struct partition *partition,
                              const struct data *data)
 {
-    TRY(check_batch(all, partition, data));
+    TRY(check_batch(all, partition));
     TRY(check_pipeline(all, partition));
     return check_shift(all, &data->shape);
 }

@@ -236,8 +236,9 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
     return all;
 }
 
-/* Opens the data, the model and the initial parameters of the whole training run. */
-static enum status open_all(const struct train_parameters *all, const struct partition *partition,
+/* Opens the data, the model and the initial parameters of the whole training run. Limits its batch to the
+ * training set. */
+static enum status open_all(struct train_parameters *all, const struct partition *partition,
                             struct opened *opened)
 {
     struct job_parameters job = all->job;
@@ -246,6 +247,7 @@ static enum status open_all(const struct train_parameters *all, const struct par
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
     data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
+    TRY(train_limit_batch(all, partition, &opened->data));
     TRY(train_check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
     if (train_has_mean(all)) {
@@ -311,14 +313,17 @@ enum status train_open(const struct options *given, void *parameters_, const str
     enum status status = train_check_options(given, parameters, partition);
     if (status == STATUS_OK)
         status = read_balance(parameters, partition, opened);
-    const struct train_parameters all = of_all_ranks(parameters, partition);
+    struct train_parameters all = of_all_ranks(parameters, partition);
     if (status == STATUS_OK && partition->rank == 0)
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
     TRY(open_all(&all, partition, opened));
     if (!all.job.test_size)
         data_warn_of_few(&opened->data, all.job.data);
-    parameters->job.batch = partition_share(partition, parameters->job.batch).count;
+    struct partition divided = *partition;
+    divided.strong |= all.asked_batch > 0; /* the ranks divide the training set */
+    parameters->job.batch =
+        partition_share(&divided, all.asked_batch ? all.job.batch : parameters->job.batch).count;
     parameters->stages = partition->ranks;
     return STATUS_OK;
 }

@@ -12,7 +12,8 @@ struct train_parameters {
     struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
     bool several_ranks, largest; /* largest: --batch max */
-    uint64_t stages, micros;     /* --stages is 0 if not given */
+    uint64_t asked_batch;    /* --batch of all ranks, if it is larger than the training set; otherwise 0 */
+    uint64_t stages, micros; /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
     double label_smoothing, clip_norm, ema, layer_decay, drop_path;
@@ -75,7 +76,9 @@ bool train_crops(const struct train_parameters *parameters);
 bool train_draws_other_bits(const struct train_parameters *parameters);
 
 /* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
- * identity. The batch is the global batch, so training can resume on another number of ranks. */
+ * identity. The batch is the global batch, so training can resume on another number of ranks. It is the batch
+ * of the options, also if the training set is smaller, because options are compared before the data are read.
+ */
 enum status train_identify(const struct train_parameters *all, struct opened *opened);
 
 /* ---- train_checks.c: STATUS_USAGE with a remedy if the options are impossible. `all` has the global
@@ -84,6 +87,10 @@ enum status train_identify(const struct train_parameters *all, struct opened *op
 /* Checks the options alone, and that output files can be written. */
 enum status train_check_options(const struct options *given, const struct train_parameters *parameters,
                                 const struct partition *partition);
+
+/* If the batch is larger than the training set, makes it as large as the set, and says so. */
+enum status train_limit_batch(struct train_parameters *all, const struct partition *partition,
+                              const struct data *data);
 
 /* Check the options with the data, the network, and the plan of the steps. */
 enum status train_check_data(const struct train_parameters *all, const struct partition *partition,

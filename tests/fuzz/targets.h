@@ -692,12 +692,14 @@ static inline void fuzz_cache(const uint8_t *data, size_t size)
 #endif
 }
 
-/* Checks the markers of an image. Then decodes the whole image, and a random crop of it. Large images are not
- * decoded, because that takes too long for a fuzzer. */
+/* Checks the markers of an image. Then decodes the whole image, and a random crop of it, and makes it
+ * smaller. Large images are not decoded, because that takes too long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size + 1); /* ends where the data end, so that a read past their end is found */
-    const struct image_fit fits[] = {{.res = 0}, {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3}};
+    const struct image_fit fits[] = {{.res = 0},
+                                     {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3},
+                                     {.how = FIT_SHORTEST, .res = 7, .unscaled = true}};
     struct image_scratch scratch = {.jpeg = jpeg_open()};
     struct image image;
     struct jpeg_shape shape;
@@ -708,7 +710,7 @@ static inline void fuzz_jpeg(const uint8_t *data, size_t size)
     if (jpeg_intact(copy + 1, size, begun ? shape.width : 16, begun ? shape.height : 16) && size < 20)
         abort(); /* no image is that short */
     free(copy);
-    for (int i = 0; small && i < 2; i++)
+    for (int i = 0; small && i < 3; i++)
         (void)image_fit(&fits[i], "jpg", data, size, 0, (uint32_t)size, &scratch, &image, &is_image);
     image_scratch_close(&scratch);
 }
