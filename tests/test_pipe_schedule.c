@@ -140,15 +140,19 @@ Test(pipe_schedule, bubbles_have_their_known_sizes)
         cr_expect_eq(pipe_bubble((enum pipe_schedule)schedule, 1, 7), 0);
 }
 
-/* With one micro-batch, stages do not overlap, so a step takes the sum of the times of all stages. */
+/* With one micro-batch, stages do not overlap, so a step takes the sum of the times of all stages. The update
+ * takes 3 units, which count neither as waiting nor as part of the step. */
 Test(pipe_schedule, simulates_stages_of_unequal_cost)
 {
-    const struct pipe_times times[] = {{{1, 0, 0, 2}, 3}, {{4, 0, 0, 5}, 0}};
-    double waits[2];
-    cr_assert(pipe_simulate(PIPE_1F1B, 2, 1, times, waits));
-    /* The update takes 3 s, which count neither as waiting nor as part of the step. */
-    cr_expect(fabs(waits[0] - 9.0 / 12) < 1e-12, "%g", waits[0]);
-    cr_expect(fabs(waits[1] - 6.0 / 15) < 1e-12, "%g", waits[1]);
+    static const double units_s[] = {1, 1e-6};
+    for (int i = 0; i < 2; i++) {
+        const double s = units_s[i];
+        const struct pipe_times times[] = {{{s, 0, 0, 2 * s}, 3 * s}, {{4 * s, 0, 0, 5 * s}, 0}};
+        double waits[2];
+        cr_assert(pipe_simulate(PIPE_1F1B, 2, 1, times, waits));
+        cr_expect(fabs(waits[0] - 9.0 / 12) < 1e-9, "%g", waits[0]);
+        cr_expect(fabs(waits[1] - 6.0 / 15) < 1e-9, "%g", waits[1]);
+    }
 }
 
 /* The slower stage determines the time of a step if there are many micro-batches. */
