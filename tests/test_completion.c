@@ -87,8 +87,8 @@ Test(completion, options_are_those_of_the_help)
     cr_expect_str_eq(out, "compare\n");
     complete("adv");
     cr_expect_str_eq(out, "advise\n");
-    complete("advise --sec");
-    cr_expect_str_eq(out, "--seconds\n");
+    complete("advise --mar");
+    cr_expect_str_eq(out, "--margin\n");
     complete("--outp");
     cr_expect_str_eq(out, "\n", "former names are completed");
 }

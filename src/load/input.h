@@ -62,6 +62,7 @@ struct load {
     uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
+    bool rates_only;      /* no runs in addition to those that are timed */
     struct image_fit fit; /* with `decode`: how decoded images get their size */
     struct augmentation augmentation;
     enum dtype dtype; /* the fields from here to chunk_bytes are only for variants that deliver on a device */

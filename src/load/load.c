@@ -18,7 +18,7 @@ struct parameters {
     double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
     int cache, on_error, dtype, fit, layout, decoder;
     struct compute compute;
-    bool decode, augment;
+    bool decode, augment, rates_only;
     bool normalised; /* --mean or --std was given; set by load_open() */
     bool by_channel; /* --mean or --std has one value per channel; set by load_open() */
 };
@@ -98,6 +98,11 @@ static const struct option_spec options[] = {
     {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), NULL, 1, 1e18, NULL, true,
      "maximum size of the part of the data set that gpu-resident keeps in device memory (default: as much as "
      "fits). In every epoch, --threads threads read the rest"},
+    {"rates-only", NULL, OPTION_FLAG, AT(rates_only), NULL, 0, 0, NULL, false,
+     "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
+     "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is evicted "
+     "from "
+     "the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 
@@ -208,6 +213,7 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .skip = parameters->on_error,
         .decode = parameters->decode,
         .augment = parameters->augment,
+        .rates_only = parameters->rates_only,
         .augmentation = {.move = {.shift = (uint32_t)parameters->shift, .flip = true},
                          .seed = parameters->seed},
         .fit = {.how = (enum fit_how)parameters->fit,

@@ -73,10 +73,11 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
 {
     if (load->cache == LOAD_COLD) {
         TRY(each_file(load, evict_file, NULL));
-        cache_drop_all();
+        if (!load->rates_only) /* with it, other files stay cached, because runs alternate with warm ones */
+            cache_drop_all();
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
-    if (load->cache == LOAD_COLD)
+    if (load->cache == LOAD_COLD && !load->rates_only)
         cache_drop_all(); /* drop the directory entries and inodes that were cached when files were opened to
                            * count pages */
     double share = cache_share(pages);

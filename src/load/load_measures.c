@@ -200,6 +200,8 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     if (dataset->shards)
         measures_put(measures, "shards", "%u", dataset->file_count);
     measures_put(measures, "sample_bytes", "%.9g", (double)dataset->bytes / dataset->sample_count);
+    if (load->rates_only)
+        return STATUS_OK;
     if (traits->calls)
         TRY(measure_calls(load, variant, state, measures));
     return measure_copy_and_order(load, variant, state, measures);

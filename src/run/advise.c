@@ -1,22 +1,50 @@
+/* fdsl-bench advise: options, the data set, and the measurements. */
 #include "run/advise.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
 #include <math.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "core/file.h"
 #include "core/options.h"
+#include "core/progress.h"
+#include "core/timer.h"
 #include "core/variant.h"
-#include "data/dataset.h"
+#include "data/dataset_open.h"
+#include "data/image.h"
 #include "data/image_fit.h"
-#include "data/members.h"
+#include "data/plain.h"
+#include "data/remote.h"
 #include "machine/device.h"
+#include "machine/env.h"
 #include "machine/memory.h"
-#include "run/advise_parts.h"
 #include "run/formats.h"
+#include "run/table.h"
 
-#define AT(field) offsetof(struct advise_options, field)
+/* ---- Options ---- */
+
+struct advise_options {
+    const char *data, *out, *image, *label, *member, *cache_dir;
+    uint64_t batch, out_res, device, threads, cache_bytes, subset;
+    double time_s, margin;
+    struct compute compute;
+    int fit, on_error, format;
+    bool help;
+};
+
+#define TIME_S     30.0  /* default of --time */
+#define TIME_GPU_S 120.0 /* default of --time with a GPU, where each run takes seconds to start */
+
+#define AT(field)  offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, false,
      "the data set: a folder of samples or tar shards, or a URL of shards, as in --workload load"},
@@ -34,14 +62,18 @@ static const struct option_spec specs[] = {
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
      "maximum size of --cache-dir; 0 means no limit"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
-     "measure only the first shards of a folder: as many as fit into this size, but at least one"},
+     "measure at most this part of a folder: evenly chosen files, or the first shards"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, false,
      "what to do with an image that cannot be read: fail, or skip it. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, 4096, NULL, false,
      "CPU threads that read and decode; 0 means all that this process may use"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device"},
-    {"seconds", "S", OPTION_REAL, AT(seconds), "2", 0.01, 3600, NULL, false,
-     "minimum time per measurement, without set-up"},
+    {"time", "S", OPTION_REAL, AT(time_s), NULL, 0.1, 86400, NULL, false,
+     "maximum time of all measurements. They end earlier when the verdict is certain, and take longer only "
+     "if "
+     "the first round does (default: 30; with a GPU 120)"},
+    {"margin", "PERCENT", OPTION_REAL, AT(margin), "10", 0.1, 1000, NULL, false,
+     "ways whose rates differ by at most this margin are equally fast; the way that needs less is then best"},
     {"out", "DIR", OPTION_TEXT, AT(out), NULL, 0, 0, NULL, false,
      "keep the rows of all measurements in DIR/synth.csv and DIR/load.csv"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
@@ -50,49 +82,66 @@ static const struct option_spec specs[] = {
 
 static void print_help(void)
 {
-    puts("fdsl-bench advise - generate images, keep them in GPU memory, or read them from memory, disk or a "
-         "URL?\n"
-         "\n"
-         "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
-         "\n"
-         "Measures each source of images (generator, GPU memory, memory, disk, URL) for a few seconds on\n"
-         "this machine. Says with which source training steps consume the most images per second, and what\n"
-         "each source costs in disk, memory and energy.\n"
-         "\n"
-         "examples:\n"
-         "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
-         "  fdsl-bench advise --data photos --compute 12 --batch 128 --out-res 160 --fit "
-         "random-resized-crop\n"
-         "  fdsl-bench advise --data s3://bucket/train/ --compute train:cnn-fdsl --out advice\n"
-         "\n"
-         "options:");
+    puts(
+        "fdsl-bench advise - generate images, keep them in GPU memory, or read them from memory, disk or a "
+        "URL?\n"
+        "\n"
+        "usage: fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
+        "\n"
+        "Measures each source of images (generator, URL, disk, memory, GPU memory) on this machine, in "
+        "turn,\n"
+        "until the verdict is certain or --time is over. The last line says with which source training "
+        "steps\n"
+        "consume the most images per second. If sources are equally fast, the one that needs least is best.\n"
+        "\n"
+        "examples:\n"
+        "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"
+        "  fdsl-bench advise --data photos --compute 12 --batch 128 --out-res 160 --fit "
+        "random-resized-crop\n"
+        "  fdsl-bench advise --data s3://bucket/train/ --compute train:cnn-fdsl --out advice\n"
+        "\n"
+        "options:");
     options_help(stdout, specs, COUNT_OF(specs), NULL);
-    puts("\nexit status: 0 advice is printed; 1 the data cannot be read, or nothing could be measured;\n"
-         "             2 usage, or no such data set; 4 no such GPU, or no GPU for --compute train");
+    puts("\nexit status: 0 advice is printed, or the verdict is undecided; 1 the data cannot be read, or\n"
+         "             nothing could be measured; 2 usage, or no such data set; 4 no such GPU, or no\n"
+         "             GPU for --compute train");
 }
 
 /* ---- Candidates ---- */
 
-/* Where images come from. */
-enum place { GENERATED, GPU_MEMORY, MEMORY, DISK, REMOTE };
-
-/* A source of images. `name_of_files` and `variant_of_files` are the name and variant for a data set of
- * single files; NULL if they are the same as for shards. */
+/* A source of images, in ascending order of needs (enum advise_place); of two that need as much, the one on
+ * the GPU comes first, because it leaves the CPU free. `name_of_files` and `variant_of_files` are the name
+ * and variant for a data set of single files; NULL if they are the same as for shards. */
 static const struct candidate {
     const char *name, *name_of_files;
-    enum place place;
+    enum advise_place place;
     bool gpu; /* delivers images in GPU memory */
     const char *workload, *variant, *variant_of_files, *cache;
 } candidates[] = {
-    {"generating on the GPU", NULL, GENERATED, true, "synth", "fused", NULL, NULL},
-    {"generating on the CPU", NULL, GENERATED, false, "synth", "omp", NULL, NULL},
-    {"the set in GPU memory", NULL, GPU_MEMORY, true, "load", "gpu-resident", NULL, "warm"},
-    {"shards from memory", "files from memory", MEMORY, true, "load", "shards-gpu", "files-gpu", "warm"},
-    {"shards from memory", "files from memory", MEMORY, false, "load", "shards-omp", "files-omp", "warm"},
-    {"shards from disk", "files from disk", DISK, true, "load", "shards-gpu", "files-gpu", "cold"},
-    {"shards from disk", "files from disk", DISK, false, "load", "shards-omp", "files-omp", "cold"},
-    {"shards from the URL", NULL, REMOTE, true, "load", "shards-gpu", NULL, NULL},
-    {"shards from the URL", NULL, REMOTE, false, "load", "shards-omp", NULL, NULL},
+    {"generating on the GPU", NULL, ADVISE_GENERATED, true, "synth", "fused", NULL, NULL},
+    {"generating on the CPU", NULL, ADVISE_GENERATED, false, "synth", "omp", NULL, NULL},
+    {"shards from the URL", NULL, ADVISE_REMOTE, true, "load", "shards-gpu", NULL, NULL},
+    {"shards from the URL", NULL, ADVISE_REMOTE, false, "load", "shards-omp", NULL, NULL},
+    {"shards from disk", "files from disk", ADVISE_DISK, true, "load", "shards-gpu", "files-gpu", "cold"},
+    {"shards from disk", "files from disk", ADVISE_DISK, false, "load", "shards-omp", "files-omp", "cold"},
+    {"shards from memory", "files from memory", ADVISE_MEMORY, true, "load", "shards-gpu", "files-gpu",
+     "warm"},
+    {"shards from memory", "files from memory", ADVISE_MEMORY, false, "load", "shards-omp", "files-omp",
+     "warm"},
+    {"the set in GPU memory", NULL, ADVISE_GPU_MEMORY, true, "load", "gpu-resident", NULL, "warm"},
+};
+
+/* The facts about a data set that the candidates depend on. */
+struct advise_set {
+    bool shards, remote; /* a remote set always has shards */
+    bool coded;          /* images are JPEG or PNG files */
+    uint32_t res;        /* width and height of the images that the step gets */
+    uint32_t channels;   /* channels of the images that the step gets */
+    uint32_t depth;      /* images per sample; more than 1 in sets of volumes, such as --prepare's default */
+    uint64_t samples, measured_samples;
+    double bytes, measured_bytes; /* `bytes` of single files is estimated from the measured ones */
+    char folder[PATH_MAX / 2];    /* temporary; empty if there is none */
+    char data[PATH_MAX];          /* what is measured: the set, or a folder with links to some of its files */
 };
 
 /* The data set to measure, the options and the machine. */
@@ -100,10 +149,13 @@ struct situation {
     const struct advise_options *options;
     const struct options *given;
     struct resources resources;
+    int threads; /* that read and decode */
     bool gpu;
     struct advise_set set;
     const char *rows; /* folder of the CSV files with the rows */
     struct advice_question question;
+    double begin_s; /* start of the measurements */
+    struct progress progress;
 };
 
 static const char *variant_of(const struct situation *situation, const struct candidate *candidate)
@@ -112,12 +164,12 @@ static const char *variant_of(const struct situation *situation, const struct ca
                                                                  : candidate->variant;
 }
 
-static enum status check_room(const char *what, uint64_t bytes, uint64_t room)
+static enum status check_room(const char *what, double bytes, uint64_t room)
 {
-    return room == 0 || bytes <= room
+    return room == 0 || bytes <= (double)room
                ? STATUS_OK
                : status_set(STATUS_UNAVAILABLE, "the data set has %.3g GB, but only %.3g GB of %s are free",
-                            1e-9 * (double)bytes, 1e-9 * (double)room, what);
+                            1e-9 * bytes, 1e-9 * (double)room, what);
 }
 
 /* Returns STATUS_UNAVAILABLE, with the reason, if this candidate certainly cannot work here. After STATUS_OK,
@@ -126,15 +178,15 @@ static enum status is_possible(const struct situation *situation, const struct c
 {
     const struct advise_set *set = &situation->set;
     struct device_info device;
-    if ((candidate->place == MEMORY || candidate->place == DISK) && set->remote &&
+    if ((candidate->place == ADVISE_MEMORY || candidate->place == ADVISE_DISK) && set->remote &&
         !situation->options->cache_dir)
         return status_set(
             STATUS_UNAVAILABLE,
             "the data set is at a URL; to measure this, add --cache-dir DIR, which keeps a copy");
     TRY(variant_available(variant_find(variant_of(situation, candidate)), &situation->resources));
-    if (candidate->place == MEMORY)
+    if (candidate->place == ADVISE_MEMORY)
         return check_room("memory", set->bytes, memory_available_bytes());
-    if (candidate->place == GPU_MEMORY && set->measured_files < set->files) {
+    if (candidate->place == ADVISE_GPU_MEMORY && set->measured_samples < set->samples) {
         TRY(device_describe(situation->resources.device, &device));
         return check_room("GPU memory", set->bytes, device.memory_free_bytes);
     }
@@ -175,13 +227,14 @@ static void add_reading(const struct situation *situation, const struct candidat
     add(arguments, "--image", options->image);
     add(arguments, "--label", options->label);
     add(arguments, "--member", options->member);
-    if (candidate->place != REMOTE && options->cache_dir) {
+    if (candidate->place != ADVISE_REMOTE && options->cache_dir) {
         add(arguments, "--cache-dir", options->cache_dir);
         add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
     }
     if (options->on_error)
         add(arguments, "--on-error", dataset_on_error[options->on_error]);
-    if (candidate->place == GPU_MEMORY)
+    if (candidate->place == ADVISE_GPU_MEMORY ||
+        set->depth > 1) /* volumes are delivered as they are stored */
         return;
     if (set->coded || options->out_res) {
         add_number(arguments, "--out-res", set->res);
@@ -191,31 +244,171 @@ static void add_reading(const struct situation *situation, const struct candidat
         arguments->of[arguments->count++] = "--decode";
 }
 
+/* `time_s` is the time of the timed runs. */
 static void fill_arguments(const struct situation *situation, const struct candidate *candidate,
-                           bool with_step, struct arguments *arguments)
+                           bool with_step, double time_s, struct arguments *arguments)
 {
     const struct advise_options *options = situation->options;
+    const struct advise_set *set = &situation->set;
+    bool generated = candidate->place == ADVISE_GENERATED;
     add(arguments, "--variant", variant_of(situation, candidate));
-    add_number(arguments, "--batch", (double)options->batch);
-    add_number(arguments, "--min-time", options->seconds);
-    add_number(arguments, "--max-time", 2 * options->seconds);
-    add(arguments, "--min-samples", "3");
-    add(arguments, "--warmups", "1");
+    add_number(arguments, "--batch", (double)(situation->question.batch / (generated ? 1 : set->depth)));
+    add_number(arguments, "--min-time", time_s);
+    add_number(arguments, "--max-time", time_s);
+    add(arguments, "--min-samples", "1");
+    add(arguments, "--warmups", "0"); /* run 0, which is not timed, warms up */
     add(arguments, "--warmup-time", "0");
     add_number(arguments, "--device", (double)options->device);
     add_number(arguments, "--threads", (double)options->threads);
     if (with_step)
         add(arguments, "--compute", options->compute.text);
-    if (candidate->place != GENERATED) {
+    if (!generated) {
         add_reading(situation, candidate, arguments);
+        arguments->of[arguments->count++] = "--rates-only";
         return;
     }
-    add_number(arguments, "--res", situation->set.res);
-    add_number(arguments, "--channels", situation->set.channels);
+    add_number(arguments, "--res", set->res);
+    add_number(arguments, "--channels", set->channels);
     /* Generate the element types that the variants of `load` deliver. */
     add(arguments, "--dtype", candidate->gpu ? "f16" : "u8");
     add(arguments, "--classes", "1000");
 }
+
+/* ---- One run of this program ---- */
+
+/* The measures of a run; NaN if unknown. */
+struct measured {
+    double items, time_s, memory_bytes, joules_per_item;
+    double compute_ms, stall_share, step_s, busy_share; /* of the training step */
+};
+
+#define LOOK_MS   100  /* interval at which pending signals are checked */
+#define PATIENCE  4    /* a run is ended after this multiple of --time, ... */
+#define PATIENT_S 60.0 /* ... but not before this time */
+
+/* Runs in the child process. `errors` becomes its stderr. */
+static void become(const struct candidate *candidate, const struct arguments *arguments, const char *rows,
+                   int errors)
+{
+    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", candidate->workload, "--out", rows};
+    memcpy(&argv[5], arguments->of, arguments->count * sizeof *argv);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* the run ends if this program ends */
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
+        dup2(errors, STDERR_FILENO) >= 0)
+        execv("/proc/self/exe", (char *const *)argv);
+    dprintf(errors, "cannot start a run: %s\n", strerror(errno));
+    _exit(STATUS_FAILED);
+}
+
+/* Reads everything that the child prints to stderr, and copies its last line to `line`. Ends the child if
+ * this program receives a signal, or at the time `end_s`; returns whether that time was reached. */
+static bool read_last_line(int from, pid_t child, double end_s, char *line, size_t size)
+{
+    char text[4096];
+    size_t held = 0;
+    bool late = false;
+    struct pollfd source = {from, POLLIN, 0};
+    while (true) {
+        late |= timer_now_s() > end_s;
+        if (file_signal_held() || late)
+            kill(child, late ? SIGKILL : SIGTERM);
+        if (poll(&source, 1, LOOK_MS) <= 0)
+            continue;
+        ssize_t count = read(from, text + held, sizeof text - 1 - held);
+        if (count == 0 || (count < 0 && errno != EINTR))
+            break;
+        held += count > 0 ? (size_t)count : 0;
+        if (held > sizeof text / 2) { /* drop the older text; the last line is needed */
+            memmove(text, text + held - sizeof text / 4, sizeof text / 4);
+            held = sizeof text / 4;
+        }
+    }
+    while (held > 0 && text[held - 1] == '\n')
+        held--;
+    text[held] = '\0';
+    const char *last = strrchr(text, '\n');
+    last = last ? last + 1 : text;
+    last += strncmp(last, "fdsl-bench: ", 12) == 0 ? 12 : 0;
+    snprintf(line, size, "%.*s", (int)size - 1, last);
+    return late;
+}
+
+/* Runs the child and waits for it. */
+static enum status run_child(const struct situation *situation, const struct candidate *candidate,
+                             const struct arguments *arguments, const char *rows)
+{
+    char line[512];
+    int report[2], outcome = 0;
+    bool late = false;
+    double limit_s = fmax(PATIENCE * situation->question.time_s, PATIENT_S);
+    if (pipe2(report, O_CLOEXEC) != 0)
+        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0)
+        become(candidate, arguments, rows, report[1]);
+    int error = errno;
+    close(report[1]);
+    if (child > 0)
+        late = read_last_line(report[0], child, timer_now_s() + limit_s, line, sizeof line);
+    close(report[0]);
+    if (child < 0)
+        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(error));
+    while (waitpid(child, &outcome, 0) < 0 && errno == EINTR)
+        ;
+    if (file_signal_held())
+        return status_set(STATUS_FAILED, "interrupted");
+    if (late)
+        return status_set(STATUS_UNAVAILABLE, "one run took longer than %.0f s; raise --time", limit_s);
+    if (WIFSIGNALED(outcome))
+        return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
+    return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
+}
+
+static double number(const struct table *table, const char *column)
+{
+    const char *cell = table_cell(table, table->rows - 1, table_column(table, column));
+    char *end;
+    double value = strtod(cell, &end);
+    return *cell && *end == '\0' ? value : NAN;
+}
+
+/* Runs this program in a child process, and reads the row that it wrote. STATUS_UNAVAILABLE if the child
+ * failed; the message is the last line that the child printed to stderr. STATUS_FAILED if a signal ended the
+ * child, if this program received a signal (file_signal_held()), or if the row cannot be read. */
+static enum status run_once(const struct situation *situation, const struct candidate *candidate,
+                            bool with_step, double time_s, struct measured *measured)
+{
+    char rows[PATH_MAX];
+    struct arguments arguments = {0};
+    CLOSED_BY(table_free) struct table table = {0};
+    fill_arguments(situation, candidate, with_step, time_s, &arguments);
+    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, candidate->workload);
+    TRY(run_child(situation, candidate, &arguments, rows));
+    TRY(table_read(rows, &table));
+    if (table.rows == 0)
+        return status_set(STATUS_FAILED, "%s has no rows", rows);
+    *measured = (struct measured){.items = number(&table, "items"),
+                                  .time_s = number(&table, "time_mean_s"),
+                                  .memory_bytes = number(&table, "peak_memory_bytes"),
+                                  .joules_per_item = number(&table, "energy_j_per_item"),
+                                  .compute_ms = number(&table, "compute_ms"),
+                                  .stall_share = number(&table, "stall_share"),
+                                  .step_s = number(&table, "step_s"),
+                                  .busy_share = number(&table, "busy_share")};
+    return STATUS_OK;
+}
+
+/* ---- Rounds ---- */
+
+/* A way that takes part in the rounds. */
+struct contender {
+    size_t number; /* in the array of contenders, which is in the order of the candidates */
+    const struct candidate *candidate;
+    struct advice *advice;
+    double took_s; /* by its latest measurement */
+    int failures;  /* consecutive */
+};
 
 /* Sets the disk space and the memory that a candidate takes. `memory_bytes` is the memory that the run
  * allocated. It is ignored for generators: their memory is computed from the size of a batch. */
@@ -223,79 +416,472 @@ static void count_costs(const struct situation *situation, const struct candidat
                         double memory_bytes, struct advice *advice)
 {
     const struct advise_set *set = &situation->set;
-    bool local = candidate->place != GENERATED && candidate->place != REMOTE &&
+    bool local = candidate->place != ADVISE_GENERATED && candidate->place != ADVISE_REMOTE &&
                  (!set->remote || situation->options->cache_dir);
-    double pixels = (double)set->res * set->res * set->channels * (double)situation->options->batch;
-    advice->disk_bytes = local ? (double)set->bytes : 0;
+    double pixels = (double)set->res * set->res * set->channels * (double)situation->question.batch;
+    advice->disk_bytes = local ? set->bytes : 0;
     advice->memory_bytes = memory_bytes;
-    if (candidate->place == GENERATED)
+    if (candidate->place == ADVISE_GENERATED)
         advice->memory_bytes = candidate->gpu ? 2 * 2 * pixels : pixels; /* two batches of two-byte values */
-    if (candidate->place == MEMORY)                                      /* add the page cache */
-        advice->memory_bytes += (double)set->bytes;
-    if (candidate->place == GPU_MEMORY)
-        advice->memory_bytes += (double)(set->bytes - set->measured_bytes);
+    if (candidate->place == ADVISE_MEMORY)                               /* add the page cache */
+        advice->memory_bytes += set->bytes;
+    if (candidate->place == ADVISE_GPU_MEMORY)
+        advice->memory_bytes += set->bytes - set->measured_bytes;
 }
 
-/* Measures a candidate without a training step and, if there is a GPU, also with one. */
-static enum status measure(struct situation *situation, const struct candidate *candidate,
-                           struct advice *advice)
+/* Measures a way once. If there is a GPU, a training step consumes the images; the rate without a step is
+ * then only measured in the first round. */
+static enum status measure(struct situation *situation, double time_s, struct contender *contender)
 {
-    struct arguments alone = {0}, with_step = {0};
+    const struct candidate *candidate = contender->candidate;
+    struct advice *advice = contender->advice;
     struct advice_question *question = &situation->question;
-    struct advise_row row, step;
-    fill_arguments(situation, candidate, false, &alone);
-    TRY(advise_measure(&(struct advise_run){situation->rows, candidate->workload, alone.of}, &row));
-    advice->images_per_s = row.items_per_s;
-    advice->joules_per_image = row.joules_per_item;
-    count_costs(situation, candidate, row.memory_bytes, advice);
+    struct measured alone = {.items = NAN}, step;
+    double images = candidate->place == ADVISE_GENERATED ? 1 : situation->set.depth; /* per item */
+    if (!situation->gpu || !advice->measured) {
+        TRY(run_once(situation, candidate, false, time_s, &alone));
+        advice->joules_per_image = alone.joules_per_item / images;
+        count_costs(situation, candidate, alone.memory_bytes, advice);
+    }
+    double images_per_s = images * alone.items / alone.time_s;
     if (!situation->gpu) {
-        advise_compute(question, advice);
+        advise_add(question, advice, images_per_s, NAN, NAN);
         return STATUS_OK;
     }
-    fill_arguments(situation, candidate, true, &with_step);
-    TRY(advise_measure(&(struct advise_run){situation->rows, candidate->workload, with_step.of}, &step));
+    TRY(run_once(situation, candidate, true, time_s, &step));
     if (isnan(question->step_s))
         question->step_s = 1e-3 * step.compute_ms;
-    advice->stall_share = step.stall_share;
-    advice->reached_per_s = step.busy_share * (double)question->batch / step.step_s;
-    if (isnan(advice->reached_per_s)) /* no step had a full batch */
-        advice->reached_per_s = advise_needed(question) * (1 - step.stall_share);
+    double reached = step.busy_share * (double)question->batch / step.step_s;
+    if (isnan(reached)) /* no step had a full batch */
+        reached = advise_needed(question) * (1 - step.stall_share);
+    advise_add(question, advice, images_per_s, reached, step.stall_share);
     return STATUS_OK;
+}
+
+/* Returns the way on the GPU that gets images from the same place as this way on the CPU, if it is possible.
+ * If it was measured, the way on the CPU is needless. */
+static const struct advice *substitute(const struct contender *contender)
+{
+    const struct contender *before = contender - 1;
+    return !contender->candidate->gpu && contender->number > 0 && before->candidate->gpu &&
+                   before->candidate->place == contender->candidate->place
+               ? before->advice
+               : NULL;
+}
+
+#define FAILURES_MAX 2 /* a way that fails so often in a row is not measured again */
+
+/* Measures every contender once, in reverse order in every other round, so that a steady change of the
+ * machine's load favours none. A way may fail once: other processes may just have emptied the page cache. */
+static enum status play_round(struct situation *situation, size_t round, double time_s,
+                              struct contender *contenders, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct contender *next = &contenders[round % 2 ? count - 1 - i : i];
+        struct advice *advice = next->advice;
+        double begin_s = timer_now_s();
+        if (round == 0 && substitute(next) && substitute(next)->measured) {
+            snprintf(advice->reason, sizeof advice->reason, "%s is measured instead",
+                     substitute(next)->variant);
+            advice->dropped = true;
+        }
+        if (advice->dropped)
+            continue;
+        if (situation->progress.shown)
+            progress_show(&situation->progress, "round %zu: %s (%s), %.0f of at most %.0f s", round + 1,
+                          advice->name, advice->variant, begin_s - situation->begin_s,
+                          situation->question.time_s);
+        enum status status = measure(situation, time_s, next);
+        if (status_exit(status) == STATUS_FAILED)
+            return status;
+        next->took_s = timer_now_s() - begin_s;
+        next->failures = status == STATUS_OK ? 0 : next->failures + 1;
+        if (status == STATUS_OK)
+            continue;
+        snprintf(advice->reason, sizeof advice->reason, "%s", status_text());
+        advise_miss(advice);
+        advice->dropped = next->failures == FAILURES_MAX;
+        advice->measured &= !advice->dropped;
+    }
+    return STATUS_OK;
+}
+
+/* Returns how long the next round will probably take; 0 if nothing is left to be measured. */
+static double round_s(const struct contender *contenders, size_t count)
+{
+    double sum_s = 0;
+    for (size_t i = 0; i < count; i++)
+        sum_s += contenders[i].advice->dropped ? 0 : contenders[i].took_s;
+    return sum_s;
+}
+
+#define ROUNDS_MIN   3  /* before the first decision */
+#define ROUNDS_GUESS 12 /* about as many rounds should fit into --time */
+
+/* Repeats the ways in turn until the verdict is certain or the time is over. The verdict is looked at only a
+ * few times, after 3, 4, 5, 7, 9, 11, 14, ... rounds: each look is another chance to err. */
+static enum status play(struct situation *situation, struct contender *contenders, size_t count,
+                        struct advice *advice, size_t advice_count)
+{
+    size_t ways = 0;
+    for (size_t i = 0; i < count; i++)
+        ways += !substitute(&contenders[i]);
+    status_say("measures %zu way%s in turn, for at most %.3g s (--time); ends earlier when the verdict is "
+               "certain",
+               ways, ways == 1 ? "" : "s", situation->question.time_s);
+    situation->begin_s = timer_now_s();
+    struct advice_question *question = &situation->question;
+    /* Half of the time goes to starting runs, to warming up and to waiting for the cache. */
+    double time_s = question->time_s / (2.0 * ROUNDS_GUESS * (double)(ways ? ways : 1));
+    enum status status = STATUS_OK;
+    for (size_t round = 0, look = ROUNDS_MIN; status == STATUS_OK && round < ADVISE_ROUNDS_MAX;) {
+        status = play_round(situation, round, time_s, contenders, count);
+        question->took_s = timer_now_s() - situation->begin_s;
+        double next_s = round_s(contenders, count);
+        if (++round == look) {
+            advise_drop(question, advice, advice_count);
+            if (advise_decide(question, advice, advice_count).decided)
+                break;
+            look += 1 + look / 5;
+        }
+        if (next_s == 0 || question->took_s + next_s > question->time_s)
+            break;
+    }
+    progress_clear(&situation->progress);
+    return status;
 }
 
 /* Measures the candidates that the machine and the data set permit. Sets `*count` to the number of lines in
  * the table, which also lists candidates that could not be measured. */
 static enum status measure_all(struct situation *situation, struct advice *advice, size_t *count)
 {
+    struct contender contenders[COUNT_OF(candidates)];
+    size_t contender_count = 0;
     *count = 0;
     for (size_t i = 0; i < COUNT_OF(candidates); i++) {
         const struct candidate *candidate = &candidates[i];
-        struct advice *next = &advice[*count];
-        if (candidate->place == REMOTE && !situation->set.remote)
-            continue;
         bool of_files = !situation->set.shards && candidate->name_of_files;
+        if (candidate->place == ADVISE_REMOTE && !situation->set.remote)
+            continue;
+        struct advice *next = &advice[(*count)++];
         *next = (struct advice){.name = of_files ? candidate->name_of_files : candidate->name,
                                 .variant = variant_of(situation, candidate),
-                                .reads = candidate->place != GENERATED,
-                                .images_per_s = NAN,
+                                .place = candidate->place,
                                 .stall_share = NAN,
-                                .reached_per_s = NAN,
                                 .disk_bytes = NAN,
                                 .memory_bytes = NAN,
                                 .joules_per_image = NAN};
-        enum status status = is_possible(situation, candidate);
-        if (status == STATUS_OK) {
-            status_note("measuring: %s (%s)", next->name, next->variant);
-            status = measure(situation, candidate, next);
-        }
-        if (status_exit(status) == STATUS_FAILED)
-            return status;
-        next->measured = status == STATUS_OK;
-        if (!next->measured)
+        if (is_possible(situation, candidate) == STATUS_OK) {
+            contenders[contender_count] = (struct contender){contender_count, candidate, next, 0, 0};
+            contender_count++;
+        } else
             snprintf(next->reason, sizeof next->reason, "%s", status_text());
-        ++*count;
     }
+    return play(situation, contenders, contender_count, advice, *count);
+}
+
+/* ---- The data set ---- */
+
+#define CODED_RES   224  /* default of --out-res for JPEG and PNG files */
+#define LOOKED      64   /* samples that are read to find the properties of the set */
+#define RAW_BYTES   64e6 /* minimum size of the measured part of a set of arrays: reading is fast */
+#define BATCHES_GPU 8    /* measured batches per thread with a GPU, which pipelines them */
+#define SAMPLES_CPU 128  /* measured samples per thread without a GPU */
+#define SLACK       1.25 /* the whole set is measured if it is not larger than the part by this factor */
+
+/* Decodes the image of a sample, and sets the properties of the set's images from it. */
+static enum status look_at_image(const struct dataset *dataset, const struct dataset_sample *sample,
+                                 struct image_scratch *scratch, struct advise_set *set)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    const struct dataset_member *member = &dataset->members[sample->member + sample->image % sample->members];
+    struct image image;
+    bool is_image = false;
+    FREED uint8_t *bytes = malloc(member->size + 1);
+    enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
+                               : status_set(STATUS_EXHAUSTED, "out of memory for an image");
+    if (status == STATUS_OK)
+        status =
+            image_decode(members_format(member->extension), bytes, member->size, scratch, &image, &is_image);
+    if (status == STATUS_OK && !is_image)
+        status = status_set(STATUS_USAGE,
+                            "'%s' is not an image, and advise compares images; name them with "
+                            "--image",
+                            member->extension);
+    if (status == STATUS_OK) {
+        set->coded = image_format(members_format(member->extension), bytes, member->size) != IMAGE_NPY;
+        set->channels = set->coded || image.channels == 3 ? 3 : 1;
+        set->depth = image.depth;
+        if (!set->coded)
+            set->res = image.height > image.width ? image.height : image.width;
+    }
+    plain_close(&plain);
+    return status == STATUS_OK ? status : dataset_at(dataset, sample, member, status);
+}
+
+/* Looks at the first image or, with --on-error skip, at the first image that can be read. */
+static enum status look_at_images(const struct advise_options *options, const struct dataset *dataset,
+                                  struct advise_set *set)
+{
+    struct image_scratch scratch = {0};
+    enum status status = STATUS_FAILED;
+    for (uint32_t i = 0; status == STATUS_FAILED && i < dataset->sample_count; i++) {
+        status = look_at_image(dataset, &dataset->samples[i], &scratch, set);
+        if (!options->on_error)
+            break;
+    }
+    image_scratch_close(&scratch);
+    if (status != STATUS_FAILED || options->on_error)
+        return status;
+    return dataset_advise_skip(STATUS_FAILED);
+}
+
+/* Every how many samples one is looked at: in a folder of files they are spread over all classes. */
+static uint64_t look_every = 1;
+
+static bool is_looked_at(uint64_t number)
+{
+    return number % look_every == 0 && number / look_every < LOOKED;
+}
+
+/* Lists the samples of the set, without reading them. */
+static enum status list(const struct advise_options *options, const struct remote_options *remote,
+                        struct dataset *dataset)
+{
+    struct members members;
+    TRY(members_parse(options->image, options->label, options->member, &members));
+    return dataset_find(options->data, options->on_error, false, &members, remote, dataset);
+}
+
+/* Lists the set and reads its first samples. Sets `*sample_bytes` to their mean size. */
+static enum status look(const struct advise_options *options, const struct remote_options *remote,
+                        struct advise_set *set, double *sample_bytes)
+{
+    CLOSED_BY(dataset_close) struct dataset dataset = {.directory = -1};
+    TRY(list(options, remote, &dataset));
+    set->shards = dataset.shards;
+    set->remote = dataset.remote;
+    if (!set->remote && options->cache_dir)
+        return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
+    for (uint32_t i = 0; dataset.shards && i < dataset.file_count; i++)
+        set->bytes += (double)dataset.files[i].bytes;
+    set->samples = dataset.sample_count;
+    look_every = dataset.shards ? 1 : set->samples / LOOKED + 1;
+    if (!set->remote)
+        dataset.wanted = is_looked_at;
+    enum status status = dataset_check(options->data, &dataset);
+    if (status != STATUS_OK && !options->on_error && dataset.faults)
+        status = dataset_advise_skip(status);
+    TRY(status);
+    if (dataset.sample_count == 0)
+        return status_set(STATUS_FAILED, "--data %s: none of %d samples can be read", options->data, LOOKED);
+    *sample_bytes = (double)dataset.bytes / dataset.sample_count;
+    if (!dataset.shards)
+        set->bytes = *sample_bytes * (double)set->samples;
+    return look_at_images(options, &dataset, set);
+}
+
+static enum status cannot_link(const char *path)
+{
+    return status_set(STATUS_FAILED, "%s: cannot link a file: %s", path, strerror(errno));
+}
+
+/* Links a file of the data set into the folder set->data, under the same name. */
+static enum status link_file(const struct advise_set *set, const char *whole, const char *name)
+{
+    char target[PATH_MAX * 2], path[PATH_MAX * 2];
+    snprintf(target, sizeof target, "%s/%s", whole, name);
+    snprintf(path, sizeof path, "%s/%s", set->data, name);
+    for (char *slash = strchr(path + strlen(set->data) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        if (mkdir(path, 0700) != 0 && errno != EEXIST)
+            return cannot_link(path);
+        *slash = '/';
+    }
+    return symlink(target, path) == 0 || errno == EEXIST ? STATUS_OK : cannot_link(path);
+}
+
+/* Links the members of every `stride`-th sample. */
+static enum status link_samples(const struct dataset *dataset, const char *whole, uint64_t stride,
+                                struct advise_set *set)
+{
+    struct stat info;
+    for (uint64_t i = 0; i < dataset->sample_count; i += stride) {
+        const struct dataset_sample *sample = &dataset->samples[i];
+        for (uint32_t m = 0; m < sample->members; m++) {
+            const char *name = dataset->files[dataset->members[sample->member + m].file].name;
+            TRY(link_file(set, whole, name));
+            if (fstatat(dataset->directory, name, &info, 0) == 0)
+                set->measured_bytes += (double)info.st_size;
+        }
+        set->measured_samples++;
+    }
+    set->bytes = set->measured_bytes / (double)set->measured_samples * (double)set->samples;
     return STATUS_OK;
+}
+
+#ifdef HAVE_XXHASH
+/* Adds a sample to the index. Returns false if an index cannot store it. */
+static bool add_sample(const struct dataset *dataset, const struct dataset_sample *sample, uint32_t unit,
+                       struct index *index)
+{
+    if (index_check_name(sample->key) != STATUS_OK)
+        return false;
+    index->samples[index->sample_count++] =
+        (struct index_sample){sample->key, unit, index->member_count, sample->members};
+    for (uint32_t m = 0; m < sample->members; m++) {
+        const struct dataset_member *member = &dataset->members[sample->member + m];
+        if (member->linked || index_check_name(member->extension) != STATUS_OK)
+            return false;
+        index->members[index->member_count++] =
+            (struct index_member){member->extension, member->offset, member->size, member->whole};
+    }
+    return true;
+}
+
+/* Writes an index of the first `count` samples, which are in the first `shards` shards, so that a run reads
+ * only these. Writes none if a sample cannot be read, which a run will report, or if an index cannot store
+ * its names or hard links. */
+static enum status index_part(struct dataset *dataset, uint32_t shards, uint32_t count,
+                              struct advise_set *set)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    FREED struct index_unit *units = calloc(shards, sizeof *units);
+    FREED struct index_sample *samples = calloc(count, sizeof *samples);
+    FREED struct index_member *members = calloc(dataset->member_count, sizeof *members);
+    struct index index = {.layout = INDEX_SHARDS,
+                          .provenance = "",
+                          .units = units,
+                          .samples = samples,
+                          .members = members,
+                          .unit_count = shards};
+    TRY(ALLOCATED(units && samples && members, "out of memory for an index of %u samples", count));
+    enum status status = STATUS_OK;
+    double bytes = 0;
+    bool storable = true;
+    for (uint32_t f = 0; storable && f < shards; f++) {
+        uint32_t first = dataset->shard_first[f],
+                 end = dataset->shard_first[f + 1] < count ? dataset->shard_first[f + 1] : count;
+        units[f] =
+            (struct index_unit){dataset->files[f].name, dataset->files[f].bytes, "", first, end - first};
+        storable = !strchr(units[f].name, '/') && index_check_name(units[f].name) == STATUS_OK;
+        for (uint32_t i = first; storable && i < end; i++) {
+            status = plain_sample(&plain, &dataset->samples[i], true);
+            storable = status == STATUS_OK && add_sample(dataset, &dataset->samples[i], f, &index);
+            bytes += (double)dataset->samples[i].bytes;
+        }
+    }
+    plain_close(&plain);
+    if (!storable)
+        return status == STATUS_FAILED ? STATUS_OK : status;
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/part.index", set->data);
+    TRY(index_save(path, &index, 0, shards));
+    set->measured_samples = count;
+    set->measured_bytes = bytes;
+    return STATUS_OK;
+}
+#endif
+
+/* Links the first shards: enough for `samples` samples, but at most --subset bytes, and at least one. */
+static enum status link_shards(const struct advise_options *options, struct dataset *dataset,
+                               const char *whole, double samples, struct advise_set *set)
+{
+    uint32_t linked = 0;
+    for (; linked < dataset->file_count; linked++) {
+        const struct dataset_file *shard = &dataset->files[linked];
+        if (linked > 0 && ((double)set->measured_samples >= samples ||
+                           set->measured_bytes + (double)shard->bytes > (double)options->subset))
+            break;
+        TRY(link_file(set, whole, shard->name));
+        set->measured_bytes += (double)shard->bytes;
+        set->measured_samples = dataset->shard_first[linked + 1];
+    }
+#ifdef HAVE_XXHASH
+    if (linked == 1) /* it may be larger than --subset */
+        samples = fmax(
+            1, fmin(samples, (double)options->subset / set->measured_bytes * (double)set->measured_samples));
+    if ((double)set->measured_samples > SLACK * samples)
+        return index_part(dataset, linked, (uint32_t)samples, set);
+#endif
+    return STATUS_OK;
+}
+
+/* Fills the temporary folder with links to a part of the set that has about `samples` samples. */
+static enum status link_part(const struct advise_options *options, const struct remote_options *remote,
+                             double samples, struct advise_set *set)
+{
+    char whole[PATH_MAX];
+    CLOSED_BY(dataset_close) struct dataset dataset = {.directory = -1};
+    TRY(list(options, remote, &dataset));
+    set->measured_samples = 0;
+    set->measured_bytes = 0;
+    snprintf(set->data, sizeof set->data, "%s/subset", set->folder);
+    if (!realpath(remote_is(dataset.path) ? remote_local(dataset.path) : dataset.path, whole) ||
+        mkdir(set->data, 0700) != 0)
+        return cannot_link(set->data);
+    if (dataset.shards)
+        return link_shards(options, &dataset, whole, samples, set);
+    return link_samples(&dataset, whole, (uint64_t)ceil((double)set->samples / samples), set);
+}
+
+/* Creates the temporary folder. Holds signals back until close_set() has removed the folder. */
+static enum status open_folder(struct advise_set *set)
+{
+    const char *temporary = getenv("TMPDIR");
+    file_hold_signals();
+    snprintf(set->folder, sizeof set->folder, "%s/fdsl-advise-XXXXXX",
+             temporary && *temporary ? temporary : "/tmp");
+    if (mkdtemp(set->folder))
+        return STATUS_OK;
+    *set->folder = '\0';
+    return status_set(STATUS_FAILED, "cannot create a temporary folder: %s; set TMPDIR", strerror(errno));
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *at)
+{
+    (void)info, (void)kind, (void)at;
+    return remove(path);
+}
+
+static void close_set(const struct advise_set *set)
+{
+    if (*set->folder)
+        nftw(set->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    file_release_signals();
+}
+
+/* Opens the data set, and chooses the part of it that is measured. A part suffices, because the rate of a way
+ * does not depend on the number of samples; so a verdict takes no longer for a large set. Call close_set(),
+ * even after a failure. Until then, signals that would end the program are held back
+ * (file_hold_signals()). */
+static enum status open_set(struct situation *situation)
+{
+    const struct advise_options *options = situation->options;
+    const struct remote_options remote = {.cache_dir = options->cache_dir,
+                                          .cache_bytes = options->cache_bytes};
+    struct advise_set *set = &situation->set;
+    double sample_bytes = 0;
+    *set = (struct advise_set){.res = CODED_RES, .channels = 1, .depth = 1};
+    TRY(look(options, &remote, set, &sample_bytes));
+    if (set->depth > 1 && options->out_res)
+        return status_set(STATUS_USAGE, "--out-res: a sample has %u images, which cannot be resized; drop it",
+                          set->depth);
+    if (options->out_res)
+        set->res = (uint32_t)options->out_res;
+    if (snprintf(set->data, sizeof set->data, "%s", options->data) >= (int)sizeof set->data)
+        return status_set(STATUS_USAGE, "--data: the name is too long; use a shorter path");
+    TRY(open_folder(set));
+    set->measured_samples = set->samples;
+    set->measured_bytes = set->bytes;
+    double samples =
+        situation->threads * (situation->gpu ? BATCHES_GPU * (double)options->batch : SAMPLES_CPU);
+    if (!set->coded)
+        samples = fmax(samples, RAW_BYTES / sample_bytes);
+    double most = fmax(1, (double)options->subset / (set->bytes / (double)set->samples));
+    if (set->remote || ((double)set->samples <= SLACK * samples && set->bytes <= (double)options->subset))
+        return STATUS_OK;
+    return link_part(options, &remote, set->shards ? samples : fmin(samples, most), set);
 }
 
 /* ---- The whole command ---- */
@@ -335,27 +921,44 @@ static enum status check_options(struct situation *situation, struct advise_opti
     situation->question =
         (struct advice_question){.step_s = compute_learns(&options->compute) ? NAN : options->compute.step_s,
                                  .batch = options->batch,
-                                 .estimated = !situation->gpu};
+                                 .estimated = !situation->gpu,
+                                 .margin = options->margin / 100,
+                                 .time_s = options->time_s > 0 ? options->time_s
+                                           : situation->gpu    ? TIME_GPU_S
+                                                               : TIME_S};
+    struct env env;
+    env_capture(&env);
+    situation->threads = options->threads ? (int)options->threads : env.allowed_threads;
+    situation->question.threads = env.allowed_threads;
+    (void)getloadavg(&situation->question.load, 1); /* 0 if it is unknown */
+    progress_begin(&situation->progress, false);
     return STATUS_OK;
 }
 
 static enum status measure_set(struct situation *situation, struct advice *advice, size_t *count)
 {
-    const struct advise_options *options = situation->options;
-    TRY(advise_set_open(options, &situation->set));
-    situation->rows = options->out ? options->out : situation->set.folder;
-    situation->question.res = situation->set.res;
+    struct advise_set *set = &situation->set;
+    struct advice_question *question = &situation->question;
+    TRY(open_set(situation));
+    situation->rows = situation->options->out ? situation->options->out : set->folder;
+    question->res = set->res;
+    question->batch = (question->batch + set->depth - 1) / set->depth * set->depth;
+    question->samples = set->samples;
+    question->measured = set->measured_samples;
+    question->bytes = set->bytes;
+    question->measured_bytes = set->measured_bytes;
     return measure_all(situation, advice, count);
 }
 
 static enum status advise(struct situation *situation)
 {
+    const struct advise_options *options = situation->options;
     struct advice advice[COUNT_OF(candidates)];
     size_t count = 0;
     enum status status = measure_set(situation, advice, &count);
-    advise_set_close(&situation->set);
+    close_set(&situation->set);
     TRY(status);
-    return advise_print(situation->options, &situation->set, &situation->question, advice, count);
+    return advise_print(options->data, options->format, &situation->question, advice, count);
 }
 
 enum status advise_run(int argc, char *argv[])

@@ -1,4 +1,4 @@
-/* Declarations shared by the files compare*.c and by their tests. */
+/* Declarations shared by the files compare*.c and by their tests. `advise` uses the interval of a ratio. */
 #ifndef FDSL_RUN_COMPARE_PARTS_H
 #define FDSL_RUN_COMPARE_PARTS_H
 
