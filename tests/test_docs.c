@@ -182,6 +182,13 @@ static bool is_unit(const char *word)
     return is_one_of(copy, units);
 }
 
+/* Returns whether the word says how the speed of a way compares with that of others. */
+static bool is_rank(const char *word)
+{
+    static const char *const ranks[] = {"best", "equal", "slower", "open", NULL};
+    return is_one_of(word, ranks);
+}
+
 /* Returns whether the word is a number, with its unit and a mark if there are any, or says that there is
  * none. */
 static bool is_value(const char *word)
@@ -192,9 +199,9 @@ static bool is_value(const char *word)
 }
 
 /* Columns with times, rates, sizes of buffers and numbers of repetitions, which differ from run to run. */
-static const char *const measured[] = {"time/item", "+-95%",     "items/s",  "speed-up",
-                                       "roofline",  "samples",   "images/s", "waits/%",
-                                       "hours/1e6", "memory/GB", "images",   NULL};
+static const char *const measured[] = {"time/item", "+-95%",    "items/s", "speed-up",  "roofline",
+                                       "samples",   "images/s", "waits/%", "hours/1e6", "memory/GB",
+                                       "images",    "used/s",   NULL};
 /* Columns that training computes. They are the same for any number of threads, but not for any instruction
  * set. */
 static const char *const learned[] = {"train_loss", "train_acc", "test_loss", "test_acc", NULL};
@@ -209,30 +216,40 @@ static const char *title_at(const char *header, size_t end, char title[256])
     return title;
 }
 
+/* Returns whether a line is a verdict about the speed of this machine. */
+static bool is_verdict(const char *line)
+{
+    const char *delivers = strstr(line, " delivers ");
+    return begins_with(line, "Best here: ") || begins_with(line, "Undecided: ") ||
+           (delivers && delivers < next_line(line));
+}
+
 /* Returns whether the rest of a line, from `at`, depends on the speed of the machine or on how the program
  * was built. */
 static bool varies(const char *line, const char *at)
 {
-    static const char *const before[] = {"Best here: ", "not possible: "};
+    static const char *const before[] = {"not possible: ", "not measured: ", " no GPU); "};
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         size_t length = strlen(before[i]) - 1; /* `at` is before the blank */
         if ((size_t)(at - line) >= length && begins_with(at - length, before[i]))
             return true;
     }
-    return false;
+    return is_verdict(line);
 }
 
 /* Compares a line of a page with what was printed. Words must be equal, and numbers too, unless they are
  * measured: they have a unit of time or rate, or are in such a column of a table. */
 static bool is_same_line(const char *page, const char *printed, const char *header, bool same_isa)
 {
+    if (is_verdict(page) && is_verdict(printed))
+        return true;
     const char *at = page, *other = printed;
     char word[256], printed_word[256], title[256], unit[256], printed_unit[256];
     for (;;) {
         bool same = strcmp(next_word(&at, word), next_word(&other, printed_word)) == 0;
         if (same && (!*word || varies(page, at)))
             return true;
-        if (same || (is_unit(word) && is_unit(printed_word)))
+        if (same || (is_unit(word) && is_unit(printed_word)) || (is_rank(word) && is_rank(printed_word)))
             continue;
         const char *after = at, *printed_after = other;
         if (!is_value(word) || !is_value(printed_word))
