@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "common/check.cuh"
-#include "common/sort.cuh"
+#include "common/cub.cuh"
 #include "common/stream.cuh"
 #include "machine/device.h"
 #include "load/resident_stream.cuh"

@@ -27,11 +27,11 @@ every() # variants, other options; hides messages about unavailable variants, wh
     $bench --variant "$1" --verify "${@:2}" 2> >(grep -v ': skipping ' >&2)
 }
 
-fastest() # workload, what an item is, column=value: prints the fastest variant among the new rows of the workload
+fastest() # workload, unit of the rate, column=value: prints the fastest variant among the new rows of the workload
 {
     local file=results/$1.csv
     [[ -f $file ]] || return 0
-    awk -v workload="$1" -v item="$2" -v only="${3:-}" -v before="${rows_before[$1]}" '
+    awk -v workload="$1" -v unit="$2" -v only="${3:-}" -v before="${rows_before[$1]}" '
         function split_row(line, fields,    count, quoted, part, parts, i) { # a quoted field may contain commas
             split("", fields)
             parts = split(line, part, ",")
@@ -48,7 +48,7 @@ fastest() # workload, what an item is, column=value: prints the fastest variant 
             best = row[at["items_per_s"]]
             variant = row[at["variant"]]
         }
-        END { if (best) printf "  %-6s %-17s %.0f %s/s\n", workload, variant, best, item }' "$file"
+        END { if (best) printf "  %-6s %-17s %.0f %s\n", workload, variant, best, unit }' "$file"
 }
 
 mkdir -p results
@@ -97,10 +97,10 @@ every all --workload infer --checkpoint "$samples/network" "${limit[@]}" --out r
 
 echo
 echo 'Fastest here:'
-fastest synth "images of ${sizes##* } x ${sizes##* }" "res=${sizes##* }"
-fastest load 'samples from the page cache'
-fastest train "$model samples" "model=$model"
-fastest infer "$model samples"
+fastest synth "images/s of ${sizes##* } x ${sizes##* } pixels" "res=${sizes##* }"
+fastest load 'samples/s from the page cache'
+fastest train "samples/s with $model" "model=$model"
+fastest infer "samples/s with $model"
 # Generates images and reads them again, with a training step whose time fits the machine.
 if [[ -d $samples/shards ]]; then
     step_ms=100
