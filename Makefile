@@ -4,7 +4,8 @@
 #   make lib          builds build/lib/libfdsl.so and libfdsl.a, for C and C++ (src/lib/fdsl.h)
 #   make wheel        writes dist/fdsl-VERSION-*.whl, the Python package with libfdsl.so
 #   make bench        installs missing packages, builds, runs the variants of synth, load, train and infer, writes results/*.csv
-#   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
+#   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan).
+#                     ONLY=REGEX: only suites with matching names; JOBS=N: suites at a time; LIMIT=N: seconds per suite
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
 #   make report       installs missing packages, writes results/report.html: figures, rows and the commands that measured them
 #   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
@@ -117,8 +118,12 @@ CUDNN   ?= $(call header,cudnn.h)
 NCCL    ?= $(call header,nccl.h)
 on = $(filter 1,$($(1)))
 
+have = $(foreach part,$(1),$(if $(call on,$(part)),-DHAVE_$(part)=1))
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JPEG CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUBLAS CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+            $(call have,MPI PNG JPEG CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
+# Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS or HAVE_CUDNN.
+CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL)
+ASK_CUDA := src/core/variant src/lib/config src/train/exchange tests/test_cli tests/test_train_cli tests/test_train_scripts tests/test_variant
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
@@ -145,9 +150,14 @@ codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),
 GENCODE     := $(or $(NVCC_GENCODE),$(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code)))
 # Kernels for GPUs of compute capability 9.0 (*_hopper.cu) use instructions that only these GPUs have.
 HOPPER     ?= $(if $(findstring _90,$(GENCODE)),1)
+# The compiler does not list the headers in system folders as dependencies. make would check 20,000 times whether a header
+# of the toolkit has changed.
+CUDA_SYSTEM := $(addprefix -isystem ,$(filter-out /usr/include,$(realpath $(CUDA_HOME)/include)))
 # --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) $(if $(call on,HOPPER),-DHAVE_HOPPER=1) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-fno-gnu-unique,-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
+# C++17 takes less time, because the standard library's headers are shorter. cuda/ops has lambdas with template parameters.
+CXX_STANDARD := c++17
+ALL_NVCCFLAGS = -std=$(CXX_STANDARD) $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) $(CUDA_CPPFLAGS) $(CUDA_SYSTEM) $(if $(call on,HOPPER),-DHAVE_HOPPER=1) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-fno-gnu-unique,-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
 CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
@@ -161,17 +171,18 @@ S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
-LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
-                  load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
-                  train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
+LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_weights.cu train/conv_input.cu train/conv_forward.cu load/unpack.cu \
+                  train/linear.cu common/cub.cu ops/write.cu synth/fused_paint_uji.cu synth/fused_paint_visualatom.cu \
+                  synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
-RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
+RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
+$(BUILD)/cuda/ops/%.cu.o: private CXX_STANDARD := c++20
 $(BUILD)/cuda/train/vit/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
@@ -208,11 +219,18 @@ report-parts:
 	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,methods and variants named nccl are left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
-# Objects depend on the file `flags`, which changes only when the flags change.
-$(BUILD)/flags: FORCE
+# Each file changes only when its flags change. Compiling depends on `flags` (C), `flags-parts` (C files in ASK_CUDA) and
+# `flags-nvcc`, linking on `flags-link`, which also lists the objects. A build without CUDA leaves `flags-nvcc` as it is, so
+# that a later build with CUDA compiles no kernel again.
+text_flags       = $(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS)
+text_flags-parts = $(CUDA_CPPFLAGS) -
+text_flags-nvcc  = $(realpath $(NVCC)) $(ALL_NVCCFLAGS)
+text_flags-link  = $(LDFLAGS) $(ALL_LDLIBS) $(OBJECTS)
+FLAGS := $(addprefix $(BUILD)/,flags flags-parts flags-nvcc flags-link)
+$(foreach file,$(FLAGS),$(if $(filter-out $(subst $(space),_,_$(strip $(text_$(notdir $(file))))),$(subst $(space),_,_$(file <$(file)))),$(eval $(file): FORCE)))
+$(FLAGS):
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(SHARED) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
-	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(SHARED) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
+	@printf '%s\n' '$(subst ','\'',$(strip $(text_$(@F))))' > $@
 
 # The file `revision` has the revision for rows (REVISION, or git's) and changes only when the revision changes.
 # If the tree is inside another repository, the revision is `unknown`.
@@ -226,12 +244,14 @@ $(BUILD)/src/core/phase.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idira
 $(BUILD)/src/machine/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
 $(BUILD)/src/machine/env.c.o: $(BUILD)/revision
 
-$(PROGRAM): $(OBJECTS)
+$(PROGRAM): $(OBJECTS) $(BUILD)/flags-link
 	$(say) LD $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $(OBJECTS) $(ALL_LDLIBS)
 
 # Allows the compiler to vectorise sqrtf: same values, but errno is not set.
 $(BUILD)/cpu/train/omp%.c.o: private ALL_CFLAGS += -fno-math-errno
+$(ASK_CUDA:src/%=$(BUILD)/src/%.c.o) $(ASK_CUDA:tests/%=$(BUILD)/tests/%.o): $(BUILD)/flags-parts
+$(ASK_CUDA:src/%=$(BUILD)/src/%.c.o) $(ASK_CUDA:tests/%=$(BUILD)/tests/%.o): private ALL_CPPFLAGS += $(CUDA_CPPFLAGS)
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@
@@ -243,7 +263,7 @@ $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
 	$(Q)$(CC) -c -o $@ $<
 
 $(RDC_OBJECTS): private ALL_NVCCFLAGS += -rdc=true
-$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
@@ -259,7 +279,7 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 # users of the library need not install it.
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
-LIB_INIH    := $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
+LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -286,9 +306,9 @@ wheel: lib
 	@scripts/packaging/wheel.py $(BUILD)/lib/libfdsl.so $(VERSION)
 
 # Tests link only the objects that they use from this archive. That is faster than linking all objects.
-$(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
+$(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS)) $(BUILD)/flags-link
 	$(say) AR $@
-	$(Q)rm -f $@ && $(AR) rcsT $@ $^
+	$(Q)rm -f $@ && $(AR) rcsT $@ $(filter %.o,$^)
 
 # -O0 compiles fastest. test_permutation computes millions of permutations itself.
 $(BUILD)/tests/test_permutation.o: private test_level := -O2
@@ -296,7 +316,7 @@ $(TESTS:=.o): $(BUILD)/tests/%.o: tests/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(or $(test_level),-O0) $(ALL_CPPFLAGS) -Itests -MMD -MP -c -o $@ $<
-$(TESTS): %: %.o $(BUILD)/objects.a
+$(TESTS): %: %.o $(BUILD)/objects.a $(BUILD)/flags-link
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
@@ -319,7 +339,7 @@ $(BUILD)/examples/%: docs/examples/%.cu $(BUILD)/lib/libfdsl.so
 $(BUILD)/tests/test_tar.o $(BUILD)/tests/test_prepare.o: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-$(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags
+$(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
@@ -334,9 +354,16 @@ $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 # packages.sh installs packages first. A separate make then builds, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
+# What shows that this machine has an NVIDIA GPU: files of the driver (WSL has /dev/dxg, Jetson nvhost-gpu), or the answer of
+# nvidia-smi if a container hides these files.
+GPUS = $(or $(wildcard /dev/nvidia[0-9]* /proc/driver/nvidia/gpus/* /dev/dxg /dev/nvhost-gpu),$(shell nvidia-smi -L 2>/dev/null))
+# Without a GPU, bench builds no kernels, which could not run here, unless CUDA=1 is given.
+bench_parts = $(if $(filter file,$(origin CUDA)),$(if $(and $(NVCC),$(if $(GPUS),,none)),CUDA=0))
 bench:
 	@MAKE_GOAL=bench scripts/setup/packages.sh build
-	@$(MAKE) $(inner) all
+	@parts='$(bench_parts)'; [ -z "$$parts" ] || \
+	  echo 'no NVIDIA GPU here: building without CUDA; to build the GPU variants too, run: make bench CUDA=1'; \
+	  $(MAKE) $(inner) all $$parts
 	@scripts/sweep/bench.sh
 
 check:
@@ -426,7 +453,7 @@ install-files:
 	install -D -m 644 $(BUILD)/NOTICE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/NOTICE"
 
 # Builds for all supported GPU architectures in build/dist, and archives the files of make install as one folder.
-DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
+DIST = fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root
 	@$(MAKE) $(inner) install BUILD=build/dist PROGRAM=build/dist/fdsl-bench CUDA_ARCHS=all DESTDIR=build/dist/root PREFIX=/$(DIST)

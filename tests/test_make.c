@@ -94,6 +94,51 @@ Test(make, compiles_for_the_gpus_of_the_machine)
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
+#define OBJECTS "build/src/main.c.o build/src/core/variant.c.o build/src/train/exchange.c.o "
+#define KERNEL  "build/cuda/common/product.cu.o "
+
+/* Expects that make, called with these arguments, compiles exactly `files` (one per line, in any order). */
+static void expect_compiled(const char *files, const char *arguments)
+{
+    EXPECT(0, MAKE "NVCC=compiler %s >/dev/null; touch built", arguments);
+    EXPECT_EXACTLY(0, files, "sort built; rm built");
+}
+
+/* A build without CUDA leaves the kernels of an earlier build as they are. */
+Test(make, builds_with_and_without_cuda_share_objects)
+{
+    put_script("bin/compiler", "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" != -o ] || out=$2; shift; done\n"
+                               "case $out in *.o) echo \"${out##*/}\" >>built; : >\"$out\"; esac\n");
+    expect_compiled("exchange.c.o\nmain.c.o\nvariant.c.o\n", "CUDA=0 " OBJECTS);
+    expect_compiled("exchange.c.o\nproduct.cu.o\nvariant.c.o\n", OBJECTS KERNEL);
+    expect_compiled("exchange.c.o\nvariant.c.o\n", "CUDA=0 " OBJECTS);
+    expect_compiled("exchange.c.o\nvariant.c.o\n", OBJECTS KERNEL);
+    expect_compiled("", OBJECTS KERNEL);
+    expect_compiled("product.cu.o\n", "NVCCFLAGS=-O2 " OBJECTS KERNEL);
+}
+
+/* All other files are compiled without these macros, so asking for one there would always give the same
+ * answer. */
+Test(make, knows_the_files_that_ask_for_cuda)
+{
+    EXPECT(0, "grep -rlE 'HAVE_(CUDA|CUBLAS|CUDNN|NCCL)' src/ cpu/ mpi/ tests/ --include='*.[ch]' | "
+              "sed 's/[.]c$//' | LC_ALL=C sort | paste -sd' ' | tr -d '\n'");
+    char *files = strdup(out);
+    expect_shown(files, "$(sort $(ASK_CUDA))", "");
+    free(files);
+}
+
+/* Kernels cannot run without a GPU. nvidia-smi is asked if no file of the driver shows a GPU. */
+Test(make, bench_needs_no_kernels_without_a_gpu)
+{
+    expect_shown("CUDA=0", "$(bench_parts)", "NVCC=compiler GPUS=");
+    expect_shown("", "$(bench_parts)", "NVCC=compiler GPUS=/dev/nvidia0");
+    expect_shown("", "$(bench_parts)", "NVCC=compiler GPUS= CUDA=1");
+    expect_shown("", "$(bench_parts)", "GPUS=");
+    put_script("bin/nvidia-smi", "#!/bin/sh\n[ $1 = -L ] && echo 'GPU 0: NVIDIA H200'\n");
+    expect_shown("", "$(bench_parts)", "NVCC=compiler");
+}
+
 /* Without git history, rows have the revision that REVISION= gives. The file build/revision is written only
  * when the revision changes. */
 Test(make, takes_a_revision)
@@ -108,8 +153,8 @@ Test(make, takes_a_revision)
 Test(make, help_names_the_goals)
 {
     EXPECT(0, MAKE "help");
-    static const char *const goals[] = {"make bench", "make check", "make plots",
-                                        "make dist",  "CUDA_ARCHS", "CUDA=0"};
+    static const char *const goals[] = {"make bench", "make check", "make plots", "make dist", "CUDA_ARCHS",
+                                        "CUDA=0",     "ONLY=REGEX", "JOBS=N",     "LIMIT=N"};
     for (size_t i = 0; i < COUNT_OF(goals); i++)
         cr_expect(strstr(out, goals[i]), "%s", goals[i]);
     cr_expect_not(strstr(out, "VERSION  :="), "the help must end after the comment at the top");

@@ -5,9 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <cub/device/device_radix_sort.cuh>
-
 #include "common/check.cuh"
+#include "common/cub.cuh"
 #include "common/stream.cuh"
 #include "machine/device.h"
 #include "load/resident_stream.cuh"
@@ -56,9 +55,9 @@ static __global__ void make_keys(uint64_t seed, uint64_t epoch, uint32_t count, 
 
 static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratch_bytes, cudaStream_t stream)
 {
-    return cub::DeviceRadixSort::SortPairs(
-        scratch, *scratch_bytes, resident->keys[0], resident->keys[1], resident->order[0], resident->order[1],
-        static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
+    return sort_pairs(
+        scratch, scratch_bytes, resident->keys[0], resident->keys[1], resident->order[0], resident->order[1],
+        static_cast<int64_t>(resident->delivery.load->dataset->sample_count), ORDER_KEY_BITS, stream);
 }
 
 /* Records the sort as a CUDA graph, because launching its kernels takes longer than running them. */

@@ -1,25 +1,20 @@
 /* Runs between the passes: drops duplicates, lists the kept rows, and computes the arguments of the second
  * pass. */
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_select.cuh>
-#include <thrust/iterator/counting_iterator.h>
-
+#include "common/cub.cuh"
 #include "ops/write.cuh"
 
 /* Lists the rows with kept[i] = 1. Stores their number in words->kept. */
 static cudaError_t list_rows(struct gpu_ops *gpu, void *scratch, size_t *scratch_bytes)
 {
-    return cub::DeviceSelect::Flagged(scratch, *scratch_bytes, thrust::counting_iterator<uint32_t>(0),
-                                      gpu->arrays.kept, gpu->arrays.rows, &gpu->arrays.words->kept,
-                                      static_cast<int64_t>(gpu->ops->count), gpu->compute);
+    return list_flagged(scratch, scratch_bytes, gpu->arrays.kept, gpu->arrays.rows, &gpu->arrays.words->kept,
+                        static_cast<int64_t>(gpu->ops->count), gpu->compute);
 }
 
 /* Sorts `count` listed rows by their hashes. Rows with equal hashes stay in order. */
 static cudaError_t sort_rows(struct gpu_ops *gpu, uint64_t count, void *scratch, size_t *scratch_bytes)
 {
-    return cub::DeviceRadixSort::SortPairs(scratch, *scratch_bytes, gpu->sorted_hashes[0],
-                                           gpu->sorted_hashes[1], gpu->arrays.rows, gpu->sorted_rows,
-                                           static_cast<int64_t>(count), 0, 64, gpu->compute);
+    return sort_pairs(scratch, scratch_bytes, gpu->sorted_hashes[0], gpu->sorted_hashes[1], gpu->arrays.rows,
+                      gpu->sorted_rows, static_cast<int64_t>(count), 64, gpu->compute);
 }
 
 enum status gpu_select_plan(struct gpu_ops *gpu)

@@ -576,8 +576,8 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     write_tile(job, place, tile, shared->canvas);
 }
 
-/* The instantiations of the kernel. There is one source file per instantiation, because each takes seconds to
- * compile. The `wide` kernels handle images whose coordinates may not fit packed words. */
+/* The instantiations of the kernel. There is one source file per formula, because each instantiation takes
+ * seconds to compile. The `wide` kernels handle images whose coordinates may not fit packed words. */
 extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
 extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 

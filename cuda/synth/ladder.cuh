@@ -8,7 +8,7 @@
  *     };
  *     LADDER_VARIANT(variant_name, ladder<step>, SYNTH_NOISE_COUNTER)
  *
- * A variant whose stages are launched differently has the state ladder_by<Launcher> (see gbase_device.cu). */
+ * A variant whose stages are launched differently has the state ladder_by<Launcher> (see bat.cu). */
 #ifndef FDSL_CUDA_SYNTH_LADDER_CUH
 #define FDSL_CUDA_SYNTH_LADDER_CUH
 

@@ -230,4 +230,103 @@ static __device__ __forceinline__ struct of_ranks<RANKS> load_all(const struct p
     return all;
 }
 
+/* ---- One shot and two shots ---- */
+
+/* Each rank adds up one part of a piece of `count` vectors. Returns the index where the part of `rank`
+ * begins. */
+static __device__ __forceinline__ uint32_t
+part_begin(uint32_t count, int rank, int ranks)
+{
+    return count * (uint32_t)rank / (uint32_t)ranks;
+}
+
+/* Adds up vectors `at` to at + count - 1 over all ranks; count <= PEER_ROOM. Returns false if a rank did not
+ * answer. */
+template <class WIRE, class VALUE, int RANKS, bool TWO_SHOTS>
+static __device__ __forceinline__ bool exchange_piece(const struct peers &peers,
+                                                      const struct array<WIRE, VALUE> &array, size_t at,
+                                                      uint32_t count, uint32_t piece)
+{
+    int slot = piece % PEER_SLOTS;
+    struct room *room = &peers.rooms[peers.rank][blockIdx.x];
+    uint4 *staged = room->slots[STAGED][slot];
+    const uint4 *summed = room->slots[SUMMED][slot];
+    each(
+        0, count, [&](uint32_t i) { return array.vector(at + i); },
+        [&](uint32_t i, const uint4 &wire) { staged[i] = wire; });
+    if (!meet(peers, STAGED, piece))
+        return false;
+    uint32_t begin = TWO_SHOTS ? part_begin(count, peers.rank, RANKS) : 0;
+    uint32_t end = TWO_SHOTS ? part_begin(count, peers.rank + 1, RANKS) : count;
+    each(
+        begin, end, [&](uint32_t i) { return load_all<RANKS>(peers, slot, i); },
+        [&](uint32_t i, const struct of_ranks<RANKS> &all) {
+            uint4 sum = sum_of<WIRE, RANKS>(all);
+            if (TWO_SHOTS)
+#pragma unroll
+                for (int r = 0; r < RANKS; r++)
+                    if (r != peers.rank)
+                        peers.rooms[r][blockIdx.x].slots[SUMMED][slot][i] = sum;
+            array.set(at + i, sum);
+        });
+    if (!TWO_SHOTS)
+        return true;
+    if (!meet(peers, SUMMED, piece))
+        return false;
+    auto copy = [&](uint32_t first, uint32_t last) {
+        each(
+            first, last, [&](uint32_t i) { return load_shared(&summed[i]); },
+            [&](uint32_t i, const uint4 &sum) { array.set(at + i, sum); });
+    };
+    copy(0, begin);
+    copy(end, count);
+    return true;
+}
+
+template <class WIRE, class VALUE, int RANKS, bool TWO_SHOTS>
+static __global__ void __launch_bounds__(PEER_THREADS)
+    allreduce_kernel(const __grid_constant__ struct peers peers, const struct array<WIRE, VALUE> array)
+{
+    struct room *room = &peers.rooms[peers.rank][blockIdx.x];
+    size_t vectors = array.vectors();
+    size_t at = vectors * blockIdx.x / gridDim.x, end = vectors * (blockIdx.x + 1) / gridDim.x;
+    uint32_t piece = room->pieces;
+    bool answered = !room->failed;
+    for (; answered && at < end; at += PEER_ROOM) {
+        uint32_t count = end - at < PEER_ROOM ? (uint32_t)(end - at) : PEER_ROOM;
+        answered = exchange_piece<WIRE, VALUE, RANKS, TWO_SHOTS>(peers, array, at, count, ++piece);
+    }
+    __syncthreads(); /* waits until all threads have read the room's members */
+    if (threadIdx.x == 0) {
+        room->pieces = piece;
+        room->failed = !answered;
+    }
+}
+
+/* ---- Choosing the kernel ---- */
+
+/* Calls Kernels::launch<WIRE, VALUE, ranks>(). The number of ranks is RANKS or more. */
+template <class Kernels, class WIRE, class VALUE, int RANKS = 2, class... More>
+static void launch_for_ranks(const struct peer *self, const struct array<WIRE, VALUE> &array, More... more)
+{
+    if constexpr (RANKS < PEERS_MAX)
+        if (self->peers.ranks > RANKS)
+            return launch_for_ranks<Kernels, WIRE, VALUE, RANKS + 1>(self, array, more...);
+    Kernels::template launch<WIRE, VALUE, RANKS>(self, array, more...);
+}
+
+/* Launches the kernel of `Kernels` for the types of the request and the number of ranks. */
+template <class Kernels, class... More>
+static void launch_for(const struct peer *self, void *values, size_t count, More... more)
+{
+    __nv_bfloat16 *halves = static_cast<__nv_bfloat16 *>(values);
+    float *floats = static_cast<float *>(values);
+    if (self->request.type == ALLREDUCE_BF16)
+        launch_for_ranks<Kernels, wire_bf16, __nv_bfloat16>(self, {halves, count}, more...);
+    else if (self->request.type == ALLREDUCE_F32_AS_BF16)
+        launch_for_ranks<Kernels, wire_bf16, float>(self, {floats, count}, more...);
+    else
+        launch_for_ranks<Kernels, wire_f32, float>(self, {floats, count}, more...);
+}
+
 #endif

@@ -45,6 +45,10 @@ struct peer {
  * arrays use up to two blocks per multiprocessor: while one waits, the other transfers. */
 int peer_blocks(const struct peer *self, size_t vectors);
 
+/* Enqueues an all-reduce of `count` values in `vectors` vectors, in one shot (allreduce_peer_one_shot.cu). */
+enum status peer_one_shot(const struct peer *self, void *values, size_t count, size_t vectors,
+                          cudaStream_t stream);
+
 /* Functions of struct allreduce_method (allreduce_peer_join.cu). */
 enum status peer_probe(int device);
 enum status peer_open(const struct allreduce_request *request, void **state);

@@ -8,9 +8,10 @@
 #   JOBS=N        number of parallel suites; default: three per two cores
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
 #   SKIP=REGEX    leaves out the test_* suites whose names match
+#   LIMIT=N       time limit per suite in seconds; default: 600
 #
-# Prints one line per suite, the output of failed suites, and finally "N passed, N failed" over all tests. Exit status 1 if
-# anything failed.
+# Prints one line per suite, the output of failed suites, and finally "N passed, N failed" over all tests. On a terminal,
+# also prints now and then how many suites have ended. Exit status 1 if anything failed.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit
@@ -23,20 +24,22 @@ JOBS=${JOBS:-$((($(env -u OMP_NUM_THREADS nproc) * 3 + 1) / 2))}
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 counts=$(mktemp) # one line per suite: tests that passed, tests that failed
-logs=$(mktemp -d) # output of scripts
+logs=$(mktemp -d) # output of suites and scripts
 trap 'rm -rf "$counts" "$counts.checks" "$logs"' EXIT
 
 # Memory that libraries keep for the lifetime of the process is not a leak.
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
+export CRITERION_VERBOSITY_LEVEL=1 # prints the name of each test that begins; see at_limit()
 
 # After a rank has failed, mpirun waits a second for the others to end. Tests of failures do not need this wait.
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # The longest suites start first, so that no long suite runs alone at the end.
-longest_first=(test_train_cli test_variants test_lib test_mpi test_hostile test_train_optim test_mpi_train test_train_steps
-    test_sweep test_memory test_prepare test_remote test_live test_compare test_mpi_shares test_command test_mpi_sums
-    test_interrupt test_train_data test_train_verify test_train_net test_load_others test_figures test_mpi_pipeline)
+longest_first=(test_memory test_remote test_mpi_train test_train_cli test_choice test_figures test_sweep test_prepare test_mpi
+    test_lib test_variants test_mpi_shares test_train_data test_mpi_pipeline test_train_optim test_train_steps test_command
+    test_mpi_sums test_interrupt test_break_even test_hostile test_mpi_load test_train_omp test_train_net test_mpi_heartbeat
+    test_train_verify test_load_others test_compare test_live)
 
 # Suites run in parallel, so there are more threads than processors. Threads that spin at barriers of OpenMP would take
 # processor time from other suites.
@@ -84,8 +87,7 @@ first_run() # program
 
 run_suite() # program
 {
-    local log status=0 passed failed
-    log=$(mktemp)
+    local log=$logs/${1##*/} status=0 passed failed
     first_run "$1" >"$log" 2>&1 || status=$?
     if ((san)) && grep -q '^used no processor time' "$log"; then
         status=0
@@ -98,8 +100,18 @@ run_suite() # program
     if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 failed=$((${failed:-0} + 1)); fi
     ((status == 0)) || { ((${failed:-0} > 0)) || failed=1; }
     echo "${passed:-0} ${failed:-0}" >>"$counts"
-    cat "$log" && rm -f "$log"
+    grep -v '^\[\(RUN \|PASS\)\]' "$log"
     return "$status"
+}
+
+at_limit() # run_suite, program: names the tests that had begun but not ended when the suite reached its limit
+{
+    local log=$logs/${2##*/}
+    sed -n 's/^\[\(RUN \|PASS\|FAIL\|SKIP\)\] \([^ ]*::[^ :]*\).*/\1 \2/p' "$log" | awk '
+        $1 == "RUN" { began[$2] = 1; next }
+        { delete began[$2] }
+        END { for (test in began) print "still running: " test }'
+    grep -v '^\[\(RUN \|PASS\)\]' "$log"
 }
 
 run_script() # program; counts as one test
@@ -132,15 +144,21 @@ if [[ $list ]]; then
     exit 0
 fi
 
-((san)) || check lint run_script scripts/check/lint.sh
-((san)) || check cross run_script scripts/check/cross.sh
-((san)) || check python run_script scripts/check/python.sh
+suites=()
+((san)) || suites=(lint cross python)
 for suite in $(list_suites); do
-    is_chosen "$suite" || continue
-    [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
+    ! is_chosen "$suite" || [[ ! -x $build/tests/$suite ]] || suites+=("$suite")
+done
+# shellcheck disable=SC2034 # check() reports how many of them have ended
+[[ ! -t 1 ]] || checks_total=$(printf '%s\n' "${suites[@]}" | grep -cE "${ONLY:-}")
+for suite in "${suites[@]}"; do
+    case $suite in
+    test_*) check "$suite" run_suite "$build/tests/$suite" ;;
+    *) check "$suite" run_script "scripts/check/$suite.sh" ;;
+    esac
 done
 conclude >"$counts.checks" || true
-grep -hs '^  skipped' "$logs"/*
+grep -hs '^  skipped' "$logs"/*.sh
 # A suite that was killed has written no counts. It counts as one failure.
 awk 'FILENAME ~ /checks$/ { unended = $3; next }
     { passed += $1; failed += $2; unended -= $2 > 0 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Verifies and times every available variant of synth, load, train and infer at small sizes. Prints one table for generating, two for loading,
-# two for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
-# and writes a description of the machine to results/env.json (env.csv without jansson). `make bench` calls this script.
+# Verifies and times every available variant of synth, load, train and infer at small sizes: about a minute on two cores.
+# Prints one table for generating, two for loading, two for training and one for inference, and then a summary: the fastest
+# variants, and whether to generate images or to read them. Appends rows to synth.csv, load.csv, train.csv and infer.csv in
+# results/, and writes a description of the machine to results/env.json (env.csv without jansson). `make bench` calls this
+# script.
 #
 #   scripts/sweep/bench.sh
 #
-# Environment: SIZES="224 512", the image sides; BATCH=16, the images per batch.
+# Environment: SIZES="224 512", the image sides; BATCH=16, the images per batch; SECONDS_PER_ROW=2, the longest measurement.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -16,6 +18,7 @@ cd "$(dirname "$0")/../.."
 # defaults: the paper's formula and its benchmark class (1000 vertices, 200 orbits).
 sizes=${SIZES:-224 512}
 batch=${BATCH:-16}
+limit=(--max-time "${SECONDS_PER_ROW:-2}")
 bench=./fdsl-bench
 
 every() # variants, other options; hides messages about unavailable variants, which --list has shown
@@ -24,7 +27,35 @@ every() # variants, other options; hides messages about unavailable variants, wh
     $bench --variant "$1" --verify "${@:2}" 2> >(grep -v ': skipping ' >&2)
 }
 
+fastest() # workload, unit of the rate, column=value: prints the fastest variant among the new rows of the workload
+{
+    local file=results/$1.csv
+    [[ -f $file ]] || return 0
+    awk -v workload="$1" -v unit="$2" -v only="${3:-}" -v before="${rows_before[$1]}" '
+        function split_row(line, fields,    count, quoted, part, parts, i) { # a quoted field may contain commas
+            split("", fields)
+            parts = split(line, part, ",")
+            for (i = 1; i <= parts; i++) {
+                if (quoted) fields[count] = fields[count] "," part[i]
+                else fields[++count] = part[i]
+                if (gsub(/"/, "\"", part[i]) % 2) quoted = !quoted
+            }
+        }
+        NR == 1 { split_row($0, names); for (i in names) at[names[i]] = i; split(only, wanted, "="); next }
+        NR > before {
+            split_row($0, row)
+            if (only != "" && row[at[wanted[1]]] != wanted[2] || row[at["items_per_s"]] + 0 <= best + 0) next
+            best = row[at["items_per_s"]]
+            variant = row[at["variant"]]
+        }
+        END { if (best) printf "  %-6s %-17s %.0f %s\n", workload, variant, best, unit }' "$file"
+}
+
 mkdir -p results
+declare -A rows_before
+for workload in synth load train infer; do
+    rows_before[$workload]=$(($(wc -l 2>/dev/null <"results/$workload.csv" || echo 0)))
+done
 machine=results/env.json
 samples=results/.bench_samples
 trap 'rm -rf "$samples"' EXIT
@@ -33,27 +64,53 @@ if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build with
     $bench --env --format csv >"$machine.tmp"
 fi
 mv "$machine.tmp" "$machine"
-$bench --list
-every all --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
+variants=$($bench --list)
+grep -v 'not built: this build has no CUDA' <<<"$variants" || true
+every all --batch "$batch" --res "${sizes// /,}" "${limit[@]}" --out results/synth.csv
 
 # Reads the same samples (33 MB) as files and as shards, from the page cache.
 rm -rf "$samples" && mkdir "$samples"
-if $bench --list | grep -q '^  files  *available'; then
+if grep -q '^  files  *available' <<<"$variants"; then
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
     $bench --prepare "$samples/files" --store files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --store shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do
-        every all --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
+        every all --workload load --data "$samples/$layout" "${limit[@]}" --out results/load.csv
     done
 fi
 
 # Three epochs over generated digits are enough for the curves in the figures. train-naive would take minutes with cnn, and
-# train-graph supports only cnn. Inference needs a trained network, but its speed does not depend on the weights.
-digits=(--lr 0.002 --train-size 3000 --test-size 1000 --epochs 3 --out results/train.csv)
-every all --workload train --model lenet "${digits[@]}"
-others=$($bench --list | awk '/^  train-/ && $1 != "train-naive" && $2 == "available" { print $1 }' | paste -sd,)
-[[ ! $others ]] || every "$others" --model cnn "${digits[@]}" --verify-steps 1
-$bench --variant train-naive --model cnn --train-size 64 --test-size 64 --epochs 1 --checkpoint "$samples/network" >/dev/null
-every all --workload infer --checkpoint "$samples/network" --max-time 5 --out results/infer.csv
+# train-graph supports only cnn.
+digits=(--lr 0.002 --train-size 3000 --test-size 1000 --epochs 3)
+every all --workload train --model lenet "${digits[@]}" --out results/train.csv
+model=lenet
+others=$(awk '/^  train-/ && $1 != "train-naive" && $2 == "available" { print $1 }' <<<"$variants" | paste -sd,)
+if [[ $others ]]; then
+    model=cnn
+    every "$others" --model cnn "${digits[@]}" --verify-steps 1 --out results/train.csv
+fi
+# Inference needs a trained network. A small test set is enough to measure it.
+trainer=${others%%,*}
+$bench --variant "${trainer:-train-naive}" --model "$model" --lr 0.002 --train-size 3000 --test-size 64 --epochs 2 \
+    --checkpoint "$samples/network" >/dev/null
+every all --workload infer --checkpoint "$samples/network" "${limit[@]}" --out results/infer.csv
+
 echo
-echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help, make help"
+echo 'Fastest here:'
+fastest synth "images/s of ${sizes##* } x ${sizes##* } pixels" "res=${sizes##* }"
+fastest load 'samples/s from the page cache'
+fastest train "samples/s with $model" "model=$model"
+fastest infer "samples/s with $model"
+# Generates images and reads them again, with a training step whose time fits the machine.
+if [[ -d $samples/shards ]]; then
+    step_ms=100
+    ! grep -q '^  fused  *available' <<<"$variants" || step_ms=5
+    $bench --prepare "$samples/atoms" --from synth --classes 10 --samples 1000 --res 224 --shards 4 >/dev/null
+    echo
+    echo "Generate or read? With 1000 PNG images of 224 x 224 and a training step of $step_ms ms per 64 images:"
+    $bench advise --data "$samples/atoms" --compute "$step_ms" --batch 64 --seconds 0.5 | awk 'NF { last = $0 } END { print last }'
+fi
+echo
+echo "Rows: results/synth.csv load.csv train.csv infer.csv; this machine: $machine"
+echo 'Next: make report (figures of these rows), ./fdsl-bench advise --data FOLDER --compute MS (your images and your'
+echo '      training step), ./fdsl-bench --list --verbose (every variant, and what it needs)'
