@@ -284,6 +284,26 @@ Test(status, held_warnings_are_printed_at_the_release, .init = cr_redirect_stder
                   "fdsl-bench: warning: second\nfdsl-bench: warning: third\n");
 }
 
+Test(status, a_warning_is_not_repeated_with_another_context, .init = cr_redirect_stderr)
+{
+    status_warn("x: 12");
+    for (int i = 1; i < 4; i++) {
+        char text[16];
+        snprintf(text, sizeof text, "--n %d", i);
+        status_set_context(text);
+        status_warn("x: 12");
+        status_warn("x: %d", i);
+        status_say("a note");
+    }
+    status_set_context("");
+    status_warn("x: 12");
+    expect_stderr("fdsl-bench: warning: x: 12\nfdsl-bench: warning: --n 1: x: 12\n"
+                  "fdsl-bench: warning: --n 1: x: 1\nfdsl-bench: --n 1: a note\n"
+                  "fdsl-bench: warning: --n 2: x: 2\nfdsl-bench: --n 2: a note\n"
+                  "fdsl-bench: warning: --n 3: x: 3\nfdsl-bench: --n 3: a note\n"
+                  "fdsl-bench: warning: x: 12\n");
+}
+
 /* The room for held warnings is limited; a warning that does not fit must be printed at once. */
 Test(status, no_held_warning_is_lost)
 {

@@ -31,6 +31,9 @@ static bool holding;
 static char held[1 << 16];
 static atomic_size_t held_bytes;
 
+/* Texts of warnings that were given with a context, each between line ends. Also protected by the lock. */
+static char repeatable[1 << 14] = "\n";
+
 /* The reasons that status_caveat() counted. */
 #define CAVEATS_MAX 16
 static struct caveat {
@@ -248,11 +251,26 @@ static void print_formatted(const char *colour, const char *kind, const char *fo
     print_line(colour, kind, text);
 }
 
-__attribute__((format(printf, 1, 0))) static void warn(const char *format, va_list arguments)
+/* Returns whether the same warning was given with another context. Remembers it, if there is room. */
+static bool is_repeated(const char *text)
+{
+    char line[MESSAGE_BYTES + 2];
+    if (!*context)
+        return false;
+    snprintf(line, sizeof line, "\n%s\n", text);
+    lock_held();
+    bool repeated = strstr(repeatable, line);
+    if (!repeated && strlen(repeatable) + strlen(line) < sizeof repeatable)
+        strcat(repeatable, line + 1);
+    atomic_flag_clear(&held_locked);
+    return repeated;
+}
+
+__attribute__((format(printf, 2, 0))) static void warn(bool once, const char *format, va_list arguments)
 {
     char text[MESSAGE_BYTES];
     fit_formatted(text, format, arguments, NULL);
-    if (!keep_warning(text))
+    if (!(once && is_repeated(text)) && !keep_warning(text))
         print_line(WARNING_COLOUR, "warning: ", text);
 }
 
@@ -262,7 +280,7 @@ void status_warn(const char *format, ...)
         return;
     va_list arguments;
     va_start(arguments, format);
-    warn(format, arguments);
+    warn(true, format, arguments);
     va_end(arguments);
 }
 
@@ -283,7 +301,7 @@ void status_caveat(const char *what, const char *remedy, const char *format, ...
         return;
     va_list arguments;
     va_start(arguments, format);
-    warn(format, arguments);
+    warn(false, format, arguments);
     va_end(arguments);
 }
 

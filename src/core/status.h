@@ -70,8 +70,10 @@ bool status_shows_progress(void);
  * text is copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 
-/* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. While a table is printed on the same terminal,
- * the warning is kept until status_release(), so that it does not come between the lines of the table. */
+/* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. Does not repeat a warning that was given with
+ * another context (status_set_context()), for example in every combination of a sweep. While a table is
+ * printed on the same terminal, the warning is kept until status_release(), so that it does not come between
+ * the lines of the table. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void status_hold(void);
 void status_release(void);

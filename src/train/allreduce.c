@@ -51,7 +51,6 @@ static void exchange_close(void *input)
 static enum status exchange_open(const struct options *given, void *parameters_,
                                  const struct partition *partition, void **input)
 {
-    static bool warned; /* a sweep opens the workload once per combination */
     const struct parameters *parameters = parameters_;
     size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
     struct allreduce_job *job = *input = malloc(sizeof *job);
@@ -62,10 +61,9 @@ static enum status exchange_open(const struct options *given, void *parameters_,
                           "--bytes %" PRIu64
                           ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
                           parameters->bytes, value_bytes, types[parameters->type]);
-    if (partition->ranks == 1 && !warned)
+    if (partition->ranks == 1)
         status_warn(
             "one rank exchanges nothing, so there are no bandwidths; start more ranks with: mpirun -n N");
-    warned = true;
     *job = (struct allreduce_job){.bytes = parameters->bytes,
                                   .count = parameters->bytes / value_bytes,
                                   .bf16 = parameters->type == TYPE_BF16,
