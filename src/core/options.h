@@ -64,8 +64,8 @@ struct option_section {
     const char *title, *first;
 };
 
-/* A table for --help. `sections` ends with an entry whose title is NULL. Its first section begins with the
- * first option of the table. */
+/* A table for --help. `sections` ends with an entry whose title is NULL, and is in the order in which the
+ * titles are printed. One of its sections begins with the first option of the table. */
 struct option_group {
     const struct option_spec *specs;
     size_t count;

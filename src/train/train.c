@@ -192,8 +192,8 @@ static const struct option_spec options[] = {
 
 static const struct option_section sections[] = {
     {"data", "data"},
-    {"optimizer", "recipe"},
     {"network", "model"},
+    {"optimizer", "recipe"},
     {"optimizer", "batch"},
     {"network", "drop-path"},
     {"data", "feed"},
