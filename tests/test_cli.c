@@ -54,21 +54,80 @@ Test(cli, help_names_every_option_and_exit_status)
         "max-error", "version",  "help",        "monitor",  "loops",    "best-gpu",    "dry-run", "ranks"};
     static const char *const statuses[] = {"0 done", "1 a failure while running", "2 usage",
                                            "3 wrong results", "4 not supported by this build or machine"};
-    run_well("--help");
+    run_well("--help -v");
     for (size_t i = 0; i < COUNT_OF(shared); i++)
         expect_help_names(shared[i]);
     for (size_t w = 0; workload_table[w]; w++)
         cr_expect(strstr(out, workload_table[w]->summary));
-    cr_expect(!strstr(out, "--vertices"), "an option of one workload is in the general help");
     for (size_t w = 0; workload_table[w]; w++) {
         run("--workload %s --help", workload_table[w]->name);
-        cr_expect(status == 0 && strstr(out, workload_table[w]->summary) && !strstr(out, "--max-error"));
+        cr_expect(status == 0 && strstr(out, workload_table[w]->summary));
+        for (size_t i = 0; i < COUNT_OF(shared); i++)
+            expect_help_names(shared[i]);
         for (size_t i = 0; i < workload_table[w]->option_count; i++)
             expect_help_names(workload_table[w]->options[i].name);
     }
     for (size_t i = 0; i < COUNT_OF(statuses); i++)
         cr_expect(strstr(strstr(out, "exit status"), statuses[i]), "%s", statuses[i]);
     expect_prints("--workload train - ", "--variant train-naive --help");
+}
+
+/* --help alone is an overview on two screens of 24 lines. It names the options of all workloads. */
+Test(cli, the_short_help_fits_on_two_screens)
+{
+    char name[64];
+    run_well("--help -v");
+    char *all = strdup(strstr(out, "\noptions of all workloads:\n"));
+    *strstr(all, "\noptions of the workload ") = '\0';
+    run_well("--help");
+    cr_expect(count_of(out, "\n") <= 48, "%d lines", (int)count_of(out, "\n"));
+    for (const char *line = out; *line; line = strchr(line, '\n') + 1)
+        cr_expect(strcspn(line, "\n") <= 100, "%.*s", (int)strcspn(line, "\n"), line);
+    for (const char *at = all; (at = strstr(at, "\n  ")); at++) {
+        const char *option = at + 3 + 4 * (at[4] != '-'); /* after "-h, " */
+        if (at[3] == '-' && sscanf(option, "%63s", name) == 1)
+            cr_expect(strstr(out, name), "--help does not name %s", name);
+    }
+    cr_expect(!strstr(out, "--vertices"), "an option of one workload is in the general help");
+    for (size_t w = 0; workload_table[w]; w++)
+        cr_expect(strstr(out, workload_table[w]->summary));
+    free(all);
+}
+
+/* Every option is in exactly one section, because the first section begins with the first option. */
+Test(cli, the_help_of_a_workload_has_sections)
+{
+    static const char *const of_train[] = {"\ndata:\n  --data",        "\nnetwork:\n  --model",
+                                           "\noptimizer:\n  --recipe", "\naugmentation:\n  --shift",
+                                           "\nranks:\n  --sync",       "\noutput:\n  --checkpoint"};
+    for (size_t w = 0; workload_table[w]; w++) {
+        const struct workload *workload = workload_table[w];
+        const struct option_section *section = workload->option_sections;
+        cr_assert(section && section->title, "%s", workload->name);
+        cr_expect_str_eq(section->first, workload->options[0].name);
+        for (; section->title; section++)
+            cr_expect(option_in_table(workload->options, workload->option_count, section->first), "%s: %s",
+                      workload->name, section->first);
+        run("--workload %s --help", workload->name);
+        for (size_t i = 0; i < workload->option_count; i++) {
+            char option[80];
+            snprintf(option, sizeof option, "\n  --%s", workload->options[i].name);
+            size_t count = 0;
+            for (const char *at = out; (at = strstr(at, option)); at++)
+                count += strchr(" \n", at[strlen(option)]) != NULL;
+            cr_expect_eq(count, 1, "%s --%s", workload->name, workload->options[i].name);
+        }
+    }
+    run_well("--workload train --help");
+    const char *at = out; /* the sections have this order */
+    for (size_t i = 0; i < COUNT_OF(of_train); i++) {
+        const char *found = strstr(at, of_train[i]);
+        cr_assert(found, "'%s' is not in: %s", of_train[i], at);
+        at = found;
+    }
+    /* Sections with the same title in both tables are one. */
+    cr_expect_eq(count_of(out, "\noutput:\n"), 1);
+    cr_expect(strstr(strstr(out, "\noutput:\n"), "\n  --out FILE"), "%s", out);
 }
 
 /* Scripts read this list to choose variants. */
@@ -533,7 +592,20 @@ Test(cli, all_runs_available_variants_and_reports_the_others)
     }
     run_well("--variant all " TINY " --format csv");
     cr_expect(count_of(out, "\n") == 1 + available);
-    cr_expect(count_of(err, "skipping ") == count - available, "%s", err);
+    cr_expect(count_of(err, "skipping ") == (count > available), "%s", err);
+    size_t named = 0;
+    for (size_t i = 0; i < variant_count; i++) {
+        char name[80], *line = strstr(err, "skipping ");
+        snprintf(name, sizeof name, " %s", variant_table[i].name);
+        for (char *at = line; at && (at = strstr(at, name)); at++)
+            named +=
+                strchr(", ", at[strlen(name)]) != NULL && strcmp(variant_table[i].workload, "synth") == 0;
+    }
+    cr_expect_eq(named, count - available, "%s", err);
+    if (available < count) {
+        run_well("--variant all " TINY " --batch 1,2 --format csv");
+        cr_expect_eq(count_of(err, "skipping "), 1, "the line is repeated: %s", err);
+    }
 }
 
 Test(cli, an_unavailable_variant_is_refused_with_reason_and_alternative)

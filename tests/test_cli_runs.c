@@ -283,7 +283,7 @@ Test(cli, the_monitor_does_not_change_csv_and_json)
 
 Test(cli, too_few_monitor_samples_give_a_warning)
 {
-    run_well(NAIVE " --monitor watched.csv");
+    run_well(NAIVE " --monitor watched.csv --verbose");
     cr_expect(strstr(err, " during the timed runs, but meaningful statistics need 20; sample longer with "
                           "--min-time 10.5, or use a shorter period\n"),
               "%s", err);
@@ -291,13 +291,14 @@ Test(cli, too_few_monitor_samples_give_a_warning)
      * because a run takes less than the period of 10 ms. */
     int looks = 0;
     for (int loops = 1; looks == 0 && loops < 100; loops++) {
-        run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10",
+        run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10 "
+            "--verbose",
             loops);
         const char *took = strstr(err, "took only ");
         cr_assert(took && sscanf(took, "took only %d ", &looks) == 1, "%s", err);
         cr_expect(strstr(took, looks == 1 ? "1 sample during" : " samples during"), "%s", err);
     }
-    run_well(LOOPED "--loops 1 --monitor watched.csv:10");
+    run_well(LOOPED "--loops 1 --monitor watched.csv:10 --verbose");
     const char *remedy = strstr(err, "sample longer with --loops ");
     cr_assert(remedy, "%s", err);
     cr_expect(strtod(remedy + 27, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
@@ -385,7 +386,59 @@ Test(cli, an_uncertain_median_gives_a_warning)
 {
     run(NAIVE " --min-samples 2 --max-error 0.000001");
     cr_expect(status == 0);
-    cr_expect(strncmp(err, "fdsl-bench: warning: naive: ", 28) == 0 || *err == '\0', "%s", err);
+    cr_expect(strncmp(err, "fdsl-bench: warning: the row ", 29) == 0 || *err == '\0', "%s", err);
+}
+
+/* ---- Warnings ---- */
+
+#define UNSETTLED "--variant " VARIANTS " " TINY " --res 16,32 "
+
+Test(cli, warnings_about_rows_are_one_line_per_run)
+{
+    char expected[256];
+    int rows = 2 * VARIANT_COUNT;
+    snprintf(expected, sizeof expected,
+             "fdsl-bench: warning: %d of %d rows took too few samples for the error of the median: raise "
+             "--min-samples (details: --verbose)\n",
+             rows, rows);
+    run_well(UNSETTLED);
+    cr_expect_str_eq(err, expected);
+    run_well(UNSETTLED "--format csv");
+    cr_expect_str_eq(err, expected);
+    run_well(UNSETTLED "--verbose");
+    cr_expect_eq(count_of(err, "\n"), rows + 1, "%s", err);
+    cr_expect(strncmp(err, "fdsl-bench: warning: --res 16: naive: too few samples (3) for the error", 69) ==
+                  0,
+              "%s", err);
+}
+
+/* Runs a shell command with stdout and stderr on one terminal. "$P" is the program. */
+static void run_on_terminal(const char *command)
+{
+    setenv("NO_COLOR", "1", 1);
+    setenv("P", program, 1);
+    how.terminal_out = true;
+    run_vector((char *[]){"sh", "-c", (char *)command, NULL});
+}
+
+/* On a terminal, stdout and stderr are one text, so a warning must not split the table. */
+Test(cli, warnings_on_a_terminal_follow_the_table)
+{
+    run_on_terminal("exec \"$P\" --variant " VARIANTS " " TINY " --verbose 2>&1");
+    cr_assert_eq(status, 0, "%s", out);
+    const char *note = strstr(out, "* not settled: "), *warning = strstr(out, "warning: ");
+    cr_expect(note && warning && warning > note, "%s", out);
+    cr_expect_eq(count_of(out, "warning: "), VARIANT_COUNT + 1, "%s", out);
+}
+
+/* Ends the program while it holds the warning about its first row, and measures the second one for long. */
+Test(cli, warnings_on_a_terminal_are_not_lost_by_an_interrupt)
+{
+    run_on_terminal("(while ! test -s rows.csv; do sleep 0.1; done; sleep 0.5; kill -INT $$) & "
+                    "exec \"$P\" --variant naive --res 32,2048 --batch 100 --warmups 0 --warmup-time 0 "
+                    "--min-time 0 --max-time 0 --min-samples 5 --verbose --out rows.csv 2>&1");
+    cr_expect_eq(status, 128 + SIGINT);
+    cr_expect(strstr(out, "naive: too few samples (5)") && strstr(out, "interrupted: "), "%s", out);
 }
 
 /* ---- Formats ---- */
@@ -460,7 +513,9 @@ Test(cli, json_is_refused_by_a_build_without_it)
 Test(cli, the_table_has_one_line_per_variant)
 {
     run_well("--variant " VARIANTS " " TINY " --verify");
-    cr_expect(strncmp(out, "synth: batch 2 res 32 vertices 20 orbits 4 formula uji", 54) == 0, "%s", out);
+    cr_expect(
+        strncmp(out, "synth: batch 2 res 32 vertices 20 orbits 4 radius 3; speed-up over naive\n", 72) == 0,
+        "%s", out);
     cr_expect(strstr(out, "\nvariant ") && strstr(out, "#wrong"));
     cr_expect(strstr(out, "\nnaive "));
     cr_expect(count_of(out, "\n") == 4 + VARIANT_COUNT,
@@ -468,6 +523,16 @@ Test(cli, the_table_has_one_line_per_variant)
 }
 
 #ifdef HAVE_XXHASH
+/* The title has only what differs from the defaults, also if an option is given with its default. */
+Test(cli, the_title_of_a_table_leaves_out_defaults)
+{
+#define DEFAULTS "--variant naive --loops 1 --warmups 0 --warmup-time 0 "
+    expect_prints("synth: default options; speed-up over naive\n",
+                  DEFAULTS "--res 512 --formula uji --seed 0");
+    expect_prints("synth: vertices 20 seed 3 noise 2.5; speed-up over naive\n",
+                  DEFAULTS "--seed 3 --vertices 20 --noise 2.5 --batch 32");
+}
+
 /* The workload `load` verifies checksums in every run, so wrong samples are counted even without --verify. */
 Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
 {
@@ -476,5 +541,7 @@ Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
                   "--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");
     cr_expect(strstr(out, " #wrong    skipped\n"), "%s", out);
     cr_expect(strstr(out, "        3        0          0\n"), "%s", out);
+    expect_prints("load: data samples; speed-up over shards\n",
+                  "--variant shards --data samples --cache warm --loops 3 --warmups 0 --warmup-time 0");
 }
 #endif

@@ -512,6 +512,73 @@ Test(options, help_fits_in_80_columns)
         cr_expect(strcspn(line, "\n") <= 80, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
+static char *help_of_sections(const struct option_group *groups, size_t count, bool brief)
+{
+    static char text[4096];
+    FILE *stream = fmemopen(text, sizeof text, "w");
+    cr_assert_not_null(stream);
+    options_help_sections(stream, groups, count, NULL, brief);
+    fclose(stream);
+    return text;
+}
+
+Test(options, help_has_sections)
+{
+    static const struct option_spec first[] = {
+        {"aa", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "one"},
+        {"bb", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "two"},
+        {"cc", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "three"},
+        {"dd", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "four"},
+    };
+    static const struct option_spec second[] = {
+        {"ee", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "five"},
+        {"ff", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "six"},
+    };
+    static const struct option_section of_first[] = {{"data", "aa"},
+                                                     {"output", "cc"},
+                                                     {"data", "dd"},
+                                                     {NULL, NULL}},
+                                       of_second[] = {{"output", "ee"}, {"time", "ff"}, {NULL, NULL}};
+    const struct option_group groups[] = {{first, 4, of_first}, {second, 2, of_second}};
+#define LINE(name, help) "  --" name "                    " help "\n"
+    cr_expect_str_eq(help_of_sections(groups, 2, false),
+                     "\ndata:\n" LINE("aa", "one") LINE("bb", "two")
+                         LINE("dd", "four") "\noutput:\n" LINE("cc", "three")
+                             LINE("ee", "five") "\ntime:\n" LINE("ff", "six"));
+    cr_expect_str_eq(help_of_sections(groups, 2, true), "  data                    --aa --bb --dd\n"
+                                                        "  output                  --cc --ee\n"
+                                                        "  time                    --ff\n");
+}
+
+/* A default is compared as a value: 1 K and 1024 are the same size. */
+Test(options, values_are_compared_with_defaults)
+{
+    struct values {
+        uint64_t size, count;
+        double rate;
+        bool flag;
+        const char *text;
+    } given = {.size = 1024, .count = 3, .rate = 0.5, .text = "a"};
+    static const struct option_spec specs[] = {
+        {"size", "N", OPTION_BYTES, offsetof(struct values, size), "1K", 1, 1e6, NULL, true, ""},
+        {"count", "N", OPTION_COUNT, offsetof(struct values, count), NULL, 1, 9, NULL, true, ""},
+        {"rate", "R", OPTION_REAL, offsetof(struct values, rate), "0.50", 0, 1, NULL, true, ""},
+        {"flag", NULL, OPTION_FLAG, offsetof(struct values, flag), NULL, 0, 0, NULL, true, ""},
+        {"text", "T", OPTION_TEXT, offsetof(struct values, text), "a", 0, 0, NULL, true, ""},
+    };
+    static const char *const recipe[] = {"size", "2K", "flag", "yes", NULL};
+    struct options own = {.table_count = 0};
+    static const bool usual[] = {true, false, true, true, true};
+    for (size_t i = 0; i < COUNT_OF(specs); i++)
+        cr_expect_eq(options_is_default(&own, &specs[i], &given), usual[i], "%s", specs[i].name);
+    own.defaults = recipe;
+    cr_expect(!options_is_default(&own, &specs[0], &given) && !options_is_default(&own, &specs[3], &given));
+    given = (struct values){.size = 2048, .rate = 0.25, .flag = true, .text = "b"};
+    static const bool other[] = {true, true, false, true, false};
+    for (size_t i = 0; i < COUNT_OF(specs); i++)
+        cr_expect_eq(options_is_default(&own, &specs[i], &given), other[i], "%s", specs[i].name);
+}
+
 Test(options, help_gives_long_names_a_line_of_their_own)
 {
     static const struct option_spec specs[] = {

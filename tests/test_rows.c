@@ -45,6 +45,9 @@ Test(rows, epochs_leave_settled_empty)
     expect_cells(out, 1, "settled=;median_error=;time_sd_s=");
     run_well(EPOCH);
     cr_expect(!strstr(out, "*"), "%s", out);
+    /* One line per epoch, with its number. The word sample means an item of the data here. */
+    cr_expect(!strstr(out, "samples") && strstr(out, "  epoch   #wrong train_loss"), "%s", out);
+    cr_expect(strstr(out, "        1        - "), "%s", out);
 }
 
 Test(rows, the_table_marks_medians_that_did_not_settle)
@@ -170,8 +173,8 @@ static void warn_of(int threads, double share, double preempted_per_s, char text
     cr_assert(freopen(path, "w", stderr));
     settings.resources.threads = threads;
     struct runner runner = {.settings = &settings, .entry = &entry};
+    status_show_caveats(true);
     runner_warn(&runner, &result, facts);
-    runner_warn(&runner, &result, facts); /* a second epoch must not repeat the warning */
     fflush(stderr);
     settings_free(&settings);
     char *whole = get(path, NULL);

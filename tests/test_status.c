@@ -219,6 +219,111 @@ Test(status, a_single_rank_has_no_number, .init = cr_redirect_stderr)
 }
 
 /* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
+/* Expects that stderr ends after `text`. */
+static void expect_stderr(const char *text)
+{
+    fflush(stderr);
+    cr_expect_stderr_eq_str(text);
+}
+
+Test(status, caveats_of_all_rows_are_one_line, .init = cr_redirect_stderr)
+{
+    status_summarise_caveats(3); /* prints nothing */
+    status_caveat("did not settle", "raise --max-time", "naive: %d %%", 5);
+    status_caveat("had outliers", "wait", "omp");
+    status_caveat("did not settle", "raise --max-time", "omp: %d %%", 7);
+    status_summarise_caveats(3);
+    status_summarise_caveats(3); /* the first call forgot the caveats */
+    status_caveat("had outliers", "wait", "naive");
+    status_summarise_caveats(1);
+    expect_stderr("fdsl-bench: warning: 2 of 3 rows did not settle: raise --max-time; 1 of 3 rows had "
+                  "outliers: wait (details: --verbose)\n"
+                  "fdsl-bench: warning: the row had outliers: wait (details: --verbose)\n");
+}
+
+Test(status, caveats_can_be_shown_in_detail, .init = cr_redirect_stderr)
+{
+    status_show_caveats(true);
+    status_caveat("did not settle", "raise --max-time", "naive: %d %%", 5);
+    status_summarise_caveats(2);
+    expect_stderr("fdsl-bench: warning: naive: 5 %\n"
+                  "fdsl-bench: warning: 1 of 2 rows did not settle: raise --max-time\n");
+}
+
+/* Only a fixed number of reasons is counted; others must not get lost. */
+Test(status, a_caveat_that_cannot_be_counted_is_printed, .init = cr_redirect_stderr)
+{
+    static char what[17][16];
+    for (size_t i = 0; i < COUNT_OF(what); i++) {
+        snprintf(what[i], sizeof what[i], "reason %zu", i);
+        status_caveat(what[i], "wait", "detail %zu", i);
+    }
+    expect_stderr("fdsl-bench: warning: detail 16\n");
+}
+
+Test(status, other_ranks_count_no_caveats, .init = cr_redirect_stderr)
+{
+    status_launched(1, 2);
+    status_show_caveats(true);
+    status_caveat("did not settle", "raise --max-time", "naive");
+    status_summarise_caveats(1);
+    expect_stderr("");
+}
+
+Test(status, held_warnings_are_printed_at_the_release, .init = cr_redirect_stderr)
+{
+    status_hold();
+    status_warn("first");
+    status_warn_own("at once");
+    status_warn("second");
+    status_say("a note");
+    status_release();
+    status_warn("third");
+    status_release(); /* prints nothing twice */
+    expect_stderr("fdsl-bench: warning: at once\nfdsl-bench: a note\nfdsl-bench: warning: first\n"
+                  "fdsl-bench: warning: second\nfdsl-bench: warning: third\n");
+}
+
+Test(status, a_warning_is_not_repeated_with_another_context, .init = cr_redirect_stderr)
+{
+    status_warn("x: 12");
+    for (int i = 1; i < 4; i++) {
+        char text[16];
+        snprintf(text, sizeof text, "--n %d", i);
+        status_set_context(text);
+        status_warn("x: 12");
+        status_warn("x: %d", i);
+        status_say("a note");
+    }
+    status_set_context("");
+    status_warn("x: 12");
+    expect_stderr("fdsl-bench: warning: x: 12\nfdsl-bench: warning: --n 1: x: 12\n"
+                  "fdsl-bench: warning: --n 1: x: 1\nfdsl-bench: --n 1: a note\n"
+                  "fdsl-bench: warning: --n 2: x: 2\nfdsl-bench: --n 2: a note\n"
+                  "fdsl-bench: warning: --n 3: x: 3\nfdsl-bench: --n 3: a note\n"
+                  "fdsl-bench: warning: x: 12\n");
+}
+
+/* The room for held warnings is limited; a warning that does not fit must be printed at once. */
+Test(status, no_held_warning_is_lost)
+{
+    char *text = NULL;
+    size_t size, lines = 0;
+    FILE *before = stderr, *stream = open_memstream(&text, &size);
+    cr_assert_not_null(stream);
+    stderr = stream;
+    status_hold();
+    for (int i = 0; i < 200; i++)
+        status_warn("%s", letters('w', 1000));
+    status_release();
+    stderr = before;
+    cr_assert(text_close(stream));
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    cr_expect_eq(lines, 200);
+    free(text);
+}
+
 Test(status, wrong_results_are_the_least_severe_failure)
 {
     static const enum status failures[] = {STATUS_FAILED, STATUS_EXHAUSTED, STATUS_TOO_LARGE, STATUS_USAGE,

@@ -385,6 +385,16 @@ Test(train_cli, inference_has_the_results_of_training)
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
+    /* The table has the 99th percentile, as a latency per sample. */
+    EXPECT(0, "$P --variant infer-naive --loops 10 --batch 1 --checkpoint k");
+    double median, p99;
+    char unit[2][8];
+    const char *line = strstr(out, "\ninfer-naive ");
+    cr_expect_not_null(strstr(out, "infer: checkpoint k batch 1; speed-up over infer-naive\n"), "%s", out);
+    cr_expect_not_null(strstr(out, "    +-95%     p99/item        items/s"), "%s", out);
+    cr_assert(line && sscanf(line, " infer-naive %lf %7s %*s %lf %7s", &median, unit[0], &p99, unit[1]) == 4,
+              "%s", out);
+    cr_expect(strcmp(unit[0], unit[1]) != 0 || p99 >= median, "%s", out);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training "
                                    "(--test-size 50 in the checkpoint, 40 now)"));

@@ -14,7 +14,7 @@ _fdsl_bench_given()
 }
 
 # Prints the help of all options that fit the command line. These are the options of advise, compare or --prepare, or
-# the common options and those of a workload. --workload or --variant selects the workload; the default is synth.
+# those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
     local words=" ${COMP_WORDS[*]} " variant workload
@@ -26,7 +26,6 @@ _fdsl_bench_help()
         "$1" --prepare --help
         [[ $words != *' --from synth '* ]] || "$1" --workload synth --help
     else
-        "$1" --help
         "$1" ${variant:+--variant "$variant"} ${workload:+--workload "$workload"} --help
     fi 2>/dev/null
 }

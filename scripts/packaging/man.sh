@@ -52,10 +52,11 @@ HEAD
         echo "options of $command:"
         "$program" $command --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
     done
-    "$program" --help | sed -n '/^lists and ranges/,$p'
+    "$program" --help --verbose | sed -n '/^lists and ranges/,$p'
 } | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }
-    /^options/      { sub(/:$/, ""); print ".SH " toupper($0); next }
+    /^options/      { sub(/:$/, ""); print ".SH " toupper($0); sections = 1; next }
+    sections && /^[a-zA-Z ]+:$/ { sub(/:$/, ""); print ".SS " $0; next }
     /^lists and/    { print ".SH LISTS AND RANGES"; sub(/^lists and ranges: /, ""); print escape($0); last = 1; next }
     /^exit status:/ { print ".SH EXIT STATUS"; sub(/^exit status: /, ""); print escape($0); last = 1; next }
     last            { if (sub(/^ +/, "")) print escape($0); next }

@@ -108,7 +108,7 @@ if [[ -d $samples/shards ]]; then
     $bench --prepare "$samples/atoms" --from synth --classes 10 --samples 1000 --res 224 --shards 4 >/dev/null
     echo
     echo "Generate or read? With 1000 PNG images of 224 x 224 and a training step of $step_ms ms per 64 images:"
-    $bench advise --data "$samples/atoms" --compute "$step_ms" --batch 64 --seconds 0.5 | awk 'NF { last = $0 } END { print last }'
+    $bench advise --data "$samples/atoms" --compute "$step_ms" --batch 64 --time 12 | awk 'NF { last = $0 } END { print last }'
 fi
 echo
 echo "Rows: results/synth.csv load.csv train.csv infer.csv; this machine: $machine"

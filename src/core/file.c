@@ -226,6 +226,7 @@ static void remove_and_die(int signal_number)
     for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
         unlink(writer->name);
     int at = atomic_load(&last_words_at);
+    status_write_held();
     if (at >= 0)
         (void)file_write_all(STDERR_FILENO, last_words[at], strlen(last_words[at]));
     signal(signal_number, SIG_DFL);

@@ -58,6 +58,20 @@ struct option_table {
     void *values;
 };
 
+/* A section of --help: the options of a table from `first` up to the one before the next section. Sections
+ * with the same title are printed as one, also if they are in different tables. */
+struct option_section {
+    const char *title, *first;
+};
+
+/* A table for --help. `sections` ends with an entry whose title is NULL, and is in the order in which the
+ * titles are printed. One of its sections begins with the first option of the table. */
+struct option_group {
+    const struct option_spec *specs;
+    size_t count;
+    const struct option_section *sections;
+};
+
 #define OPTION_TABLES_MAX 3
 
 struct options {
@@ -140,6 +154,15 @@ uint64_t options_hash(const struct options *options, const char *const *besides)
 
 /* Prints the options of one table for --help. `defaults` is as in struct options. */
 void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults);
+
+/* Prints the options of several tables for --help, section by section. With `brief`, prints only the names,
+ * and one paragraph per section. */
+void options_help_sections(FILE *stream, const struct option_group *groups, size_t count,
+                           const char *const *defaults, bool brief);
+
+/* Returns whether the value of an option is its default, which options->defaults may replace. `values` is the
+ * struct of the option's table. */
+bool options_is_default(const struct options *options, const struct option_spec *spec, const void *values);
 
 /* Prints, as a command line, those options of options->defaults that were not given and for which `applies`
  * returns true. Prints nothing if there are none. */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +10,11 @@
 
 #include "core/text.h"
 
-#define MESSAGE_BYTES 1024
-#define GAP           " ... " /* replaces the middle of a message that is too long */
+#define MESSAGE_BYTES  1024
+#define LINE_BYTES     (MESSAGE_BYTES + 384) /* a message, its context and the codes of a terminal */
+#define GAP            " ... "               /* replaces the middle of a message that is too long */
+
+#define WARNING_COLOUR "\033[33m"
 
 static _Thread_local char message[MESSAGE_BYTES];
 
@@ -19,6 +23,25 @@ static bool launched, joined;
 static int own_rank, rank_count = 1;
 
 static char context[256]; /* "" or ends with ": " */
+
+/* Warnings that are kept until status_release(). The signal handler reads them, so `held_bytes` grows only
+ * after the text is complete. */
+static atomic_flag held_locked = ATOMIC_FLAG_INIT;
+static bool holding;
+static char held[1 << 16];
+static atomic_size_t held_bytes;
+
+/* Texts of warnings that were given with a context, each between line ends. Also protected by the lock. */
+static char repeatable[1 << 14] = "\n";
+
+/* The reasons that status_caveat() counted. */
+#define CAVEATS_MAX 16
+static struct caveat {
+    const char *what, *remedy;
+    size_t rows;
+} caveats[CAVEATS_MAX];
+static size_t caveat_count;
+static bool caveats_shown;
 
 int status_severity(enum status code)
 {
@@ -160,12 +183,65 @@ static const char *without_context(const char *text)
     return text;
 }
 
-static void print_line(const char *colour, const char *kind, const char *text)
+/* Writes a line to `line`, for stderr. Returns its length. */
+static size_t format_line(const char *colour, const char *kind, const char *text, char *line, size_t size)
 {
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, overwrite a line of progress. */
-    fprintf(stderr, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
-            coloured ? "\033[0m" : "", context, without_context(text));
+    snprintf(line, size, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "",
+             kind, coloured ? "\033[0m" : "", context, without_context(text));
+    return strlen(line);
+}
+
+static void print_line(const char *colour, const char *kind, const char *text)
+{
+    char line[LINE_BYTES];
+    format_line(colour, kind, text, line, sizeof line);
+    fputs(line, stderr);
+}
+
+static void lock_held(void)
+{
+    while (atomic_flag_test_and_set(&held_locked))
+        usleep(1);
+}
+
+/* Keeps a warning if warnings are held. Returns false if they are not, or if there is no room. */
+static bool keep_warning(const char *text)
+{
+    char line[LINE_BYTES];
+    size_t length = format_line(WARNING_COLOUR, "warning: ", text, line, sizeof line);
+    lock_held();
+    size_t used = atomic_load(&held_bytes);
+    bool kept = holding && length <= sizeof held - used;
+    if (kept) {
+        memcpy(held + used, line, length);
+        atomic_store(&held_bytes, used + length);
+    }
+    atomic_flag_clear(&held_locked);
+    return kept;
+}
+
+void status_hold(void)
+{
+    holding = true;
+}
+
+void status_release(void)
+{
+    lock_held();
+    holding = false;
+    fwrite(held, 1, atomic_load(&held_bytes), stderr);
+    atomic_store(&held_bytes, 0);
+    atomic_flag_clear(&held_locked);
+}
+
+void status_write_held(void)
+{
+    ssize_t written = 1;
+    size_t bytes = atomic_load(&held_bytes);
+    for (size_t i = 0; i < bytes && written > 0; i += (size_t)written)
+        written = write(STDERR_FILENO, held + i, bytes - i);
 }
 
 static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)
@@ -175,14 +251,79 @@ static void print_formatted(const char *colour, const char *kind, const char *fo
     print_line(colour, kind, text);
 }
 
+/* Returns whether the same warning was given with another context. Remembers it, if there is room. */
+static bool is_repeated(const char *text)
+{
+    char line[MESSAGE_BYTES + 2];
+    if (!*context)
+        return false;
+    snprintf(line, sizeof line, "\n%s\n", text);
+    lock_held();
+    bool repeated = strstr(repeatable, line);
+    if (!repeated && strlen(repeatable) + strlen(line) < sizeof repeatable)
+        strcat(repeatable, line + 1);
+    atomic_flag_clear(&held_locked);
+    return repeated;
+}
+
+__attribute__((format(printf, 2, 0))) static void warn(bool once, const char *format, va_list arguments)
+{
+    char text[MESSAGE_BYTES];
+    fit_formatted(text, format, arguments, NULL);
+    if (!(once && is_repeated(text)) && !keep_warning(text))
+        print_line(WARNING_COLOUR, "warning: ", text);
+}
+
 void status_warn(const char *format, ...)
 {
     if (own_rank != 0)
         return;
     va_list arguments;
     va_start(arguments, format);
-    print_formatted("\033[33m", "warning: ", format, arguments);
+    warn(true, format, arguments);
     va_end(arguments);
+}
+
+static struct caveat *find_caveat(const char *what)
+{
+    for (size_t i = 0; i < caveat_count; i++)
+        if (strcmp(caveats[i].what, what) == 0)
+            return &caveats[i];
+    return caveat_count < CAVEATS_MAX ? &caveats[caveat_count++] : NULL;
+}
+
+void status_caveat(const char *what, const char *remedy, const char *format, ...)
+{
+    struct caveat *caveat = own_rank == 0 ? find_caveat(what) : NULL;
+    if (caveat)
+        *caveat = (struct caveat){what, remedy, caveat->rows + 1};
+    if (own_rank != 0 || (caveat && !caveats_shown))
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    warn(false, format, arguments);
+    va_end(arguments);
+}
+
+void status_show_caveats(bool each)
+{
+    caveats_shown = each;
+}
+
+void status_summarise_caveats(size_t rows)
+{
+    char text[MESSAGE_BYTES] = "";
+    for (size_t i = 0; i < caveat_count; i++) {
+        if (rows == 1)
+            text_join(text, sizeof text, "; ", "the row %s: %s", caveats[i].what, caveats[i].remedy);
+        else
+            text_join(text, sizeof text, "; ", "%zu of %zu rows %s: %s", caveats[i].rows, rows,
+                      caveats[i].what, caveats[i].remedy);
+    }
+    if (caveat_count > 0)
+        status_warn("%s%s", text, caveats_shown ? "" : " (details: --verbose)");
+    memset(caveats, 0, sizeof caveats);
+    caveat_count = 0;
 }
 
 void status_warn_own(const char *format, ...)
@@ -192,7 +333,7 @@ void status_warn_own(const char *format, ...)
         snprintf(kind, sizeof kind, "warning: rank %d: ", own_rank);
     va_list arguments;
     va_start(arguments, format);
-    print_formatted("\033[33m", kind, format, arguments);
+    print_formatted(WARNING_COLOUR, kind, format, arguments);
     va_end(arguments);
 }
 

@@ -7,6 +7,7 @@
 #define FDSL_CORE_STATUS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "core/portable.h"
@@ -69,8 +70,27 @@ bool status_shows_progress(void);
  * text is copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 
-/* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */
+/* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. Does not repeat a warning that was given with
+ * another context (status_set_context()), for example in every combination of a sweep. While a table is
+ * printed on the same terminal, the warning is kept until status_release(), so that it does not come between
+ * the lines of the table. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void status_hold(void);
+void status_release(void);
+
+/* Writes the warnings that are kept. May be called from a signal handler. */
+void status_write_held(void);
+
+/* Counts a reason why the current row is less reliable. `what` completes the sentence "3 of 12 rows ..." and
+ * identifies the reason; `remedy` says what to do. Both texts must outlive the run. With
+ * status_show_caveats(true), also warns with the details that the format describes. Only on rank 0. */
+void status_caveat(const char *what, const char *remedy, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void status_show_caveats(bool each);
+
+/* Warns in one line about all reasons that status_caveat() counted in a run of `rows` rows, and forgets them.
+ * Prints nothing if there are none. */
+void status_summarise_caveats(size_t rows);
 
 /* Prints "fdsl-bench: warning: rank 2: ..." to stderr, on any rank. For warnings about this rank only. */
 void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2)));

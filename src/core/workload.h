@@ -29,7 +29,8 @@ struct workload {
     /* Options of this workload. Options with `column` set become CSV columns, in this order. */
     const struct option_spec *options;
     size_t option_count;
-    size_t parameters_bytes; /* size of the struct that the options fill */
+    const struct option_section *option_sections; /* the sections of --help, as in struct option_group */
+    size_t parameters_bytes;                      /* size of the struct that the options fill */
 
     /* Returns the new defaults (struct options) that a command line asks for. NULL: the workload replaces no
      * defaults. */
@@ -53,6 +54,9 @@ struct workload {
     /* Measures that the table on stdout shows in addition to the common columns, NULL-terminated. NULL if
      * there are none. */
     const char *const *shown;
+
+    bool shows_p99; /* the table on stdout also shows the 99th percentile of the time, because it matters as a
+                       latency */
 
     /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input for
      * this rank's share of `partition`. `*input` is NULL before the call. The caller closes it unless it is

@@ -106,6 +106,16 @@ static const struct option_spec options[] = {
     COMPUTE_OPTION(AT(compute)),
 };
 
+static const struct option_section sections[] = {
+    {"data", "data"},
+    {"reading", "batch"},
+    {"decoding", "decode"},
+    {"augmentation", "augment"},
+    {"variants on a GPU", "dtype"},
+    {"training step", "compute"},
+    {NULL, NULL},
+};
+
 /* ---- Opening ---- */
 
 static enum status check_fit(const struct options *given, const struct parameters *parameters)
@@ -475,6 +485,7 @@ const struct workload workload_load = {
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
     .measures = load_measures,
     .shown = shown,

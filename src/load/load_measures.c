@@ -131,13 +131,15 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return measure_order(load, variant, result->threads, measures);
 }
 
-/* Warns if the latest warm run read from a storage device, or if too few pages are resident after the run. */
+/* Counts the row (status_caveat()) if the latest warm run read from a storage device, or if too few pages are
+ * resident after the run. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {
     uint64_t read = result->device_known ? result->device_bytes : 0;
     if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
-        status_warn(
+        status_caveat(
+            "did not stay warm", "stop processes that read files or need the memory, or use --cache any",
             "--cache warm: the latest run read %llu bytes from a storage device, and %.1f %% of the data set "
             "is in the page cache: another process evicts pages or needs the memory, so not all runs of "
             "this row were warm",

@@ -77,6 +77,13 @@ static const struct option_spec options[] = {
      true, "GPU variants: largest amount of GPU memory for rows and results (default: all free memory)"},
 };
 
+static const struct option_section sections[] = {
+    {"data", "data"},
+    {"steps", "steps"},
+    {"variants on a GPU", "resident"},
+    {NULL, NULL},
+};
+
 static const char *const shown[] = {"rows_kept", "stream_share", NULL};
 static const char *const baselines[] = {"ops-naive", NULL};
 
@@ -321,6 +328,7 @@ const struct workload workload_ops = {
     .item = "rows",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
     .measures = ops_measures,
     .shown = shown,

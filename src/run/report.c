@@ -15,6 +15,7 @@
 struct report {
     const struct settings *settings;
     size_t lines;         /* number of lines printed so far */
+    size_t rows;          /* number of results with rows */
     const char *baseline; /* the baseline of speed-ups; NULL: none */
     bool unsettled;       /* a line is marked because its median did not settle */
     bool coloured;
@@ -224,29 +225,39 @@ static void print_missing_baseline(const struct workload *workload)
         printf("%s%s", i ? " or " : "", workload->baselines[i]);
 }
 
-/* Prints the caption and the header of the table. The caption lists the parameters, so that the table can be
- * understood without the command line. It includes choices without a column, such as --recipe, because they
- * replace defaults. */
+/* Prints those options that differ from their defaults, so that the table can be understood without the
+ * command line. They include choices without a column, such as --recipe, because they replace defaults. An
+ * option that was not given and has no default gets its value from the data, and is left out. */
+static void print_options(const struct settings *settings)
+{
+    const struct workload *workload = settings->workload;
+    bool any = false;
+    for (size_t i = 0; i < workload->option_count; i++) {
+        const struct option_spec *spec = &workload->options[i];
+        char text[4096];
+        options_text(spec, settings->parameters, text, sizeof text);
+        const bool recipe = spec->column == COLUMN_NONE && spec->kind == OPTION_CHOICE;
+        bool known = spec->fallback || options_given(&settings->options, spec->name);
+        if ((spec->column == COLUMN_NONE && !recipe) || !known || !*text ||
+            !settings_uses(settings, spec->name) || axes_find(&settings->axes, spec->name) ||
+            options_is_default(&settings->options, spec, settings->parameters))
+            continue;
+        printf(" %s ", spec->name);
+        text_print(stdout, text);
+        any = true;
+    }
+    if (!any)
+        fputs(" default options", stdout);
+}
+
+/* Prints the caption and the header of the table. Workloads with epochs have one line per epoch, with its
+ * number; other workloads have the number of samples. */
 static void print_caption(const struct report *report, const struct result *result)
 {
     const struct settings *settings = report->settings;
     const struct workload *workload = settings->workload;
     printf("%s:", workload->name);
-    for (size_t i = 0; i < workload->option_count; i++) {
-        const struct option_spec *spec = &workload->options[i];
-        char text[4096];
-        options_text(spec, settings->parameters, text, sizeof text);
-        bool shown = i < 5 || options_given(&settings->options, spec->name);
-        bool applies = settings_uses(settings, spec->name);
-        const bool recipe = spec->column == COLUMN_NONE && spec->kind == OPTION_CHOICE;
-        if ((spec->column == COLUMN || recipe) && shown && applies && *text &&
-            !axes_find(&settings->axes, spec->name)) {
-            printf(" %s ", spec->name);
-            text_print(stdout, text);
-        }
-    }
-    if (result->cache && !axes_find(&settings->axes, "cache"))
-        printf(" cache %s", result->cache);
+    print_options(settings);
     if (comm_size() > 1)
         printf(" on %d ranks", comm_size());
     if (comm_size() > 1 && settings->axes.count == 0 &&
@@ -260,8 +271,11 @@ static void print_caption(const struct report *report, const struct result *resu
     printf("\n\n%-18s", "variant");
     for (size_t i = 0; i < settings->axes.count; i++)
         printf(" %*s", axes_width(&settings->axes, i), settings->axes.at[i].spec->name);
-    printf(" %12s %8s %14s %9s %15s %8s %8s", "time/item", "+-95%", "items/s", "speed-up", "roofline",
-           "samples", "#wrong");
+    printf(" %12s %8s", "time/item", "+-95%");
+    if (workload->shows_p99)
+        printf(" %12s", "p99/item");
+    printf(" %14s %9s %15s %8s %8s", "items/s", "speed-up", "roofline",
+           workload->epochs.more ? "epoch" : "samples", "#wrong");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
         printf(" %10s", workload->shown[i]);
     if (comm_size() > 1)
@@ -282,11 +296,11 @@ static void print_together(const struct result *result)
     printf(" %10s %10s", imbalance, efficiency);
 }
 
-/* Prints a column of the workload from the last row, which covers all ranks. */
-static void print_shown(const char *column, const struct result *result)
+/* Returns a column of the last row, which covers all ranks; "-" if it has no value. */
+static const char *shown_text(const char *column, const struct result *result)
 {
     const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
-    printf(" %10s", text && *text ? text : "-");
+    return text && *text ? text : "-";
 }
 
 static void print_stall(const struct result *result)
@@ -314,16 +328,18 @@ static void error_text(struct report *report, const struct result *result, char 
 /* Prints the line of a result. If its results are wrong, the line has no time. */
 static void print_line(struct report *report, const struct result *result)
 {
-    char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
-         wrong[32] = "-";
+    char time[32] = "-", error[32] = "-", p99[32] = "-", rate[32] = "-", speed_up[32] = "-",
+         roofline[32] = "-", samples[32] = "", wrong[32] = "-";
     if (result->row_count) {
         const struct stats *stats = &result->bench.time;
-        double item_s = stats->median / result->work.items;
+        double items = result->work.items, per_s = result_rate(report->settings, result, items);
         error_text(report, result, error, sizeof error);
-        if (result->work.items > 0) {
-            format_time(item_s, time, sizeof time);
-            snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
+        if (items > 0) {
+            format_time(stats->median / items, time, sizeof time);
+            format_time(stats->p99 / items, p99, sizeof p99);
         }
+        if (per_s > 0)
+            snprintf(rate, sizeof rate, "%.*f", per_s < 1000 ? 2 : 0, per_s);
         if (result->speedup > 0)
             snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
         if (result->roofline.floor_s > 0)
@@ -334,15 +350,20 @@ static void print_line(struct report *report, const struct result *result)
     bool checked = result->verified || (result->row_count && workload->checks.every_run);
     if (checked)
         snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
+    snprintf(samples, sizeof samples, "%zu", result->bench.count);
     const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
     const struct axes *axes = &report->settings->axes;
     printf("%-18s", result->variant);
     for (size_t i = 0; i < axes->count; i++)
         printf(" %*s", axes_width(axes, i), axes_text(axes, i, report->settings->combination));
-    printf(" %12s %8s %14s %9s %15s %8zu %s%8s%s", time, error, rate, speed_up, roofline, result->bench.count,
-           colour, wrong, *colour ? "\033[0m" : "");
+    printf(" %12s %8s", time, error);
+    if (workload->shows_p99)
+        printf(" %12s", p99);
+    printf(" %14s %9s %15s %8s %s%8s%s", rate, speed_up, roofline,
+           workload->epochs.more ? shown_text("epoch", result) : samples, colour, wrong,
+           *colour ? "\033[0m" : "");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
-        print_shown(workload->shown[i], result);
+        printf(" %10s", shown_text(workload->shown[i], result));
     if (comm_size() > 1)
         print_together(result);
     if (shows_stall(report->settings))
@@ -421,6 +442,11 @@ enum status report_monitor(struct report *report, const struct monitor *monitor)
 
 /* ---- The report ---- */
 
+double result_rate(const struct settings *settings, const struct result *result, double amount)
+{
+    return settings->workload->ranks.joint && comm_size() == 1 ? NAN : amount / result->bench.time.median;
+}
+
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
 {
     *report = calloc(1, sizeof **report);
@@ -428,6 +454,9 @@ enum status report_begin(const struct settings *settings, const char *baseline, 
     (*report)->settings = settings;
     (*report)->baseline = baseline;
     (*report)->coloured = status_coloured(STDOUT_FILENO);
+    status_show_caveats(settings->verbose);
+    if (settings->format == FORMAT_TABLE && status_shows_progress() && isatty(STDOUT_FILENO))
+        status_hold();
     rows_begin(&(*report)->printer, settings->format);
     return STATUS_OK;
 }
@@ -439,6 +468,7 @@ enum status report_add(struct report *report, const struct result *result)
             print_caption(report, result);
         print_line(report, result);
     }
+    report->rows += result->row_count > 0;
     for (size_t i = 0; i < result->row_count && report->settings->format != FORMAT_TABLE; i++)
         rows_add(&report->printer, &result->rows[i]);
     return format_flush();
@@ -458,7 +488,9 @@ static enum status end_rows(struct report *report)
 enum status report_end(struct report *report)
 {
     explain_mark(report);
-    enum status status = end_rows(report);
+    enum status status = end_rows(report), flushed = format_flush();
+    status_release();
+    status_summarise_caveats(report->rows);
     free(report);
-    return status == STATUS_OK ? format_flush() : status;
+    return status == STATUS_OK ? flushed : status;
 }

@@ -15,7 +15,6 @@
 /* The result of one variant: of one rank, or of all ranks combined. */
 struct result {
     const char *variant;
-    const char *cache;  /* state of the page cache at the start of a run; NULL if it does not matter */
     struct bench bench; /* owned by the runner; no samples if the variant was not timed */
     struct work work;
     uint64_t runs_before; /* untimed runs before bench_measure(), to verify results or write output files;
@@ -37,6 +36,10 @@ struct result {
     size_t row_count;
 };
 
+/* Returns `amount` per second, or NaN if a rate has no meaning: if all ranks together process each item, a
+ * single rank has nothing to do. */
+double result_rate(const struct settings *settings, const struct result *result, double amount);
+
 struct report;
 
 /* Begins a report on stdout in settings->format. `baseline` is the name of the baseline of speed-ups, or NULL
@@ -47,8 +50,8 @@ enum status report_begin(const struct settings *settings, const char *baseline, 
 /* Adds a result. Prints it immediately, except for JSON. STATUS_FAILED if stdout cannot be written. */
 enum status report_add(struct report *report, const struct result *result);
 
-/* Ends and frees the report. Prints the whole document for JSON. STATUS_FAILED if stdout cannot be
- * written. */
+/* Ends and frees the report. Prints the whole document for JSON, then one warning that summarises the rows
+ * that are less reliable. STATUS_FAILED if stdout cannot be written. */
 enum status report_end(struct report *report);
 
 /* Prints the means and maxima of the monitor's samples during each variant's timed runs, after the table.

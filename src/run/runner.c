@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
+#include "core/text.h"
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
@@ -193,8 +194,10 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
         *alone_s = bench.time.median;
         bench_free(&bench);
     } else {
-        status_warn("%s: efficiency unknown, because rank 0 cannot process the batch alone: %s",
-                    runner->entry->name, status_text());
+        status_caveat("got no efficiency, because rank 0 cannot process the batch alone",
+                      "lower the work per run",
+                      "%s: efficiency unknown, because rank 0 cannot process the batch alone: %s",
+                      runner->entry->name, status_text());
         status = STATUS_OK;
     }
     phase_enter(PHASE_TEARDOWN);
@@ -263,15 +266,13 @@ static enum status run_ranks(struct runner *runner, struct result *result)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
-    runner->published = runner->checkpointed = runner->was_busy = false;
+    runner->published = runner->checkpointed = false;
     if (runner_leads(runner))
         runner_say_what_is_kept(runner);
     memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);
     const struct workload *workload = runner->settings->workload;
-    struct result result = {.variant = entry->name,
-                            .cache = workload->cache ? workload->cache(runner->input) : NULL,
-                            .stall_share = -1,
-                            .work = workload->work(runner->input, entry->variant)};
+    struct result result = {
+        .variant = entry->name, .stall_share = -1, .work = workload->work(runner->input, entry->variant)};
     /* Rank 0 is not timed alone if the workload has epochs, because epochs are not repeated, or if one rank
      * alone cannot process an item. */
     bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more && !workload->ranks.joint;
@@ -321,14 +322,57 @@ static enum status refuse(const struct runner *runner, const struct variant_entr
                       other ? "; '" : "", other ? other : "", other ? "' can" : "");
 }
 
-/* With --variant all, removes the variants that cannot run and prints a note for each. Notes about variants
- * that this machine or build does not support are printed only for the first combination. Without --variant
- * all, fails at the first variant that cannot run. */
+/* A variant that --variant all skips. */
+struct skipped {
+    const char *name;
+    char *reason; /* owned; NULL after say_skipped() has named the variant */
+};
+
+/* Joins the names of the variants that were skipped for this reason. Frees their copies of the reason. */
+static void join_skipped(struct skipped *skipped, size_t count, const char *reason, char *names, size_t size)
+{
+    for (size_t i = 0; i < count; i++)
+        if (skipped[i].reason && strcmp(skipped[i].reason, reason) == 0) {
+            text_join(names, size, ", ", "%s", skipped[i].name);
+            free(skipped[i].reason);
+            skipped[i].reason = NULL;
+        }
+}
+
+/* Says in one line which variants were skipped, grouped by the reason. Does not repeat a line in later
+ * combinations. Frees the reasons. */
+static void say_skipped(const struct runner *runner, struct skipped *skipped, size_t count)
+{
+    struct settings *settings = runner->settings;
+    char text[1024] = "";
+    for (size_t i = 0; i < count; i++) {
+        FREED char *reason = skipped[i].reason;
+        char names[512] = "";
+        if (!reason)
+            continue;
+        skipped[i].reason = NULL;
+        text_join(names, sizeof names, ", ", "%s", skipped[i].name);
+        join_skipped(skipped + i, count - i, reason, names, sizeof names);
+        text_join(text, sizeof text, "; ", "%s (%s)", names, reason);
+    }
+    if (count == 0 || strstr(settings->skipped, text))
+        return;
+    text_join(settings->skipped, sizeof settings->skipped, "\n", "%s", text);
+    if (runner->report) /* a table has begun: keep the line until its end */
+        status_warn("skipping %zu variant%s: %s", count, count == 1 ? "" : "s", text);
+    else
+        status_say("skipping %zu variant%s: %s", count, count == 1 ? "" : "s", text);
+}
+
+/* With --variant all, removes the variants that cannot run, and says so. Without --variant all, fails at the
+ * first variant that cannot run. */
 static enum status keep_runnable(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     bool all = strcmp(settings->variant_names, "all") == 0;
-    size_t kept = 0;
+    size_t kept = 0, count = 0;
+    FREED struct skipped *skipped = calloc(settings->variant_count, sizeof *skipped);
+    TRY(comm_agree(ALLOCATED(skipped, "out of memory for the variants")));
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
         enum status status = comm_agree(can_run(runner, entry)); /* all ranks must keep the same variants */
@@ -336,9 +380,10 @@ static enum status keep_runnable(struct runner *runner)
             settings->variants[kept++] = entry;
         else if (!all)
             return refuse(runner, entry, status);
-        else if (status != STATUS_UNAVAILABLE || settings->combination == 0)
-            status_say("skipping %s: %s", entry->name, status_text());
+        else
+            skipped[count++] = (struct skipped){entry->name, strdup(status_text())};
     }
+    say_skipped(runner, skipped, count);
     settings->variant_count = kept;
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
@@ -388,18 +433,24 @@ static enum status run_variants(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
     bool all = strcmp(settings->variant_names, "all") == 0;
-    size_t wrong = 0, skipped = 0;
-    for (size_t i = 0; i < settings->variant_count; i++) {
-        enum status status = comm_agree(run_variant(runner, settings->variants[i]));
+    size_t wrong = 0, count = 0;
+    FREED struct skipped *skipped = calloc(settings->variant_count, sizeof *skipped);
+    enum status status = comm_agree(ALLOCATED(skipped, "out of memory for the variants"));
+    for (size_t i = 0; status == STATUS_OK && i < settings->variant_count; i++) {
+        status = comm_agree(run_variant(runner, settings->variants[i]));
         if (status == STATUS_WRONG) {
             status_prefix(status, "%s", settings->variants[i]->name);
             status_print();
             wrong++;
-        } else if (status == STATUS_UNAVAILABLE && all && ++skipped < settings->variant_count)
-            status_say("skipping %s: %s", settings->variants[i]->name, status_text());
-        else if (status != STATUS_OK)
-            return status;
+            status = STATUS_OK;
+        } else if (status == STATUS_UNAVAILABLE && all && count + 1 < settings->variant_count) {
+            skipped[count++] = (struct skipped){settings->variants[i]->name, strdup(status_text())};
+            status = STATUS_OK;
+        }
     }
+    if (skipped)
+        say_skipped(runner, skipped, count);
+    TRY(status);
     return wrong == 0 ? STATUS_OK
                       : status_set(STATUS_WRONG, "%zu of %zu variants gave wrong results", wrong,
                                    settings->variant_count);

@@ -69,7 +69,6 @@ struct runner {
     size_t rows_kept;         /* number of rows of this combination that were appended to --out */
     bool published;           /* the row of the current variant has been written */
     bool checkpointed;        /* the current variant has saved a state for --resume */
-    bool was_busy;            /* a warning said that other processes use the cores of the current variant */
 };
 
 /* ---- runner.c ---- */
@@ -178,17 +177,17 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
 
 /* ---- runner_warn.c ---- */
 
-/* Warns about conditions that make a result less reliable: throttled clocks, an uncertain median, a busy
- * machine (once per variant, not in every epoch). `facts` has one entry per rank. */
-void runner_warn(struct runner *runner, const struct result *result, const struct rank_facts *facts);
+/* Counts conditions that make a result less reliable (status_caveat()): throttled clocks, an uncertain
+ * median, a busy machine. `facts` has one entry per rank. */
+void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts);
 
 /* Warns about each option that was given and has an effect on some variants of the workload, but on none of
  * those that run. */
 void runner_warn_of_options(const struct settings *settings);
 
-/* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
- * NVML averages its readings over up to one second, so short runs are hardly visible in them. Does not warn
- * in workloads with epochs. */
+/* Counts the row (status_caveat()) if --monitor took too few samples during the timed runs; `wall_s` is the
+ * median wall time of a run. NVML averages its readings over up to one second, so short runs are hardly
+ * visible in them. Does not warn in workloads with epochs. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_publish.c ---- */

@@ -115,8 +115,8 @@ static void time_fields(const struct runner *runner, const struct result *result
     row_real(row, "time_sd_s", bench->count > 1 ? time->sd : NAN);
     row_real(row, "wall_s", bench->wall_s);
     row_real(row, "items", result->work.items);
-    row_real(row, "items_per_s", result->work.items / time->median);
-    row_real(row, "bytes_per_s", result->work.bytes / time->median);
+    row_positive(row, "items_per_s", result_rate(runner->settings, result, result->work.items));
+    row_positive(row, "bytes_per_s", result_rate(runner->settings, result, result->work.bytes));
     roofline_fields(&result->roofline, time->median, row);
     row_real(row, "time_cv", bench->count > 1 ? time->cv : NAN);
     row_count(row, "outliers", time->outliers);

@@ -8,36 +8,34 @@
 #define CPU_SHARE_MIN   0.9  /* warn if threads got less than this share of the CPU time available to them */
 #define PREEMPTED_MAX_S 10.0 /* warn above this number of involuntary context switches per second */
 
-static const char *remedy(const struct settings *settings)
-{
-    return settings->loops ? "loops" : "max-time";
-}
-
 static void warn_of_median(const struct settings *settings, const struct result *result)
 {
     const struct bench *bench = &result->bench;
+    const char *more = settings->loops ? "raise --loops or reduce background load"
+                                       : "raise --max-time or reduce background load";
     if (bench->count < STATS_INTERVAL_MIN)
-        status_warn("%s: too few samples (%zu) for the error of the median; take at least %d with --%s",
-                    result->variant, bench->count, STATS_INTERVAL_MIN,
-                    settings->loops ? "loops" : "min-samples");
+        status_caveat("took too few samples for the error of the median",
+                      settings->loops ? "raise --loops" : "raise --min-samples",
+                      "%s: too few samples (%zu) for the error of the median; take at least %d with --%s",
+                      result->variant, bench->count, STATS_INTERVAL_MIN,
+                      settings->loops ? "loops" : "min-samples");
     else if (!bench->settled && isinf(bench->time.median_error))
-        status_warn(
-            "%s: the error of the median is unknown: samples are correlated, so %zu of them are worth "
-            "only %.0f independent ones; raise --%s or reduce background load",
-            result->variant, bench->count, bench->time.effective, remedy(settings));
+        status_caveat("did not settle", more,
+                      "%s: the error of the median is unknown: samples are correlated, so %zu of them are "
+                      "worth only %.0f independent ones; %s",
+                      result->variant, bench->count, bench->time.effective, more);
     else if (!bench->settled)
-        status_warn(
-            "%s: median uncertain by +-%.1f %% after %zu samples; raise --%s or reduce background load",
-            result->variant, 100 * bench->time.median_error, bench->count, remedy(settings));
+        status_caveat("did not settle", more, "%s: median uncertain by +-%.1f %% after %zu samples; %s",
+                      result->variant, 100 * bench->time.median_error, bench->count, more);
     else if (bench->time.outliers * 10 > bench->count)
-        status_warn("%s: %zu of %zu samples are outliers; other processes may be using this machine",
-                    result->variant, bench->time.outliers, bench->count);
+        status_caveat("had many outliers", "stop other processes on this machine",
+                      "%s: %zu of %zu samples are outliers; other processes may be using this machine",
+                      result->variant, bench->time.outliers, bench->count);
 }
 
-/* Warns if other processes used the cores, because a median can settle even on a busy machine. Reports the
- * rank that got the smallest share of its cores. Warns once per variant, because a training run can have
- * hundreds of epochs. */
-static void warn_of_busy_cores(struct runner *runner, const struct result *result,
+/* Warns if other processes used the cores, because a median can settle even on a busy machine. Describes the
+ * rank that got the smallest share of its cores. */
+static void warn_of_busy_cores(const struct runner *runner, const struct result *result,
                                const struct rank_facts *facts, uint64_t ranks)
 {
     bool one = runner_threads(runner) == 1;
@@ -47,24 +45,25 @@ static void warn_of_busy_cores(struct runner *runner, const struct result *resul
             share = facts[i].cpu_share;
             preempted = facts[i].preempted_per_s;
         }
-    if (share >= CPU_SHARE_MIN || runner->was_busy)
-        return;
-    runner->was_busy = true;
-    status_warn(
-        "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
-        "times are too long: stop other processes%s",
-        result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores", one ? "was" : "were",
-        preempted, one ? "" : ", or lower --threads");
+    if (share < CPU_SHARE_MIN)
+        status_caveat(
+            "lost CPU time to other processes, so their times are too long", "stop other processes",
+            "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
+            "times are too long: stop other processes%s",
+            result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
+            one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
 }
 
-void runner_warn(struct runner *runner, const struct result *result, const struct rank_facts *facts)
+void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts)
 {
     const struct settings *settings = runner->settings;
     char words[128];
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool the GPU, raise its power limit, or "
-                    "compare only with runs that were throttled too",
-                    result->variant, words);
+        status_caveat("ran while the GPU's clocks were throttled",
+                      "cool the GPU, raise its power limit, or compare only with throttled runs",
+                      "%s: the GPU's clocks were throttled (%s); cool the GPU, raise its power limit, or "
+                      "compare only with runs that were throttled too",
+                      result->variant, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);
     warn_of_busy_cores(runner, result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
@@ -95,8 +94,11 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
         snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
     else
         snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_warn("%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics need "
-                "%d; sample longer with %s%s",
-                runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
-                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
+    status_caveat(
+        "got too few samples of --monitor",
+        settings->loops ? "raise --loops" : "raise --min-time or shorten the period",
+        "%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics need "
+        "%d; sample longer with %s%s",
+        runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
+        settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
 }

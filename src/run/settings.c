@@ -76,6 +76,8 @@ static const struct option_spec specs[] = {
      "number of devices"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "for a single rank, use the CUDA device with the most free memory"},
+    {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
+     "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"rank-device", "LIST", OPTION_TEXT, AT(rank_device), NULL, 0, 0, NULL, false,
      "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the GPU "
      "described at --device. In train, some ranks can use the CPU and train together with the ranks on "
@@ -109,10 +111,11 @@ static const struct option_spec specs[] = {
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
-     "with --list, describe each variant; with --help, list the options of every workload"},
+     "with --list, describe each variant; with --help, the options of every workload; in a run, warn about "
+     "each row that is less reliable, instead of only counting these rows"},
     {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false,
-     "print this help; with --workload NAME, the options of that workload"},
+     "print a short help; with --workload NAME, describe the options of that workload"},
 };
 
 static const char list_help[] =
@@ -132,9 +135,26 @@ static const char exit_statuses[] =
     "             or a slower row in compare; 4 not supported by this build or machine;\n"
     "             with -- COMMAND, the exit status of the command\n";
 
-/* Prints the options of one workload and the names of its variants. */
+static const struct option_section sections[] = {
+    {"what to run", "variant"},
+    {"output", "out"},
+    {"CPU and GPU", "threads"},
+    {"ranks", "ranks"},
+    {"timing", "warmups"},
+    {"information", "env"},
+    {NULL, NULL},
+};
+static const struct option_group common = {specs, COUNT_OF(specs), sections};
+
+static struct option_group group_of(const struct workload *workload)
+{
+    return (struct option_group){workload->options, workload->option_count, workload->option_sections};
+}
+
+/* Prints the options that apply to one workload and the names of its variants. */
 static void help_with(const struct workload *workload, const char *const *defaults, FILE *stream)
 {
+    const struct option_group groups[] = {group_of(workload), common};
     fprintf(
         stream,
         "fdsl-bench --workload %s - %s\n\nusage: fdsl-bench --variant NAME[,NAME...] [options]\n\nvariants:",
@@ -142,58 +162,54 @@ static void help_with(const struct workload *workload, const char *const *defaul
     for (size_t i = 0; i < variant_count; i++)
         if (strcmp(variant_table[i].workload, workload->name) == 0)
             fprintf(stream, " %s", variant_table[i].name);
-    fprintf(stream, "\n\noptions of the workload %s:\n", workload->name);
-    options_help(stream, workload->options, workload->option_count, defaults);
+    fputc('\n', stream);
+    options_help_sections(stream, groups, COUNT_OF(groups), defaults, false);
     fputs(list_help, stream);
-    fputs("\nfdsl-bench --help lists the options that all workloads share.\n", stream);
     fputs(exit_statuses, stream);
 }
 
-/* Prints the common help; with `all`, also the options of every workload. */
+/* Prints the common help: an overview, or with `all` the options of every workload. */
 static void help_common(FILE *stream, bool all)
 {
-    fputs(
-        "fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
-        "\n"
-        "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
-        "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
-        "       fdsl-bench --verify-set DIR\n"
-        "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
-        "       fdsl-bench compare A.csv B.csv [options]\n"
-        "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
-        "       fdsl-bench --list [-v] | --env | --version | --help\n"
-        "\n"
-        "examples:\n"
-        "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
-        "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
-        "  fdsl-bench --variant naive,omp --res 224,512 --batch 1:64:2x   # 14 combinations\n"
-        "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
-        "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
-        "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-        "  fdsl-bench --workload load --variant all --data train\n"
-        "  fdsl-bench --workload train --variant all --data mnist --epochs 3   "
-        "# after scripts/setup/fetch_mnist.sh mnist\n"
-        "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
-        "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
-        "percentile\n"
-        "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
-        "  fdsl-bench --workload ops --variant all --rows 1000000 --to fp8   # filters and converts "
-        "embeddings\n"
-        "  fdsl-bench advise --data photos --compute 5   # generate or read? see advise --help\n"
-        "  fdsl-bench compare before.csv after.csv       # what became slower; see compare --help\n"
-        "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
-        "\n"
-        "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
-        stream);
+    fputs("fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
+          "\n"
+          "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+          "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+          "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
+          "       fdsl-bench compare A.csv B.csv [options]\n"
+          "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
+          "       fdsl-bench --list [-v] | --env | --verify-set DIR | --version | --help\n"
+          "\n"
+          "examples:\n"
+          "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
+          "  fdsl-bench --variant naive,omp --res 224,512 --batch 1:64:2x   # 14 combinations\n"
+          "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
+          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+          "  fdsl-bench --workload load --variant all --data train\n"
+          "  fdsl-bench --workload train --variant all --model lenet --epochs 3\n"
+          "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
+          "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # median and 99th percentile\n"
+          "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
+          "  fdsl-bench advise --data photos --compute 5   # generate or read?\n"
+          "  fdsl-bench compare before.csv after.csv       # what became slower\n"
+          "\n"
+          "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
+          stream);
     for (size_t i = 0; workload_table[i]; i++)
         fprintf(stream, "  %-8s %s\n", workload_table[i]->name, workload_table[i]->summary);
     fputs("\noptions of all workloads:\n", stream);
-    options_help(stream, specs, COUNT_OF(specs), NULL);
+    options_help_sections(stream, &common, 1, NULL, !all);
     for (size_t i = 0; all && workload_table[i]; i++) {
+        const struct option_group group = group_of(workload_table[i]);
         fprintf(stream, "\noptions of the workload %s:\n", workload_table[i]->name);
-        options_help(stream, workload_table[i]->options, workload_table[i]->option_count, NULL);
+        options_help_sections(stream, &group, 1, NULL, false);
     }
-    fputs(list_help, stream);
+    fputs(all ? list_help
+              : "\nmore help:\n"
+                "  fdsl-bench --workload NAME --help   describes all options that apply to a workload\n"
+                "  fdsl-bench --prepare --help         and advise --help, compare --help\n"
+                "  fdsl-bench --help --verbose         describes all options of all workloads\n",
+          stream);
     fputs(exit_statuses, stream);
 }
 

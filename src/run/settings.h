@@ -41,6 +41,8 @@ struct settings {
     bool unnamed;           /* --variant all without --workload: the workload is the default */
     struct axes axes;
     size_t combination; /* index of the current combination of the axes */
+    char skipped[4096]; /* lines that said which variants were skipped, so that the runner does not repeat
+                           them */
     struct settings_given {
         void *parameters;
         const struct variant_entry **variants;

@@ -105,6 +105,12 @@ static const struct option_spec options[] = {
      "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
 };
 
+static const struct option_section sections[] = {
+    {"images", "batch"},          {"benchmark class", "vertices"}, {"images", "formula"},
+    {"classes", "classes"},       {"benchmark class", "noise"},    {"batch format", "dtype"},
+    {"training step", "compute"}, {"output", "write-classes"},     {NULL, NULL},
+};
+
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
                                                 "oval-x",   "oval-y", "freq1", "freq2",      NULL};
 
@@ -515,6 +521,7 @@ const struct workload workload_synth = {
     .item = "images",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
     .measures = columns,
     .baselines = baselines,

@@ -27,6 +27,11 @@ static const struct option_spec options[] = {
     {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f32", 0, 0, types, true, "element type"},
 };
 
+static const struct option_section sections[] = {
+    {"arrays", "bytes"},
+    {NULL, NULL},
+};
+
 static const struct measure columns[] = {
     {"timed_stages", COMBINE_FIRST}, {"count", COMBINE_SAME},      {"redop", COMBINE_FIRST},
     {"calls", COMBINE_SAME},         {"time_us", COMBINE_NONE},    {"algbw_gbs", COMBINE_NONE},
@@ -46,7 +51,6 @@ static void exchange_close(void *input)
 static enum status exchange_open(const struct options *given, void *parameters_,
                                  const struct partition *partition, void **input)
 {
-    static bool warned; /* a sweep opens the workload once per combination */
     const struct parameters *parameters = parameters_;
     size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
     struct allreduce_job *job = *input = malloc(sizeof *job);
@@ -57,9 +61,9 @@ static enum status exchange_open(const struct options *given, void *parameters_,
                           "--bytes %" PRIu64
                           ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
                           parameters->bytes, value_bytes, types[parameters->type]);
-    if (partition->ranks == 1 && !warned)
-        status_warn("one rank exchanges nothing, so busbw_gbs is 0; start more ranks with: mpirun -n N");
-    warned = true;
+    if (partition->ranks == 1)
+        status_warn(
+            "one rank exchanges nothing, so there are no bandwidths; start more ranks with: mpirun -n N");
     *job = (struct allreduce_job){.bytes = parameters->bytes,
                                   .count = parameters->bytes / value_bytes,
                                   .bf16 = parameters->type == TYPE_BF16,
@@ -234,6 +238,8 @@ static void exchange_rates(const void *input, double median_s, struct measures *
     const struct allreduce_job *job = input;
     double call_s = median_s / ALLREDUCE_CALLS, algbw_gbs = 1e-9 * (double)job->bytes / call_s;
     measures_real(measures, "time_us", 1e6 * call_s, 5);
+    if (job->ranks == 1) /* nothing is sent */
+        return;
     measures_real(measures, "algbw_gbs", algbw_gbs, 5);
     measures_real(measures, "busbw_gbs", algbw_gbs * 2 * (job->ranks - 1) / job->ranks, 5);
 }
@@ -241,10 +247,11 @@ static void exchange_rates(const void *input, double median_s, struct measures *
 const struct workload workload_exchange = {
     .name = "exchange",
     .schema = "exchange/1",
-    .summary = "all-reduces: adds up arrays over all ranks, as training on several ranks does with gradients",
+    .summary = "all-reduces: adds up arrays over all ranks, as training does with gradients",
     .item = "all-reduces",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
     .measures = columns,
     .shown = shown,

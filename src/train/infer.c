@@ -29,6 +29,12 @@ static const struct option_spec options[] = {
      "samples per run, at most those of the test set. max finds the largest batch that fits into memory"},
 };
 
+static const struct option_section sections[] = {
+    {"network", "checkpoint"},
+    {"data", "data"},
+    {NULL, NULL},
+};
+
 static const struct measure columns[] = {
     {"timed_stages", COMBINE_FIRST}, {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
     {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"skipped", COMBINE_SAME},
@@ -288,9 +294,11 @@ const struct workload workload_infer = {
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
     .measures = columns,
     .shown = shown,
+    .shows_p99 = true,
     .baselines = baselines,
     .open = infer_open,
     .close = infer_close,

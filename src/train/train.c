@@ -190,6 +190,24 @@ static const struct option_spec options[] = {
      "number of steps that --verify compares with the reference before the first epoch"},
 };
 
+static const struct option_section sections[] = {
+    {"data", "data"},
+    {"network", "model"},
+    {"optimizer", "recipe"},
+    {"optimizer", "batch"},
+    {"network", "drop-path"},
+    {"data", "feed"},
+    {"augmentation", "shift"},
+    {"data", "raw"},
+    {"network", "cudnn-benchmark"},
+    {"optimizer", "seed"},
+    {"ranks", "sync"},
+    {"network", "init"},
+    {"output", "checkpoint"},
+    {"what to run", "allow-nan"},
+    {NULL, NULL},
+};
+
 /* The published pre-training (docs/pretrain.md). The warm-up is 5000 steps of 256 samples. */
 static const char *const paper[] = {
     /* the samples; left out with other data than synth */
@@ -213,7 +231,7 @@ static const char *const *train_defaults(int argc, char *const argv[])
 
 static const char *const single[] = {"checkpoint", "export", "export-step", "save-batch", NULL};
 
-static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
+static const char *const shown[] = {"train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
 
 /* Returns a hash of the samples, for the comparison of the ranks. */
@@ -235,6 +253,7 @@ const struct workload workload_train = {
     .item = "samples",
     .options = options,
     .option_count = COUNT_OF(options),
+    .option_sections = sections,
     .parameters_bytes = sizeof(struct train_parameters),
     .defaults = train_defaults,
     .single = single,
