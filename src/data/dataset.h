@@ -67,9 +67,10 @@ struct dataset {
     bool skip;         /* skip unreadable samples with a warning */
     double test_share; /* share of each class that dataset_check() holds out for testing; 0: none */
     bool only_held;    /* dataset_check() keeps only the samples that are held out */
-    uint8_t *held;     /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
-                          sample is */
-    bool chosen;       /* the samples have only their image and label; other members are not read */
+    bool (*wanted)(uint64_t number); /* which samples dataset_check() keeps, by their numbers; NULL: all */
+    uint8_t *held; /* owned; by a sample's number, also if it was skipped: 1 if it is held out; NULL: no
+                      sample is */
+    bool chosen;   /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count;

@@ -574,7 +574,8 @@ static void add_candidate(struct candidates *candidates, struct plain *plain,
 
 static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
 {
-    return !dataset->only_held || (dataset->held && dataset->held[sample->number]);
+    return (!dataset->wanted || dataset->wanted(sample->number)) &&
+           (!dataset->only_held || (dataset->held && dataset->held[sample->number]));
 }
 
 /* Adds all samples, without reading more than their labels. */
@@ -881,7 +882,8 @@ enum status dataset_check(const char *url, struct dataset *dataset)
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
                     (unsigned long long)dataset->skipped,
                     dataset->uncounted ? ", and an unknown number more" : "");
-    if (dataset->sample_count == 0 && dataset->only_held && (dataset->listed > 0 || dataset->uncounted))
+    if (dataset->sample_count == 0 && (dataset->only_held || dataset->wanted) &&
+        (dataset->listed > 0 || dataset->uncounted))
         return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
         return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);

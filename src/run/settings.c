@@ -54,8 +54,6 @@ static const struct option_spec specs[] = {
     {"check", "FILE", OPTION_TEXT, AT(check), NULL, 0, 0, NULL, false,
      "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages and the "
      "options of one run, separated by tabs"},
-    {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
-     "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append the results to this CSV file: one row per variant and combination of values (train: one row per "
      "epoch). With several ranks, each result has one row per rank and one row for all ranks together"},
