@@ -1246,8 +1246,8 @@ Test(servers, entries_with_names_of_earlier_versions_are_not_read)
 
 static const struct cache_entry entry = {.source = 7, .bytes = 5};
 
-/* Writes the entry and opens it again. While a process reads an entry that it has stored, others need not wait
- * for it. */
+/* Writes the entry and opens it again. While a process reads an entry that it has stored, others need not
+ * wait for it. */
 static void write_entry(uint64_t limit)
 {
     struct cache_draft draft;

@@ -383,8 +383,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
     bool fits = false;
     for (int i = 0; !fits; i++) {
         if (i == WAITS_QUIET)
-            status_say("%s: waiting for room below --cache-bytes, which other processes are filling",
-                        folder);
+            status_say("%s: waiting for room below --cache-bytes, which other processes are filling", folder);
         if (i > 0)
             nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
         TRY(reserve(folder, entry->bytes, limit, draft, &fits));
