@@ -77,7 +77,7 @@ static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors
 {
     FREED char *line = NULL;
     size_t size = 0;
-    char messages[4096];
+    static char messages[4096]; /* static: a small stack must suffice for a run */
     for (ssize_t length; (length = getline(&line, &size, file)) > 0;) {
         line[length - (line[length - 1] == '\n')] = '\0';
         char *options = line, *name = strsep(&options, "\t");

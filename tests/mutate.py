@@ -338,7 +338,7 @@ class Run:
                     if not check:
                         self.sound[suite] = sound
                     if not sound:
-                        print(f'ignored, because it fails without a fault: {suite} {failure}', file=sys.stderr, flush=True)
+                        print(f'ignored, because it fails without a fault: {suite}{": " + check.group(1) if check else ""}', file=sys.stderr, flush=True)
                         tree.plant(fault)
                         continue
                 return f'caught by {os.path.basename(suite)}: {failure} ({elapsed_s:.0f} s)'
