@@ -66,7 +66,8 @@ fi
 mv "$machine.tmp" "$machine"
 variants=$($bench --list)
 # 14 rows on a CPU, 60 with a GPU: together half a minute.
-limit=(--max-time "${SECONDS_PER_ROW:-$(awk '$2 == "available" { n++ } END { print n > 15 ? 30 / (1.5 * n) : 2 }' <<<"$variants")}")
+seconds=${SECONDS_PER_ROW:-$(awk '$2 == "available" { n++ } END { print (n > 15 ? 20 / n : 2) }' <<<"$variants")}
+limit=(--max-time "$seconds")
 grep -v 'not built: this build has no CUDA' <<<"$variants" || true
 every all --batch "$batch" --res "${sizes// /,}" "${limit[@]}" --out results/synth.csv
 
