@@ -95,7 +95,7 @@ fi
 # Inference needs a trained network. A small test set is enough to measure it.
 trainer=${others%%,*}
 $bench --variant "${trainer:-train-naive}" --model "$model" --lr 0.002 --train-size 3000 --test-size 64 --epochs 2 \
-    --checkpoint "$samples/network" >/dev/null
+    --checkpoint "$samples/network" >/dev/null 2> >(grep -v ': warning: ' >&2)
 every all --workload infer --checkpoint "$samples/network" "${limit[@]}" --out results/infer.csv
 
 echo
