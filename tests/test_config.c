@@ -102,11 +102,13 @@ Test(config, names_of_other_commands_are_explained)
         {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
         {"--workload load --variant all --store shards",
          "--store is an option of --prepare; --prepare --help lists its options"},
+        {"--variant naive --samples 10", "--samples is an option of --prepare; "},
+        {"--variant shards --data x --res=32", "--res is an option of the workloads synth"},
         {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         EXPECT_PRINTS(2, cases[i].words, "$P %s", cases[i].options);
-    EXPECT(0, "! test -e x");
+    EXPECT(0, "! test -e 10 && ! test -e x");
 }
 
 Test(config, names_may_be_abbreviated)

@@ -162,6 +162,7 @@ static enum status take_found(struct options *options, int value, int at, char *
         return option_explain_refused(options, argv[at]);
     bool refused = value == '?' || value == ':';
     struct found found = resolve(options, refused ? optopt : value, argv[at], in_file);
+    TRY(option_explain_abbreviation(options, found.spec, argv[at]));
     if (value == ':')
         return option_explain_missing(found.spec);
     return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);

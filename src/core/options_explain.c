@@ -146,6 +146,16 @@ enum status option_explain_refused(const struct options *options, const char *ar
     return explain_unknown(options, argument);
 }
 
+enum status option_explain_abbreviation(const struct options *options, const struct option_spec *spec,
+                                        const char *argument)
+{
+    char name[WORD_MAX + 2];
+    option_name(argument, name, sizeof name);
+    if (!options->explain || strncmp(argument, "--", 2) != 0 || strcmp(name, spec->name) == 0)
+        return STATUS_OK;
+    return options->explain(options->explain_context, name);
+}
+
 /* Sets the message for an option without its value. */
 enum status option_explain_missing(const struct option_spec *spec)
 {

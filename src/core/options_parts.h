@@ -34,6 +34,11 @@ enum status option_set_default(const struct option_spec *spec, void *values);
 /* Sets the message for an ambiguous or unknown option, which getopt_long() refused. */
 enum status option_explain_refused(const struct options *options, const char *argument);
 
+/* Accepts an argument that abbreviates the name of `spec`, unless another command has an option with this
+ * name: --samples of --prepare must not be read as --samples-out. */
+enum status option_explain_abbreviation(const struct options *options, const struct option_spec *spec,
+                                        const char *argument);
+
 /* Sets the message for an option without its value. */
 enum status option_explain_missing(const struct option_spec *spec);
 
