@@ -426,10 +426,10 @@ ${#failed[@]} failed${failed[*]:+ (${failed[*]})}"
 merge_rows() {
     local files=("${have[@]/#/$folder/task_}")
     clear_progress
-    awk -v folder="$folder" 'FNR > 1 { print; next }
+    awk 'FNR > 1 { print; next }
         NR == 1 { header = $0; print }
-        $0 != header { print "sweep/run.sh: " FILENAME " and " first " have different columns, because two versions of fdsl-bench wrote " \
-            "them; convert the older ones with scripts/migrate_rows.py " folder "/task_*.csv, or rerun with --redo" >"/dev/stderr"; exit 1 }
+        $0 != header { print "sweep/run.sh: " FILENAME " and " first " have different columns, because two versions of fdsl-bench wrote them; " \
+            "rerun with --redo" >"/dev/stderr"; exit 1 }
         NR == 1 { first = FILENAME }' "${files[@]/%/.csv}"
 }
 
