@@ -86,8 +86,8 @@ Test(compare_table, huge_intervals_keep_the_columns)
 Test(compare_table, undecided_rows_have_a_reason)
 {
     static const char wide[] = "\nundecided: the interval crosses the margin; ",
-                      unknown[] = "\nundecided without an interval: a run has no median_error (older "
-                                  "schema, or too few samples or epochs); repeat the runs\n",
+                      unknown[] = "\nundecided without an interval: a run has no median_error (too "
+                                  "few samples or epochs); repeat the runs\n",
                       single[] =
                           "\nundecided without an interval: a single run gives no error for this measure";
     put_rows("a.csv", "median_error=;energy_j_per_item=1", NULL);

@@ -89,8 +89,6 @@ Test(completion, options_are_those_of_the_help)
     cr_expect_str_eq(out, "advise\n");
     complete("advise --mar");
     cr_expect_str_eq(out, "--margin\n");
-    complete("--outp");
-    cr_expect_str_eq(out, "\n", "former names are completed");
 }
 
 Test(completion, a_command_after_two_dashes_is_completed_as_a_command)

@@ -1,5 +1,5 @@
 /* Tests three subjects: --config, which reads options from an INI file; options that are given twice; and
- * former names of options. */
+ * names of options that are abbreviated or belong to another command. */
 #include "shell.h"
 
 TestSuite(config, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);
@@ -62,8 +62,6 @@ Test(config, invalid_lines_are_named)
         {"config = d.ini\n", "--config c.ini: line 1: a file cannot include another file"},
         {"[images]\nres = many\n", "--config c.ini: line 2: --res: 'many' is not a whole number"},
         {"res = no\n", "--config c.ini: line 1: --res: 'no' is not a whole number"},
-        {"output = f16\ndtype = f32\n",
-         "--config c.ini: line 2: --output and --dtype are the same option; give only --dtype"},
         {"batch = 2\nverify = maybe\n",
          "--config c.ini: line 2: --verify: 'maybe' is not one of true, yes, on, false, no, off"},
         {"verify =\n", "--config c.ini: line 1: --verify: '' is not one of true, yes, on, false, no, off"}};
@@ -92,136 +90,30 @@ Test(config, an_option_given_twice_is_refused)
     EXPECT(0, "$P --list -v -v >list");
 }
 
-#define DRY  "--dry-run --res 32 --batch 2 "
-#define LOAD "$P --dry-run --data set --cache any "
+#define DRY "--dry-run --res 32 --batch 2 "
 
-static void need_samples(void)
+Test(config, names_of_other_commands_are_explained)
 {
-    EXPECT(0, "$P --prepare set --samples 4 --sample-shape 3,2,2 --dtype u8 --shards 2");
-}
-
-static const struct {
-    const char *command, *warning;
-} former_names[] = {
-    {"$P --variant naive " DRY "--samples s.csv", "--samples is now called --samples-out"},
-    {"$P --variant naive " DRY "--output f16", "--output f16 is now called --dtype f16"},
-    {"$P --variant naive " DRY "--output u8,f16", "--output u8,f16 is now called --dtype u8,f16"},
-    {"$P --variant naive " DRY "--output=bf16 --layout nhwc", "--output bf16 is now called --dtype bf16"},
-    {"$P --prepare f --samples 3 --layout files", "--layout files is now called --store files"},
-#ifdef HAVE_PNG
-    {"$P --prepare g --from synth --samples 3 --res 32 --layout=files",
-     "--layout files is now called --store files"},
-#endif
-#ifdef HAVE_XXHASH
-    {LOAD "--variant shards --depth 3", "--depth is now called --iodepth"},
-    {LOAD "--variant shards --tensor raw", "--tensor raw is now called --dtype raw"},
-#endif
-};
-
-Test(config, former_names_work_with_one_warning)
-{
-    need_samples();
-    for (size_t i = 0; i < sizeof former_names / sizeof *former_names; i++) {
-        EXPECT(0, "%s 2>err && cat err", former_names[i].command);
-        char line[256];
-        snprintf(line, sizeof line, "fdsl-bench: warning: %s\n", former_names[i].warning);
-        const char *once = strstr(out, line);
-        cr_expect(once && !strstr(once + strlen(line), "now called"), "%s: %s", former_names[i].command, out);
-    }
-    EXPECT(0, "ls f/not-imagefolder/000/000002.npy");
-#ifdef HAVE_INIH
-    put_text("c.ini", "output = f16\n");
-    EXPECT_PRINTS(0, "warning: --output f16 is now called --dtype f16\n",
-                  "$P --variant naive --config c.ini " DRY);
-    EXPECT(0, "$P --variant naive --config c.ini --dtype f32 " DRY);
-#endif
-}
-
-Test(config, former_names_have_the_effect_of_the_present_ones)
-{
-    EXPECT(0, RUN "--variant naive --res 16 --batch 2 --output f16 >was 2>err && " RUN
-                  "--variant naive --res 16 --batch 2 --dtype f16 >now");
-    EXPECT(0, "python3 -c 'import csv; was, now = (next(csv.DictReader(open(name))) for name in (\"was\", "
-              "\"now\")); assert was[\"digest\"] == now[\"digest\"] != \"\" and was[\"dtype\"] == \"f16\"'");
-#ifdef HAVE_XXHASH
-    need_samples();
-    EXPECT(0, RUN "--variant shards-uring --data set --cache any --depth 3 >row 2>err || grep -q uring err");
-    EXPECT(0,
-           "! test -s row || python3 -c 'import csv; assert next(csv.DictReader(open(\"row\")))[\"iodepth\"] "
-           "== \"3\"'");
-#endif
-}
-
-struct refusal {
-    const char *options, *words;
-};
-
-static void expect_refusals(const struct refusal *refusals, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        EXPECT(2, "$P %s", refusals[i].options);
-        cr_expect(says(refusals[i].words) && !says("warning"), "%s: %s", refusals[i].options, out);
-    }
-}
-
-Test(config, a_former_name_with_the_present_one_is_refused)
-{
-    static const struct refusal cases[] = {
-        {"--variant naive --samples s.csv --samples-out t.csv",
-         "--samples and --samples-out are the same option"},
-        {"--variant naive --output f16 --dtype f16",
-         "--output and --dtype are the same option; give only --dtype"},
-        {"--variant naive --dtype=f16 --output=f16", "--dtype and --output are the same option"},
-        {"--variant naive --output f16 --output f16", "--output is given twice"},
-        {"--variant shards --tensor raw --dtype raw", "--tensor and --dtype are the same option"},
-        {"--variant shards --iodepth 4 --depth 4",
-         "--iodepth and --depth are the same option; give only --iodepth"},
-        {"--prepare x --layout files --store files", "--layout and --store are the same option"},
-        {"--prepare x --from synth --store files --layout shards",
-         "--store and --layout are the same option"},
-    };
-    expect_refusals(cases, sizeof cases / sizeof *cases);
-}
-
-Test(config, misused_former_names_are_refused)
-{
-    static const struct refusal cases[] = {
-        {"--variant naive --samples 10", "--samples 10: --loops N takes exactly N samples, --min-samples N "
-                                         "at least N; --samples-out FILE names a file"},
+    static const struct {
+        const char *options, *words;
+    } cases[] = {
+        {"--variant shards --depth 3", "unknown option '--depth'; did you mean '--iodepth'?"},
+        {"--variant shards --tensor raw", "--tensor is an option of the workload ops"},
         {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
-        {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
-        {"--variant shards --layout files", "--layout: 'files' is not one of nchw, nhwc"},
         {"--workload load --variant all --store shards",
          "--store is an option of --prepare; --prepare --help lists its options"},
-        {"--variant train-naive --samples 200",
-         "--samples 200: --train-size N trains on N samples; --samples-out FILE names a file"},
-        {"--variant naive --output f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
-        {"--variant naive --depth 3",
-         "--depth is now called --iodepth: --iodepth is an option of the workload load; --list shows its "
-         "variants"},
-        {"--variant shards --depth", "--depth is now called --iodepth and needs a value, e.g. --iodepth 32"},
+        {"--variant naive --samples 10", "--samples is an option of --prepare; "},
+        {"--variant shards --data x --res=32", "--res is an option of the workloads synth"},
+        {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
     };
-    expect_refusals(cases, sizeof cases / sizeof *cases);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        EXPECT_PRINTS(2, cases[i].words, "$P %s", cases[i].options);
     EXPECT(0, "! test -e 10 && ! test -e x");
-    EXPECT(0, "$P --variant naive " DRY "--samples-out 10");
-    cr_expect(!says("warning"), "%s", out);
 }
 
-Test(config, former_names_are_hidden)
+Test(config, names_may_be_abbreviated)
 {
-    EXPECT(0, "$P --workload synth --help");
-    cr_expect(says("\n  --dtype TYPE            element type of the output") && says("\n  --layout ORDER") &&
-                  !says("--output"),
-              "%s", out);
-    EXPECT(0, "$P --workload load --help");
-    cr_expect(says("\n  --dtype TYPE            element type of the batches") &&
-                  says("\n  --iodepth N             maximum number of files") && !says("--tensor") &&
-                  !says("--depth"),
-              "%s", out);
-    EXPECT(0, "$P --prepare --help");
-    cr_expect(says("\n  --store HOW ") && says("(default shards)") && !says("--layout"), "%s", out);
     EXPECT_PRINTS(2, "ambiguous: it could be --out or --out-res", "$P --variant naive --ou rows.csv " DRY);
-    /* --t is short for --threads; the former name --tensor does not make it ambiguous. */
     EXPECT(0, "$P --variant naive --t 1 " DRY);
 }
 

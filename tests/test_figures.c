@@ -40,12 +40,6 @@ Test(figures, all_figures_are_drawn_in_three_formats)
     cr_assert_eq(atoi(out), (int)(3 * COUNT_OF(names)), "temporary files remain: %s", out);
 }
 
-/* Returns whether the reference rows have the column `bound`. Rows of older revisions have no roofline. */
-static bool reference_has_bounds(void)
-{
-    return system("head -q -n 1 " REFERENCE "/*.csv | grep -q ',bound,'") == 0;
-}
-
 Test(figures, figures_of_generating_need_only_reference_rows)
 {
     shell(FIGURES GENERATING);
@@ -53,8 +47,7 @@ Test(figures, figures_of_generating_need_only_reference_rows)
     for (size_t i = 0; i < OF_IMAGES; i++) {
         char line[64];
         snprintf(line, sizeof line, "drawn   %s/out/%s.", folder, names[i]);
-        cr_assert(says(line) || (strcmp(names[i], "roofline") == 0 && !reference_has_bounds()), "%s: %s",
-                  names[i], out);
+        cr_assert(says(line), "%s: %s", names[i], out);
     }
 }
 
@@ -271,12 +264,6 @@ Test(figures, unverified_rows_are_named)
     cr_assert(!says("All images verified"), "%s", out);
 }
 
-Test(figures, the_older_schema_is_read_too)
-{
-    shell(SELECT "ladder && grep -o 'NVIDIA H200 (reference rows' $D/work/ladder.vars");
-    cr_assert(says("NVIDIA H200 (reference rows"), "%s", out);
-}
-
 Test(figures, files_without_measurements_are_skipped)
 {
     shell("cd $D/results && printf 'time_utc,host\\nnow,here\\n' > env.csv && printf "
@@ -460,14 +447,8 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/12, ops/1, train/10, infer/7, exchange/1, monitor/1, monitor/2, steps/1)"},
+     "load/12, ops/1, train/10, infer/7, exchange/1, monitor/2, steps/1)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
-    {"cat tests/data/rows/synth_3.csv",
-     "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
-     "scripts/migrate_rows.py /tmp/"},
-    {"cat tests/data/rows/train_1.csv",
-     "bad.csv, line 2: rows of the older schema train/1; convert them with: "
-     "scripts/migrate_rows.py /tmp/"},
     {"head -3 $F | sed '1s/time_median_s/median/'",
      "bad.csv, line 1: rows of synth/7 have a column 'time_median_s'"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},

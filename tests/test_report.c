@@ -228,7 +228,7 @@ Test(report, commands_have_every_option)
     cr_assert_eq(status, 0, "options that are not in the command: %s", out);
 }
 
-/* Trainings that differ in one option are separate. Empty fields of older rows are defaults. */
+/* Trainings that differ in one option are separate. Empty fields are defaults. */
 Test(report, training_runs_differ_in_every_option)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for set in mixup=0.8 clip_norm=0.5 "

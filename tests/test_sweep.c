@@ -80,8 +80,6 @@ Test(sweep, a_table_with_an_error_runs_nothing)
         const char *table, *words;
     } faults[] = {
         {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean 'batch'?"},
-        {"variant\toutput\nnaive\tf16\n", "t.tsv:1: column 'output' is now called 'dtype'"},
-        {"variant\tdepth\nshards\t3\n", "t.tsv:1: column 'depth' is now called 'iodepth'"},
         {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; write it without dashes"},
         {"variant batch\nnaive 1\n",
          "t.tsv:1: unknown column 'variant batch'; separate columns by tabs, not spaces"},
@@ -96,7 +94,6 @@ Test(sweep, a_table_with_an_error_runs_nothing)
         {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' cannot be used in a sweep"},
         {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' cannot be used in a sweep"},
         {"variant\tconfig\nnaive\tx.ini\n", "t.tsv:1: column 'config' cannot be used in a sweep"},
-        {"variant\tsamples\nnaive\tx.csv\n", "t.tsv:1: column 'samples' is now called 'samples-out'"},
         {"variant\tprepare\nnaive\tx\n", "t.tsv:1: column 'prepare' cannot be used in a sweep"},
         {"variant\texport-step\ntrain-naive\tx\n", "t.tsv:1: column 'export-step' cannot be used in a sweep"},
         {"variant\tcheckpoint\ntrain-naive\tx\n",

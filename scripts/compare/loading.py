@@ -45,10 +45,10 @@ import datetime
 import hashlib
 import importlib
 import io
+import itertools
 import math
 import os
 import random
-import shlex
 import socket
 import statistics
 import subprocess
@@ -57,11 +57,9 @@ import tarfile
 import time
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
-import migrate_rows  # noqa: E402  (in scripts/)
-
-COLUMNS = migrate_rows.COLUMNS["load"]
-SCHEMA = f"load/{migrate_rows.CURRENT['load']}"
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir)
+with open(os.path.join(ROOT, "results", "reference", "epyc_load.csv"), newline="") as reference:  # has the current columns
+    COLUMNS, (SCHEMA, *_) = itertools.islice(csv.reader(reference), 2)
 METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
@@ -421,11 +419,8 @@ def columns_of(path):
         first = next(reader, {})
         header = list(reader.fieldnames)
     lacking, schema = set(COLUMNS) - set(header), first.get("schema")
-    if schema and schema.startswith("load/") and lacking:
-        sys.exit("compare/loading.py: %s has an older schema, %s; convert it with: scripts/migrate_rows.py %s"
-                 % (path, schema, shlex.quote(path)))
     if lacking or not (schema or "load/").startswith("load/"):
-        sys.exit("compare/loading.py: %s is not a table of workload load; choose another file" % path)
+        sys.exit("compare/loading.py: %s does not have the columns of %s; choose another file" % (path, SCHEMA))
     return header, schema or SCHEMA
 
 

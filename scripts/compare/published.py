@@ -89,7 +89,7 @@ def append(path, row):
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
-                fail(f"{path} has the columns of another version; convert it with scripts/migrate_rows.py {path}, or choose a new file", 2)
+                fail(f"{path} has the columns of another version; choose a new file", 2)
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:

@@ -10,9 +10,8 @@ import functools
 import io
 import json
 import pathlib
-import shlex
 
-MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
+MONITOR_SCHEMA = "monitor/2"
 LOG_SCHEMA = "steps/1"  # of train --log
 
 # parameters.csv lists the options that have a column, per schema, with their defaults as strings, as in rows. tests/test_report.c
@@ -60,12 +59,11 @@ COMMON_NUMBERS = ("median_error", "flops", "bytes", "peak_flops_per_s", "peak_by
 STEPS = ("steps", "stall_share", "first_batch_s", "step_s", "busy_share", "slowdown")
 NEEDED_TEXTS = ("settled", "bound")
 
-MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
+MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "gpu", "device", "variant", "phase",
                  "throttled")
 MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
                    "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
-                   "rss_bytes")
-MONITOR_LATER = ("read_bytes_per_s", "write_bytes_per_s")  # not in monitor/1, which has no column "gpu" either
+                   "rss_bytes", "read_bytes_per_s", "write_bytes_per_s")
 
 LOG_TEXTS = ("time_utc", "host", "revision", "variant", "device", "seed", "model")
 LOG_NUMBERS = ("ranks", "step", "samples_seen", "loss", "test_loss", "test_acc")
@@ -129,8 +127,8 @@ class Row(dict):
 
     @functools.cached_property
     def settings(self):
-        """The value of each parameter by column, as text. An empty field means the default: the option does not apply, or the
-        row is older than the option."""
+        """The value of each parameter by column, as text. An empty field means the default, because the option does not
+        apply."""
         return {column: self.texts[column] or default for column, default in self.defaults.items()}
 
     def given(self, **replaced):
@@ -246,17 +244,6 @@ def columns_of(schema):
     return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others + tuple(DEFAULTS[workload])
 
 
-def refuse_schema(path, line, schema):
-    workload, _, version = schema.partition("/")
-    current = dict(known.split("/") for known in ROW_SCHEMAS).get(workload, "0")
-    if version.isdigit() and 0 < int(version) < int(current):
-        raise BadInput(f"{path}, line {line}: rows of the older schema {schema}; convert them with: "
-                       f"scripts/migrate_rows.py {shlex.quote(str(path))}")
-    raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                   f"{', '.join((*ROW_SCHEMAS, *MONITOR_SCHEMAS, LOG_SCHEMA))}); move this file away, or use the "
-                   "revision of the project that wrote it")
-
-
 def read_file(path):
     """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", "log" (train --log), or "other" for files without
     measurements."""
@@ -270,11 +257,10 @@ def read_file(path):
         if schema != records[0][1][0]:
             raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
                            "split the file in two")
-        if schema in MONITOR_SCHEMAS:
+        if schema == MONITOR_SCHEMA:
             kind = "monitor"
-            later = () if schema == "monitor/1" else ("gpu", *MONITOR_LATER)
-            need_columns(path, fields, MONITOR_TEXTS + MONITOR_NUMBERS + later, schema)
-            rows.append(numbered(path, line, {"gpu": "", **fields}, MONITOR_NUMBERS + MONITOR_LATER, ("time_s",)))
+            need_columns(path, fields, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
+            rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
         elif schema == LOG_SCHEMA:
             kind = "log"
             need_columns(path, fields, LOG_TEXTS + LOG_NUMBERS, schema)
@@ -284,7 +270,9 @@ def read_file(path):
             need_columns(path, fields, others + numbers + COMMON_NUMBERS, schema)
             rows.append(measured_row(path, line, fields, numbers, needed))
         else:
-            refuse_schema(path, line, schema)
+            raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
+                           f"{', '.join((*ROW_SCHEMAS, MONITOR_SCHEMA, LOG_SCHEMA))}); move this file away, or use the "
+                           "revision of the project that wrote it")
     return kind, rows
 
 

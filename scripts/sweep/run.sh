@@ -147,7 +147,6 @@ check_columns() {
         [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; separate columns by tabs, not spaces"
         [[ $column != -* ]] || refuse "unknown column '$column'; write it without dashes"
         message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
-        [[ ! $message =~ 'is now called --'([a-z-]+) ]] || refuse "column '$column' is now called '${BASH_REMATCH[1]}'"
         message=${message##*;}
         [[ $message != *'did you mean'* ]] || refuse "unknown column '$column';${message/--/}"
         refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help -v, in full"
@@ -427,10 +426,10 @@ ${#failed[@]} failed${failed[*]:+ (${failed[*]})}"
 merge_rows() {
     local files=("${have[@]/#/$folder/task_}")
     clear_progress
-    awk -v folder="$folder" 'FNR > 1 { print; next }
+    awk 'FNR > 1 { print; next }
         NR == 1 { header = $0; print }
-        $0 != header { print "sweep/run.sh: " FILENAME " and " first " have different columns, because two versions of fdsl-bench wrote " \
-            "them; convert the older ones with scripts/migrate_rows.py " folder "/task_*.csv, or rerun with --redo" >"/dev/stderr"; exit 1 }
+        $0 != header { print "sweep/run.sh: " FILENAME " and " first " have different columns, because two versions of fdsl-bench wrote them; " \
+            "rerun with --redo" >"/dev/stderr"; exit 1 }
         NR == 1 { first = FILENAME }' "${files[@]/%/.csv}"
 }
 

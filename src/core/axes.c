@@ -257,7 +257,9 @@ void axes_describe(const struct axes *axes, size_t combination, char *text, size
         text_join(text, size, " ", "--%s %s", axes->at[i].spec->name, axes_text(axes, i, combination));
 }
 
-size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size)
+/* Writes the values of the axis, starting at index `first`, as a list ("8,16") into a buffer of `size` bytes,
+ * truncated if they do not fit. Returns the length before truncation. */
+static size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size)
 {
     size_t used = 0;
     for (size_t i = first; i < axis->count; i++)

@@ -58,10 +58,6 @@ enum status axes_select(const struct axes *axes, size_t combination);
  * not fit. */
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
 
-/* Writes the values of the axis, starting at index `first`, as a list ("8,16") into a buffer of `size` bytes,
- * truncated if they do not fit. Returns the length before truncation. */
-size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
-
 /* Writes the options with which a user continues at combination number `combination`. They replace the
  * options of the same names in the original command. The text describes one or more commands, at most one per
  * axis, for example "--res 16 --batch 4,8, then with --res 32". Writes "" if `combination` is 0. Returns

@@ -1,7 +1,6 @@
 #include "core/options_parts.h"
 
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -12,14 +11,6 @@
 #include "core/words.h"
 
 #define FIRST_VALUE 256 /* what getopt_long() returns for spec 0; larger than any character */
-
-const struct former option_formers[] = {
-    {"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
-    {"output", "dtype", NULL},
-    {"tensor", "dtype", NULL},
-    {"depth", "iodepth", NULL},
-    {"layout", "store", NULL}};
-const size_t option_former_count = COUNT_OF(option_formers);
 
 /* ---- The command line ---- */
 
@@ -42,25 +33,6 @@ bool option_has_name(const struct options *options, const char *name, size_t *in
     void *values = NULL;
     for (*index = 0; (spec = option_spec_at(options, *index, &values)); ++*index)
         if (strcmp(spec->name, name) == 0)
-            return true;
-    return false;
-}
-
-/* Returns whether the former name is accepted with these tables. Sets `*index` to the index of the option's
- * spec. */
-static bool works(const struct options *options, const struct former *name, size_t *index)
-{
-    return !option_has_name(options, name->was, index) && option_has_name(options, name->now, index);
-}
-
-/* Returns whether the arguments contain the former name in full. Only then is the name passed to
- * getopt_long(): an unused former name could make a prefix of a current name ambiguous. */
-static bool is_used(const struct former *name, int argc, char *const argv[])
-{
-    size_t length = strlen(name->was);
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
-        if (strncmp(argv[i], "--", 2) == 0 && strncmp(argv[i] + 2, name->was, length) == 0 &&
-            (argv[i][2 + length] == '\0' || argv[i][2 + length] == '='))
             return true;
     return false;
 }
@@ -100,14 +72,12 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
-/* Values of options->given: where the option was given. If it was given by its former name
- * option_formers[i].was, GIVEN_FORMER * (i + 1) is added. */
-enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
+/* Values of options->given: where the option was given. */
+enum { GIVEN_IN_FILE = 1, GIVEN_HERE };
 
 /* One option that getopt_long() has recognised. */
 struct found {
     const struct option_spec *spec;
-    const struct former *former; /* NULL if it was given by its current name */
     size_t index;
     void *values;
     const char *argument; /* the whole argument, such as "--name=value" */
@@ -118,77 +88,8 @@ struct found {
 static struct found resolve(const struct options *options, int value, const char *argument, bool in_file)
 {
     struct found found = {.index = found_index(options, value), .argument = argument, .in_file = in_file};
-    size_t count = option_spec_count(options);
-    if (found.index >= count) {
-        found.former = &option_formers[found.index - count];
-        (void)works(options, found.former, &found.index);
-    }
     found.spec = option_spec_at(options, found.index, &found.values);
     return found;
-}
-
-/* Decides by the value whether a name has its current or its former meaning. In workloads where --layout
- * accepts nchw or nhwc, `--layout files` means --store files. */
-static void resolve_by_value(const struct options *options, struct found *found, const char *value)
-{
-    for (size_t i = 0, index; i < option_former_count; i++) {
-        void *values = NULL;
-        if (found->former || strcmp(found->spec->name, option_formers[i].was) != 0 ||
-            options_is_choice(found->spec, value) ||
-            !option_has_name(options, option_formers[i].now, &index) ||
-            !options_is_choice(option_spec_at(options, index, &values), value))
-            continue;
-        found->former = &option_formers[i];
-        found->index = index;
-        found->spec = option_spec_at(options, index, &found->values);
-        return;
-    }
-}
-
-/* Refuses an option given by a former name if the value is not valid for the option under its current name.
- * The message says what to use instead. */
-static enum status check_former(const struct options *options, const struct found *found, const char *value)
-{
-    const struct former *former = found->former;
-    if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
-        size_t index;
-        bool trains = option_has_name(options, "train-size", &index); /* train has no --loops */
-        return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
-                          trains ? "--train-size N trains on N samples" : former->number, former->now,
-                          found->spec->argument);
-    }
-    if (found->spec->kind == OPTION_CHOICE && !options_is_choice(found->spec, value) && options->explain)
-        return options->explain(options->explain_context, former->was);
-    return STATUS_OK;
-}
-
-/* Warns once about each option that was given by a former name. */
-static void warn_of_formers(const struct options *options)
-{
-    const struct option_spec *spec;
-    void *values;
-    for (size_t i = 0; (spec = option_spec_at(options, i, &values)); i++) {
-        if (options->given[i] < GIVEN_FORMER)
-            continue;
-        const char *was = option_formers[options->given[i] / GIVEN_FORMER - 1].was;
-        const struct axis *axis = options->axes ? axes_find(options->axes, spec->name) : NULL;
-        char value[64] = "";
-        if (axis)
-            axis_join(axis, 0, value, sizeof value);
-        else if (spec->kind == OPTION_CHOICE) /* the former name may have a new meaning for other values */
-            options_text(spec, values, value, sizeof value);
-        const char *blank = *value ? " " : "";
-        status_warn("--%s%s%s is now called --%s%s%s", was, blank, value, spec->name, blank, value);
-    }
-}
-
-static enum status explain_twice(const struct found *found, unsigned char before)
-{
-    const char *now = found->spec->name, *second = found->former ? found->former->was : now;
-    const char *first = before >= GIVEN_FORMER ? option_formers[before / GIVEN_FORMER - 1].was : now;
-    if (strcmp(first, second) == 0)
-        return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", first);
-    return status_set(STATUS_USAGE, "--%s and --%s are the same option; give only --%s", first, second, now);
 }
 
 /* Stores the value that getopt_long() found. A list or a range becomes an axis. */
@@ -208,20 +109,15 @@ static enum status take_value(struct options *options, const struct found *found
 static enum status take_option(struct options *options, struct found *found, const char *previous)
 {
     bool flag = found->spec->kind == OPTION_FLAG;
-    if (!flag)
-        resolve_by_value(options, found, optarg);
     unsigned char *given = &options->given[found->index];
     unsigned char where = found->in_file ? GIVEN_IN_FILE : GIVEN_HERE;
-    if (!flag && *given % GIVEN_FORMER == where)
-        return explain_twice(found, *given);
+    if (!flag && *given == where)
+        return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", found->spec->name);
     /* In `--out --verify` the value is missing; `--out=--verify` gives it explicitly. */
     if (!flag && optarg == previous && strncmp(optarg, "--", 2) == 0)
-        return option_explain_missing(found->spec, found->former ? found->former->was : NULL);
-    if (found->former)
-        TRY(check_former(options, found, optarg));
+        return option_explain_missing(found->spec);
     TRY(take_value(options, found));
-    size_t name = found->former ? (size_t)(found->former - option_formers) + 1 : 0;
-    *given = (unsigned char)(where + GIVEN_FORMER * name);
+    *given = where;
     return STATUS_OK;
 }
 
@@ -266,8 +162,9 @@ static enum status take_found(struct options *options, int value, int at, char *
         return option_explain_refused(options, argv[at]);
     bool refused = value == '?' || value == ':';
     struct found found = resolve(options, refused ? optopt : value, argv[at], in_file);
+    TRY(option_explain_abbreviation(options, found.spec, argv[at]));
     if (value == ':')
-        return option_explain_missing(found.spec, found.former ? found.former->was : NULL);
+        return option_explain_missing(found.spec);
     return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
 }
 
@@ -315,7 +212,7 @@ static enum status replace_defaults(const struct options *options)
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
     size_t count = option_spec_count(options);
-    FREED struct option *list = calloc(count + option_former_count + 1, sizeof *list);
+    FREED struct option *list = calloc(count + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
     options->operand_count = 0;
     TRY(ALLOCATED(list && options->given, "out of memory for %zu options", count));
@@ -334,19 +231,11 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         TRY(option_set_default(spec, values));
     }
     TRY(replace_defaults(options));
-    struct option *end = list + count;
-    for (size_t i = 0; i < option_former_count; i++) {
-        size_t index;
-        if (works(options, &option_formers[i], &index) && is_used(&option_formers[i], argc, argv))
-            *end++ = (struct option){option_formers[i].was, required_argument, NULL,
-                                     FIRST_VALUE + (int)(count + i)};
-    }
     TRY(parse_arguments(options, list, letters, argc, argv));
     if (options->axes) {
         TRY(axes_check(options->axes));
         TRY(axes_select(options->axes, 0));
     }
-    warn_of_formers(options);
     return STATUS_OK;
 }
 

@@ -72,14 +72,6 @@ static void option_name(const char *argument, char *name, size_t size)
     snprintf(name, size, "%.*s", (int)strcspn(first, "="), first);
 }
 
-/* Sets a message for the former name `was` of an option: its current name `now`, and where this option
- * belongs. Returns STATUS_OK if no part of the program knows the option. */
-static enum status explain_former(const struct options *options, const char *was, const char *now)
-{
-    enum status status = options->explain ? options->explain(options->explain_context, now) : STATUS_OK;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--%s is now called --%s", was, now);
-}
-
 static const struct foreign *find_foreign(const char *name)
 {
     for (size_t i = 0; i < COUNT_OF(foreigns); i++)
@@ -119,9 +111,6 @@ static enum status explain_unknown(const struct options *options, const char *ar
     if (foreign && foreign->ours && option_has_name(options, foreign->ours, &index))
         return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s%s%s'?", shown, argument,
                           foreign->ours, foreign->value ? " " : "", foreign->value ? foreign->value : "");
-    for (size_t i = 0; i < option_former_count; i++)
-        if (strcmp(name, option_formers[i].was) == 0)
-            TRY(explain_former(options, name, option_formers[i].now));
     if (foreign)
         TRY(explain_foreign(options, shown, argument, foreign));
 
@@ -157,8 +146,18 @@ enum status option_explain_refused(const struct options *options, const char *ar
     return explain_unknown(options, argument);
 }
 
-/* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
-enum status option_explain_missing(const struct option_spec *spec, const char *was)
+enum status option_explain_abbreviation(const struct options *options, const struct option_spec *spec,
+                                        const char *argument)
+{
+    char name[WORD_MAX + 2];
+    option_name(argument, name, sizeof name);
+    if (!options->explain || strncmp(argument, "--", 2) != 0 || strcmp(name, spec->name) == 0)
+        return STATUS_OK;
+    return options->explain(options->explain_context, name);
+}
+
+/* Sets the message for an option without its value. */
+enum status option_explain_missing(const struct option_spec *spec)
 {
     const char *example = spec->fallback;
     for (size_t i = 0; i < COUNT_OF(examples); i++)
@@ -168,9 +167,6 @@ enum status option_explain_missing(const struct option_spec *spec, const char *w
         example = spec->choices[0];
     if (!example)
         example = spec->argument ? spec->argument : "VALUE";
-    if (was)
-        return status_set(STATUS_USAGE, "--%s is now called --%s and needs a value, e.g. --%s %s", was,
-                          spec->name, spec->name, example);
     return status_set(STATUS_USAGE, "--%s needs a value, e.g. --%s %s", spec->name, spec->name, example);
 }
 

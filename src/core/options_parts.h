@@ -8,15 +8,6 @@
 
 /* ---- options.c ---- */
 
-/* Former names of options. A former name is accepted if no option in the tables has this name now, and an
- * option in the tables has the new name. */
-struct former {
-    const char *was, *now;
-    const char *number; /* advice if the value is a number (the user means a count); NULL: no advice */
-};
-extern const struct former option_formers[];
-extern const size_t option_former_count;
-
 /* Returns spec number `index`, counted over all tables in order, or NULL if there are fewer specs. Sets
  * `*values` to the struct that stores the option's value. */
 const struct option_spec *option_spec_at(const struct options *options, size_t index, void **values);
@@ -43,8 +34,13 @@ enum status option_set_default(const struct option_spec *spec, void *values);
 /* Sets the message for an ambiguous or unknown option, which getopt_long() refused. */
 enum status option_explain_refused(const struct options *options, const char *argument);
 
-/* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
-enum status option_explain_missing(const struct option_spec *spec, const char *was);
+/* Accepts an argument that abbreviates the name of `spec`, unless another command has an option with this
+ * name: --samples of --prepare must not be read as --samples-out. */
+enum status option_explain_abbreviation(const struct options *options, const struct option_spec *spec,
+                                        const char *argument);
+
+/* Sets the message for an option without its value. */
+enum status option_explain_missing(const struct option_spec *spec);
 
 /* Sets the message for an argument that is not an option. `previous` is the argument before it. */
 enum status option_explain_operand(const struct options *options, const char *previous, const char *argument);

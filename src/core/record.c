@@ -176,29 +176,6 @@ static size_t cell_bytes(const char *at, const char *end)
     return bytes;
 }
 
-/* Writes the first cell of the second line to `schema`. Returns false if the first column is not `schema`, or
- * if there is no second line. */
-static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
-{
-    static const char first[] = "schema,";
-    const char *end = text + bytes, *line = memchr(text, '\n', bytes);
-    if (!line || bytes < sizeof first - 1 || memcmp(text, first, sizeof first - 1) != 0)
-        return false;
-    size_t length = cell_bytes(line + 1, end);
-    snprintf(schema, size, "%.*s", (int)(length < size ? length : 0), line + 1);
-    return *schema != '\0';
-}
-
-/* Returns whether `theirs` is an older version of the schema `ours`. For example, "load/4" is an older
- * version of "load/9". */
-static bool is_older(const char *theirs, const char *ours)
-{
-    const char *slash = strchr(ours, '/');
-    size_t name = slash ? (size_t)(slash - ours) + 1 : 0;
-    return name > 0 && strncmp(theirs, ours, name) == 0 && atoi(theirs + name) > 0 &&
-           atoi(theirs + name) < atoi(ours + name);
-}
-
 /* Sets the error message for a file whose first line, `theirs`, is not the expected header, `ours`. The
  * message names the first column that differs, or says that the file has more or fewer columns. */
 static enum status refuse_columns(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
@@ -222,21 +199,6 @@ static enum status refuse_columns(const char *path, const char *theirs, size_t t
     }
 }
 
-/* Sets the error message for a file of `bytes` bytes whose first line, of `line_bytes` bytes, is not the
- * expected header. */
-static enum status refuse_header(const char *path, const char *text, size_t bytes, size_t line_bytes,
-                                 const struct row *row, const struct csv_lines *lines)
-{
-    char theirs[CELL_SHOWN];
-    const char *ours = row_get(row, "schema");
-    if (ours && schema_of(text, bytes, theirs, sizeof theirs) && is_older(theirs, ours))
-        return status_set(STATUS_USAGE,
-                          "%s has rows of the older schema %s, not %s; convert it with: "
-                          "scripts/migrate_rows.py %s (or name another file)",
-                          path, theirs, ours, path);
-    return refuse_columns(path, text, line_bytes, lines->text, lines->header_bytes);
-}
-
 /* The part of a file that consists of complete rows. */
 struct csv_extent {
     size_t whole_bytes;
@@ -252,7 +214,7 @@ static enum status judge_tail(const char *path, const struct csv_record *record,
     if (extent->whole_bytes == 0) {
         if (record->bytes < lines->header_bytes && memcmp(at, lines->text, record->bytes) == 0)
             return STATUS_OK;
-        return refuse_header(path, at, record->bytes, record->bytes, row, lines);
+        return refuse_columns(path, at, record->bytes, lines->text, lines->header_bytes);
     }
     if (record->line_ends == 0 && record->fields < row->count)
         return STATUS_OK;
@@ -276,7 +238,7 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
         content -= content > 0 && at[content - 1] == '\r';
         if (at == text) {
             if (content != lines->header_bytes - 1 || memcmp(at, lines->text, content) != 0)
-                return refuse_header(path, text, bytes, record.bytes, row, lines);
+                return refuse_columns(path, at, record.bytes, lines->text, lines->header_bytes);
         } else if (content > 0 && record.fields != row->count) {
             return status_set(STATUS_USAGE,
                               "%s, line %zu: %zu field%s, but the header has %zu; repair or delete this row",

@@ -142,22 +142,6 @@ static const struct workload *workload_of(const char *schema)
     return NULL;
 }
 
-static enum status refuse_schema(const struct table *table, size_t row, const char *schema)
-{
-    char name[32];
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(schema, "/"), schema);
-    const struct workload *workload = workload_find(name);
-    if (!workload)
-        return status_set(
-            STATUS_USAGE,
-            "%s, line %zu: '%.40s' is not the schema of a workload; name a file that --out wrote",
-            table->path, table->lines[row], schema);
-    return status_set(STATUS_USAGE,
-                      "%s, line %zu: rows of schema '%.40s' cannot be compared, only rows of '%s'; "
-                      "scripts/migrate_rows.py converts rows of older versions",
-                      table->path, table->lines[row], schema, workload->schema);
-}
-
 /* Checks that all rows of a file belong to one workload, which must be the same in A and B. Sets
  * comparison->workload. */
 static enum status check_schema(struct comparison *comparison, const struct table *table)
@@ -172,7 +156,10 @@ static enum status check_schema(struct comparison *comparison, const struct tabl
         const char *schema = table_cell(table, row, column);
         const struct workload *workload = workload_of(schema);
         if (!workload)
-            return refuse_schema(table, row, schema);
+            return status_set(STATUS_USAGE,
+                              "%s, line %zu: rows of schema '%.40s' cannot be compared; name a file that "
+                              "--out of this version wrote",
+                              table->path, table->lines[row], schema);
         if (comparison->workload && workload != comparison->workload)
             return status_set(STATUS_USAGE,
                               "%s, line %zu: a row of the workload %s cannot be compared with rows of %s",

@@ -266,8 +266,8 @@ static void explain_undecided(const struct comparison *comparison)
     if (wide)
         puts("undecided: the interval crosses the margin; measure longer or more often");
     if (unknown && comparison->measure.is_median)
-        puts("undecided without an interval: a run has no median_error (older schema, or too few "
-             "samples or epochs); repeat the runs");
+        puts("undecided without an interval: a run has no median_error (too few samples or epochs); repeat "
+             "the runs");
     else if (unknown)
         puts("undecided without an interval: a single run gives no error for this measure; repeat the runs");
 }
