@@ -220,7 +220,8 @@ report-parts:
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Each file changes only when its flags change. Compiling depends on `flags` (C), `flags-parts` (C files in ASK_CUDA) and
-# `flags-nvcc`, linking on `flags-link`, which also lists the objects. A build without CUDA leaves `flags-nvcc` as it is, so
+# `flags-nvcc`, linking on `flags-link`, which also lists the objects. The `-` keeps a text from being empty, which would
+# never compare as unchanged. A build without CUDA leaves `flags-nvcc` as it is, so
 # that a later build with CUDA compiles no kernel again.
 text_flags       = $(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS)
 text_flags-parts = $(CUDA_CPPFLAGS) -

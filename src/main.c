@@ -100,23 +100,24 @@ static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors
     return STATUS_OK;
 }
 
-/* Performs --check. */
+static bool redirect(int from, int to)
+{
+    return fflush(stdout) == 0 && dup2(from, to) >= 0;
+}
+
+/* Performs --check. While the runs are checked, their tables go to /dev/null, and their messages to a file. */
 static enum status check_file(const char *path)
 {
     FILE *file = fopen(path, "re"), *said = tmpfile();
     int output = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY);
     FILE *answers = output < 0 ? NULL : fdopen(output, "w");
-    enum status status = file && said && answers && errors >= 0 && nothing >= 0
-                             ? STATUS_OK
-                             : status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
-    if (status == STATUS_OK) {
-        (void)dup2(nothing, STDOUT_FILENO);
-        (void)dup2(fileno(said), STDERR_FILENO);
-        status = check_lines(file, answers, said, errors);
-        fflush(stdout);
-        (void)dup2(errors, STDERR_FILENO);
-    }
-    if (status == STATUS_OK && (ferror(file) || fclose(answers) != 0))
+    if (!file || !said || !answers || errors < 0 || nothing < 0)
+        return status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
+    if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
+        return status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+    enum status status = check_lines(file, answers, said, errors);
+    bool wrote = redirect(errors, STDERR_FILENO) && fclose(answers) == 0;
+    if (status == STATUS_OK && (ferror(file) || !wrote))
         status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
     return status;
 }

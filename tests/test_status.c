@@ -218,7 +218,6 @@ Test(status, a_single_rank_has_no_number, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("fdsl-bench: warning: only here\n");
 }
 
-/* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
 /* Expects that stderr ends after `text`. */
 static void expect_stderr(const char *text)
 {
@@ -324,6 +323,7 @@ Test(status, no_held_warning_is_lost)
     free(text);
 }
 
+/* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
 Test(status, wrong_results_are_the_least_severe_failure)
 {
     static const enum status failures[] = {STATUS_FAILED, STATUS_EXHAUSTED, STATUS_TOO_LARGE, STATUS_USAGE,

@@ -227,7 +227,7 @@ Test(train_data, cifar_files_are_read_and_their_faults_reported)
 }
 
 #ifdef HAVE_XXHASH
-/* Trains on data sets of --prepare: on one folder, of which about a tenth becomes the test set, and on two
+/* Trains on data sets of --prepare: on one folder, of which a tenth of each class becomes the test set, and on two
  * folders, for training and testing. */
 Test(train_data, data_sets_are_read_and_their_faults_reported)
 {

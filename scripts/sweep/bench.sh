@@ -8,7 +8,7 @@
 #   scripts/sweep/bench.sh
 #
 # Environment: SIZES="224 512", the image sides; BATCH=16, the images per batch; SECONDS_PER_ROW, the longest measurement
-# (default: 2, or less where many variants run).
+# (default: 2, or 0.4 where GPU variants run).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -64,16 +64,23 @@ if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build with
     $bench --env --format csv >"$machine.tmp"
 fi
 mv "$machine.tmp" "$machine"
-variants=$($bench --list)
-# 14 rows on a CPU, 60 with a GPU: together half a minute.
-seconds=${SECONDS_PER_ROW:-$(awk '$2 == "available" { n++ } END { print (n > 15 ? 20 / n : 2) }' <<<"$variants")}
-limit=(--max-time "$seconds")
-grep -v 'not built: this build has no CUDA' <<<"$variants" || true
+list=$($bench --list --format csv)
+echo 'Runs here:'
+awk -F, '$4 == "yes" { if ($1 != last) printf "%s  %-8s", last == "" ? "" : "\n", last = $1; printf " %s", $2 }
+    $4 == "no" { missing++ }
+    END { printf "\n%d other variants do not; ./fdsl-bench --list says why\n", missing }' <<<"$list"
+variants=$(awk -F, '$4 == "yes" { print $2 }' <<<"$list")
+runs() { grep -qx "$1" <<<"$variants"; }
+
+# Where GPU variants run, there are four times as many rows, and the reference of --verify takes most of the time.
+seconds=2 epochs=3 cnn=train-
+if runs fused; then seconds=0.4 epochs=1 cnn='train-(cuda|tf32|bf16|amp|cudnn|graph)'; fi
+limit=(--max-time "${SECONDS_PER_ROW:-$seconds}")
 every all --batch "$batch" --res "${sizes// /,}" "${limit[@]}" --out results/synth.csv
 
 # Reads the same samples (33 MB) as files and as shards, from the page cache.
 rm -rf "$samples" && mkdir "$samples"
-if grep -q '^  files  *available' <<<"$variants"; then
+if runs files; then
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
     $bench --prepare "$samples/files" --store files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --store shards --shards 10 "${shape[@]}" >/dev/null
@@ -82,20 +89,20 @@ if grep -q '^  files  *available' <<<"$variants"; then
     done
 fi
 
-# Three epochs over generated digits are enough for the curves in the figures. train-naive would take minutes with cnn, and
+# Three epochs over generated digits are enough for the curves in the figures. train-naive would take minutes with cnn,
 # train-graph supports only cnn, and train-vit only transformers.
-digits=(--lr 0.002 --train-size 3000 --test-size 1000 --epochs 3)
+digits=(--lr 0.002 --train-size 3000 --test-size 1000 --epochs "$epochs")
 every all --workload train --model lenet "${digits[@]}" --out results/train.csv
 model=lenet
-others=$(awk '/^  train-/ && $1 !~ /-(naive|vit)$/ && $2 == "available" { print $1 }' <<<"$variants" | paste -sd,)
+others=$(grep -E "^$cnn" <<<"$variants" | grep -vE -- '-(naive|vit)$' | paste -sd,) || true
 if [[ $others ]]; then
     model=cnn
     every "$others" --model cnn "${digits[@]}" --verify-steps 1 --out results/train.csv
 fi
 # Inference needs a trained network. A small test set is enough to measure it.
 trainer=${others%%,*}
-$bench --variant "${trainer:-train-naive}" --model "$model" --lr 0.002 --train-size 3000 --test-size 64 --epochs 2 \
-    --checkpoint "$samples/network" >/dev/null 2> >(grep -v ': warning: ' >&2)
+$bench --variant "${trainer:-train-naive}" --model "$model" --lr 0.002 --train-size 3000 --test-size 100 --epochs 2 \
+    --checkpoint "$samples/network" >/dev/null
 every all --workload infer --checkpoint "$samples/network" "${limit[@]}" --out results/infer.csv
 
 echo
@@ -107,13 +114,19 @@ fastest infer "samples/s with $model"
 # Generates images and reads them again, with a training step whose time fits the machine.
 if [[ -d $samples/shards ]]; then
     step_ms=100
-    ! grep -q '^  fused  *available' <<<"$variants" || step_ms=5
-    $bench --prepare "$samples/atoms" --from synth --classes 10 --samples 1000 --res 224 --shards 4 >/dev/null
+    ! runs fused || step_ms=5
+    images=(--from synth --classes 10 --samples 1000 --res 224 --shards 4)
+    $bench --prepare "$samples/atoms" "${images[@]}" >/dev/null
     echo
     echo "Generate or read? With 1000 PNG images of 224 x 224 and a training step of $step_ms ms per 64 images:"
-    $bench advise --data "$samples/atoms" --compute "$step_ms" --batch 64 --time 12 | awk 'NF { last = $0 } END { print last }'
+    advice=(--compute "$step_ms" --batch 64)
+    if answer=$($bench advise --data "$samples/atoms" "${advice[@]}" --time 12); then
+        tail -n 1 <<<"$answer"
+        echo "  (again, and for longer: $bench --prepare atoms ${images[*]} &&"
+        echo "  $bench advise --data atoms ${advice[*]} --time 60)"
+    fi
 fi
 echo
-echo "Rows: results/synth.csv load.csv train.csv infer.csv; this machine: $machine"
+echo "Rows: results/{synth,load,train,infer}.csv; this machine: $machine"
 echo 'Next: make report (figures of these rows), ./fdsl-bench advise --data FOLDER --compute MS (your images and your'
 echo '      training step), ./fdsl-bench --list --verbose (every variant, and what it needs)'

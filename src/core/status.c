@@ -224,7 +224,9 @@ static bool keep_warning(const char *text)
 
 void status_hold(void)
 {
+    lock_held();
     holding = true;
+    atomic_flag_clear(&held_locked);
 }
 
 void status_release(void)

@@ -206,9 +206,9 @@ static enum status format_of(const struct source_member *member, int *encoding)
 /* Resizes the image of a sample and replaces the bytes of its member. An image that has the right size and
  * format remains unchanged, and so does a broken one. Sets `*encoding` to the format of the member. */
 static enum status resize_image(const struct resizing *resizing, const struct dataset_sample *from,
-                                struct image_scratch *scratch, struct source_sample *made, int *encoding)
+                                struct image_scratch *scratch, struct source_sample *sample, int *encoding)
 {
-    struct source_member *member = &made->members[from->image];
+    struct source_member *member = &sample->members[from->image];
     const char *extension = members_format(member->extension);
     struct image image;
     bool is_image = false, same = false;
@@ -225,7 +225,7 @@ static enum status resize_image(const struct resizing *resizing, const struct da
     if (status == STATUS_FAILED &&
         image_decode(extension, member->bytes, member->size, scratch, &image, &is_image) == STATUS_FAILED) {
         *encoding = stored;
-        made->broken = true;
+        sample->broken = true;
         return STATUS_OK;
     }
     TRY(status);
@@ -243,19 +243,19 @@ static enum status resize_image(const struct resizing *resizing, const struct da
 
 /* Gives the image of a sample the extension of its format, if --encode chose the format. */
 static enum status rename_image(struct copy *copy, const struct dataset_sample *from, int encoding,
-                                struct source_sample *made)
+                                struct source_sample *sample)
 {
     static const char *const endings[] = {"png", "npy", "jpg"}; /* in the order of enum source_encoding */
-    struct source_member *member = &made->members[from->image];
+    struct source_member *member = &sample->members[from->image];
     const char *format = members_format(member->extension);
     char name[256];
-    if (copy->resizing.encoding < 0 || made->broken || strcasecmp(format, endings[encoding]) == 0 ||
+    if (copy->resizing.encoding < 0 || sample->broken || strcasecmp(format, endings[encoding]) == 0 ||
         (encoding == SOURCE_JPEG && strcasecmp(format, "jpeg") == 0))
         return STATUS_OK;
     snprintf(name, sizeof name, "%.*s%s", (int)(format - member->extension), member->extension,
              endings[encoding]);
-    for (size_t m = 0; m < made->count; m++)
-        if (strcasecmp(made->members[m].extension, name) == 0)
+    for (size_t m = 0; m < sample->count; m++)
+        if (strcasecmp(sample->members[m].extension, name) == 0)
             return status_set(
                 STATUS_USAGE,
                 "--encode %s: it has a member '%s' already; choose its members with --image and "

@@ -212,8 +212,8 @@ static void tell_broken(const struct job *job)
     if (job->broken)
         status_warn_own(
             "copied %" PRIu64 " broken image%s unchanged; remove them from the source and prepare "
-            "again, or read the copy with --on-error skip. Of images that are copied unchanged, only headers "
-            "are checked; to check all pixels: fdsl-bench --variant %s --decode --data %s",
+            "again, or read the copy with --on-error skip. Only the headers of unchanged images are checked; "
+            "to check all pixels: fdsl-bench --variant %s --decode --data %s",
             job->broken, job->broken == 1 ? "" : "s", job->folder.layout == INDEX_SHARDS ? "shards" : "files",
             job->folder.path);
 }

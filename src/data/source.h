@@ -63,7 +63,7 @@ struct source_request {
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
     double test_share;  /* only for `dataset`: share of each class that is held out for testing; 0: none */
-    bool only_held; /* only for `dataset`: only samples that are held out will be made; open() neither checks
+    bool only_held; /* only for `dataset`: only samples that are held out will be read; open() neither checks
                        the others nor reads more than their labels */
     bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
                          `target`, with a warning */

@@ -101,8 +101,7 @@ static const struct option_spec options[] = {
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only), NULL, 0, 0, NULL, false,
      "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
      "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is evicted "
-     "from "
-     "the page cache, even for root"},
+     "from the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 

@@ -204,7 +204,8 @@ static const struct option_section sections[] = {
     {"ranks", "sync"},
     {"network", "init"},
     {"output", "checkpoint"},
-    {"what to run", "allow-nan"},
+    {"optimizer", "allow-nan"},
+    {"what to run", "verify-steps"},
     {NULL, NULL},
 };
 
