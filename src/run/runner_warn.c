@@ -47,7 +47,7 @@ static void warn_of_busy_cores(const struct runner *runner, const struct result 
         }
     if (share < CPU_SHARE_MIN)
         status_caveat(
-            "lost CPU time to other processes, so their times are too long", "stop other processes",
+            "lost CPU time to other processes, so times are too long", "stop other processes",
             "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
             "times are too long: stop other processes%s",
             result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores",

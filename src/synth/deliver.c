@@ -27,7 +27,7 @@ static const char *folder_of(const char *file, char *folder)
 static enum status check_index(const char *folder, char *path)
 {
     static const char header[] = "file\tclass\tinstance\tseed";
-    static const struct file_kind index = {"index of pictures", 0, header, sizeof header - 1};
+    static const struct file_kind index = {"picture index", 0, header, sizeof header - 1};
     bool slash = *folder && folder[strlen(folder) - 1] != '/';
     if (snprintf(path, PATH_MAX, "%s%sindex.tsv", folder, slash ? "/" : "") >= PATH_MAX)
         return status_set(STATUS_USAGE, "the name of folder '%s' is too long", folder);
