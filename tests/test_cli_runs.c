@@ -439,6 +439,7 @@ Test(cli, warnings_on_a_terminal_are_not_lost_by_an_interrupt)
                     "--min-time 0 --max-time 0 --min-samples 5 --verbose --out rows.csv 2>&1");
     cr_expect_eq(status, 128 + SIGINT);
     cr_expect(strstr(out, "naive: too few samples (5)") && strstr(out, "interrupted: "), "%s", out);
+    cr_expect(strstr(out, "warning: 1 row took too few samples"), "%s", out);
 }
 
 /* ---- Formats ---- */

@@ -30,6 +30,9 @@ static atomic_flag held_locked = ATOMIC_FLAG_INIT;
 static bool holding;
 static char held[1 << 16];
 static atomic_size_t held_bytes;
+/* The warning about unreliable rows that a signal handler prints: one of two texts, or none (-1). */
+static char summary[2][LINE_BYTES];
+static atomic_int summary_at = -1;
 
 /* Texts of warnings that were given with a context, each between line ends. Also protected by the lock. */
 static char repeatable[1 << 14] = "\n";
@@ -183,20 +186,21 @@ static const char *without_context(const char *text)
     return text;
 }
 
-/* Writes a line to `line`, for stderr. Returns its length. */
-static size_t format_line(const char *colour, const char *kind, const char *text, char *line, size_t size)
+/* Writes a line to `line`, for stderr. `before`: the context, or "". Returns the length. */
+static size_t format_line(const char *colour, const char *kind, const char *before, const char *text,
+                          char *line, size_t size)
 {
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, overwrite a line of progress. */
     snprintf(line, size, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "",
-             kind, coloured ? "\033[0m" : "", context, without_context(text));
+             kind, coloured ? "\033[0m" : "", before, *before ? without_context(text) : text);
     return strlen(line);
 }
 
 static void print_line(const char *colour, const char *kind, const char *text)
 {
     char line[LINE_BYTES];
-    format_line(colour, kind, text, line, sizeof line);
+    format_line(colour, kind, context, text, line, sizeof line);
     fputs(line, stderr);
 }
 
@@ -210,7 +214,7 @@ static void lock_held(void)
 static bool keep_warning(const char *text)
 {
     char line[LINE_BYTES];
-    size_t length = format_line(WARNING_COLOUR, "warning: ", text, line, sizeof line);
+    size_t length = format_line(WARNING_COLOUR, "warning: ", context, text, line, sizeof line);
     lock_held();
     size_t used = atomic_load(&held_bytes);
     bool kept = holding && length <= sizeof held - used;
@@ -238,12 +242,19 @@ void status_release(void)
     atomic_flag_clear(&held_locked);
 }
 
-void status_write_held(void)
+static void write_now(const char *text, size_t bytes)
 {
     ssize_t written = 1;
-    size_t bytes = atomic_load(&held_bytes);
     for (size_t i = 0; i < bytes && written > 0; i += (size_t)written)
-        written = write(STDERR_FILENO, held + i, bytes - i);
+        written = write(STDERR_FILENO, text + i, bytes - i);
+}
+
+void status_write_held(void)
+{
+    int at = atomic_load(&summary_at);
+    write_now(held, atomic_load(&held_bytes));
+    if (at >= 0)
+        write_now(summary[at], strlen(summary[at]));
 }
 
 static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)
@@ -294,11 +305,39 @@ static struct caveat *find_caveat(const char *what)
     return caveat_count < CAVEATS_MAX ? &caveats[caveat_count++] : NULL;
 }
 
+/* Writes the warning that counts the caveats. `rows`: the number of all rows, or 0 if it is not known yet. */
+static void describe_caveats(size_t rows, char text[MESSAGE_BYTES])
+{
+    char who[64] = "the row";
+    *text = '\0';
+    for (size_t i = 0; i < caveat_count; i++) {
+        if (rows > 1)
+            snprintf(who, sizeof who, "%zu of %zu rows", caveats[i].rows, rows);
+        else if (rows == 0)
+            snprintf(who, sizeof who, "%zu row%s", caveats[i].rows, caveats[i].rows == 1 ? "" : "s");
+        text_join(text, MESSAGE_BYTES, "; ", "%s %s: %s", who, caveats[i].what, caveats[i].remedy);
+    }
+    if (!caveats_shown)
+        text_join(text, MESSAGE_BYTES, " ", "(details: --verbose)");
+}
+
+/* Prepares the warning for the case that a signal ends the run before the table ends. */
+static void prepare_summary(void)
+{
+    char text[MESSAGE_BYTES];
+    int at = atomic_load(&summary_at) == 0;
+    describe_caveats(0, text);
+    format_line(WARNING_COLOUR, "warning: ", "", text, summary[at], sizeof summary[at]);
+    atomic_store(&summary_at, at);
+}
+
 void status_caveat(const char *what, const char *remedy, const char *format, ...)
 {
     struct caveat *caveat = own_rank == 0 ? find_caveat(what) : NULL;
-    if (caveat)
+    if (caveat) {
         *caveat = (struct caveat){what, remedy, caveat->rows + 1};
+        prepare_summary();
+    }
     if (own_rank != 0 || (caveat && !caveats_shown))
         return;
     va_list arguments;
@@ -314,16 +353,11 @@ void status_show_caveats(bool each)
 
 void status_summarise_caveats(size_t rows)
 {
-    char text[MESSAGE_BYTES] = "";
-    for (size_t i = 0; i < caveat_count; i++) {
-        if (rows == 1)
-            text_join(text, sizeof text, "; ", "the row %s: %s", caveats[i].what, caveats[i].remedy);
-        else
-            text_join(text, sizeof text, "; ", "%zu of %zu rows %s: %s", caveats[i].rows, rows,
-                      caveats[i].what, caveats[i].remedy);
-    }
+    char text[MESSAGE_BYTES];
+    describe_caveats(rows, text);
+    atomic_store(&summary_at, -1);
     if (caveat_count > 0)
-        status_warn("%s%s", text, caveats_shown ? "" : " (details: --verbose)");
+        status_warn("%s", text);
     memset(caveats, 0, sizeof caveats);
     caveat_count = 0;
 }

@@ -78,7 +78,8 @@ void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void status_hold(void);
 void status_release(void);
 
-/* Writes the warnings that are kept. May be called from a signal handler. */
+/* Writes the warnings that are kept, and the one that counts unreliable rows. May be called from a signal
+ * handler. */
 void status_write_held(void);
 
 /* Counts a reason why the current row is less reliable. `what` completes the sentence "3 of 12 rows ..." and
