@@ -102,11 +102,15 @@ Test(advise, of_equally_fast_ways_the_one_that_needs_least_is_best)
 {
     struct advice advice[] = {way("slow", ADVISE_GENERATED, 1000), way("disk", ADVISE_DISK, 60000),
                               way("memory", ADVISE_MEMORY, 900000)};
-    expect_best(advice, 3, 1, " Memory (v) is as fast, but needs more: 2 GB of disk and 3 GB of memory.");
+    expect_best(advice, 3, 1,
+                " Memory (v) is not slower and at most 10 % faster, but needs more: 2 GB of disk and 3 GB of "
+                "memory.");
     advice[0] = way("slow", ADVISE_GENERATED, 0.96 * 51200); /* inside the margin */
-    expect_best(advice, 3, 0, " Disk (v) is as fast, but needs more: 2 GB of disk and no memory.");
+    expect_best(
+        advice, 3, 0,
+        " Disk (v) is not slower and at most 10 % faster, but needs more: 2 GB of disk and no memory.");
     advice[0] = way("slow", ADVISE_GENERATED, 0.8 * 51200);
-    expect_best(advice, 3, 1, " Memory (v) is as fast");
+    expect_best(advice, 3, 1, " Memory (v) is not slower and");
 }
 
 /* A step never waits for generated images, but generating them slows the step down. */
@@ -128,7 +132,13 @@ Test(advise, a_way_that_slows_the_step_down_ranks_lower)
     char text[4096];
     advise_details(&measured, advice, 2, &decision, text, sizeof text);
     expect_words(text, "so the step waits 2 % of the time, but runs at 81 % of its speed. A million");
-    expect_words(text, " Reading the set could not be measured; the reasons are in the table.");
+    cr_expect_not(decision.decided);
+    expect_words(text, " Generated images would replace the images of this set, such as photographs; only "
+                       "pre-training on formulas can use generated images.");
+    advise_verdict(&measured, advice, 2, &decision, text, sizeof text);
+    cr_expect_str_eq(text,
+                     "Undecided: generating (v) or reading the set, because reading could not be measured; "
+                     "see the reasons above.");
 }
 
 Test(advise, ways_that_were_not_measured_do_not_count)
@@ -161,6 +171,18 @@ Test(advise, too_few_or_too_different_rounds_are_undecided)
         once, 2,
         "Undecided: generating (v) or disk (v), because 1 round cannot tell which is faster; try "
         "--time 120, or a less busy machine.");
+    /* Both keep the step busy in both rounds, so their capped rates have no scatter. */
+    struct advice lucky[] = {repeated("generating", ADVISE_GENERATED, 90000, 0.01, 2),
+                             repeated("disk", ADVISE_DISK, 90000, 0.01, 2)};
+    expect_undecided(
+        lucky, 2,
+        "Undecided: generating (v) or disk (v), because 2 rounds cannot tell which is faster; try "
+        "--time 120, or a less busy machine.");
+    struct ratio rate = advise_mean(lucky[0].reached_per_s, 2, 0.95);
+    cr_expect(rate.value > 51199 && isnan(rate.low) && isnan(rate.high));
+    struct advice enough[] = {repeated("generating", ADVISE_GENERATED, 90000, 0.01, ADVISE_ROUNDS_MIN),
+                              repeated("disk", ADVISE_DISK, 90000, 0.01, ADVISE_ROUNDS_MIN)};
+    expect_best(enough, 2, 0, "so the step never waits");
     struct advice often[] = {repeated("generating", ADVISE_GENERATED, 20000, 0.2, 6),
                              repeated("disk", ADVISE_DISK, 21000, 0, 6)};
     expect_undecided(
@@ -207,7 +229,8 @@ Test(advise, wrong_decisions_are_rare)
     for (size_t t = 0; t < COUNT_OF(truths); t++) {
         size_t first = 0, second = 0;
         for (size_t i = 0; i < TIMES; i++) {
-            struct advice advice[] = {{.name = "a", .variant = "v"}, {.name = "b", .variant = "w"}};
+            struct advice advice[] = {{.name = "a", .variant = "v", .place = ADVISE_DISK},
+                                      {.name = "b", .variant = "w", .place = ADVISE_MEMORY}};
             for (size_t round = 0; round < ROUNDS; round++)
                 for (size_t w = 0; w < 2; w++) {
                     double normal = -6; /* a sum of 12 uniform numbers */
@@ -247,33 +270,49 @@ Test(advise, columns_have_their_own_values)
                                .disk_bytes = NAN,
                                .memory_bytes = NAN,
                                .joules_per_image = NAN},
+                              {.name = "the URL", .variant = "u", .reason = "no network"},
+                              {.name = "files from disk", .variant = "x", .reason = "no disk"},
                               {.name = "memory",
                                .variant = "v",
                                .place = ADVISE_MEMORY,
                                .disk_bytes = 2e9,
                                .memory_bytes = 3e9,
-                               .joules_per_image = 0.5}};
-    for (size_t i = 0; i < 4; i++)
-        advise_add(&question, &advice[1], i % 2 ? 12000 : 12500, i % 2 ? 38000 : 40000, 0.25);
+                               .joules_per_image = 0.5},
+                              {.name = "fast", .variant = "f", .place = ADVISE_GPU_MEMORY},
+                              {.name = "slow", .variant = "s", .place = ADVISE_GPU_MEMORY}};
+    for (size_t i = 0; i < 4; i++) {
+        advise_add(&question, &advice[3], i % 2 ? 12000 : 12500, i % 2 ? 38000 : 40000, 0.25);
+        advise_add(&question, &advice[4], i ? NAN : 12600, i % 2 ? 39900 : 42000, 0.125);
+        advise_add(&question, &advice[5], i % 2 ? 11000 : 12000, i % 2 ? 100 : 1000, 0.5);
+    }
     cr_assert_eq(chdir(folder), 0);
     for (int i = 0; i < 2; i++) {
         cr_assert_not_null(freopen(i ? "csv" : "table", "w", stdout));
-        cr_assert_eq(advise_print("set", i ? FORMAT_CSV : FORMAT_TABLE, &question, advice, 2), STATUS_OK);
+        cr_assert_eq(advise_print("set", i ? FORMAT_CSV : FORMAT_TABLE, &question, advice, COUNT_OF(advice)),
+                     STATUS_OK);
     }
     EXPECT(0, "cat table csv");
     EXPECT_OUT("advise: data set, 1234 samples, 5.6 GB (measured: 700 samples, 4.2 GB); images 224 x 224; "
                "batch 256; a step takes 5 ms; 4 rounds in 20 s\n");
     EXPECT_OUT("\nway                    variant        images/s  +-95%  waits/%     used/s  +-95%  disk/GB  "
                "memory/GB J/1000 images speed\n"
-               "disk                   w            not measured: no disk\n"
                "memory                 v                 12247   3.8%       25      38987   4.8%        2  "
-               "        3           500 best\n");
+               "        3           500 best\n"
+               "fast                   f                 12600      -     12.5      40937   4.8%        0  "
+               "        0             0 equal\n"
+               "slow                   s                 11489   8.3%       50        316   729%        0  "
+               "        0             0 slower\n"
+               "\nNot measured (no disk): disk (w), files from disk (x)\n"
+               "\nNot measured (no network): the URL (u)\n"
+               "\nMemory (v) delivers 12,200 images/s of 224 x 224 pixels. A step of 5 ms on 256 images "
+               "consumes\n51,200 images/s, and so the step waits 25 %");
     EXPECT_OUT("\nBest here: memory (v); no other way is more than 10 % faster.\nway,");
     EXPECT_OUT("way,variant,best,images_per_s,images_per_s_low,images_per_s_high,stall_share,reached_per_s,"
                "reached_per_s_low,reached_per_s_high,rounds,disk_bytes,memory_bytes,joules_per_image,speed,"
                "reason\n"
                "disk,w,0,,,,,,,,0,,,,,no disk\n"
-               "memory,v,1,12247.4");
+               "the URL,u,0,");
+    EXPECT_OUT("\nmemory,v,1,12247.4");
     EXPECT_OUT(",0.25,38987.1", ",4,2e+09,3e+09,0.5,best,\n");
 }
 
@@ -287,20 +326,25 @@ Test(advise, columns_have_their_own_values)
 
 #define ADVISE       "$P advise --compute 1000 --batch 4 --time 0.5 "
 
-/* Sets `text` to the beginning of the table row that is named `name`, and returns it. */
-static const char *row_begin(const char *name, char *text, size_t size)
+/* Returns whether the output names a way of which nothing was measured, such as "disk (v)". Line ends may
+ * be inside the name. */
+static bool says_missing(const char *way)
 {
-    snprintf(text, size, "\n%s ", name);
-    return text;
+    char *text = strdup(out);
+    for (char *end = text; (end = strchr(end, '\n'));)
+        *end = ' ';
+    const char *missing = strstr(text, " Not measured (");
+    bool says_way = missing && strstr(missing, way);
+    free(text);
+    return says_way;
 }
 
 Test(advise, each_way_to_get_images_is_measured)
 {
-    char text[64];
     EXPECT(0,
            "$P --prepare d --from synth --res 24 --samples 12 --shards 2 && " ADVISE "--data d --out rows");
-    cr_expect(says(row_begin("shards from memory", text, sizeof text)), "%s", out);
-    cr_expect(says(row_begin("shards from disk", text, sizeof text)), "%s", out);
+    cr_expect(says("\nshards from memory "), "%s", out);
+    cr_expect(says("\nshards from disk ") || says_missing("shards from disk (shards-omp)"), "%s", out);
     EXPECT_OUT("\ngenerating on the ");
     cr_expect(says(VERDICT_BEST) || says(VERDICT_OPEN), "%s", out);
     EXPECT_PRINTS(0, "rates only\n",
@@ -349,7 +393,7 @@ static const char values_check[] =
     "            assert same or column == 'rounds' and got > value, f'{kind}: {way}: {column} is {got}, not "
     "{value}'\n"
     "        low, high = number(rows[way]['images_per_s_low']), number(rows[way]['images_per_s_high'])\n"
-    "        assert values[3] == 1 or low < values[0] < high, (low, high)\n"
+    "        assert values[3] < 3 or low < values[0] < high, (low, high)\n"
     "    for row in rows.values():\n"
     "        assert (row['images_per_s'] in ('', None)) == bool(row['reason']), row\n"
     "    return [way for way, row in rows.items() if row['best'] in ('1', 1)]\n"
@@ -405,11 +449,12 @@ Test(advise, values_are_those_of_the_rows_and_the_set)
 Test(advise, impossible_ways_are_listed_with_a_reason)
 {
     EXPECT(0, "$P --prepare d --from synth --res 24 --samples 12 --shards 2 --encode npy");
-    EXPECT_PRINTS(0, "generating on the GPU  fused        not measured: ",
-                  "CUDA_VISIBLE_DEVICES= " ADVISE "--data d --out rows");
-    EXPECT_OUT("the set in GPU memory  gpu-resident not measured: ");
-    EXPECT_OUT("shards from disk       shards-gpu   not measured: ");
-    cr_expect(!says("not measured: variant '"),
+    EXPECT_PRINTS(0, "\nNot measured (", "CUDA_VISIBLE_DEVICES= " ADVISE "--data d --out rows");
+    cr_expect(
+        says_missing(": generating on the GPU (fused), shards from disk (shards-gpu), shards from memory "
+                     "(shards-gpu), the set in GPU memory (gpu-resident) "),
+        "%s", out);
+    cr_expect(!says("Not measured (variant '"),
               "a run reported the reason, but no run is needed to know it: %s", out);
     EXPECT_OUT("(waits are computed, because there is no GPU)");
     EXPECT_OUT("images 24 x 24; batch 4; a step takes 1000 ms");
@@ -440,6 +485,16 @@ Test(advise, a_part_of_a_large_shard_is_measured)
               "size=$(stat -c %%s d/*.tar) && " ADVISE "--data d --subset $((size / 4)) --out rows");
     EXPECT_OUT("40 samples, ", "(measured: 10 samples, ");
     expect_items("items 10\n");
+}
+
+/* The part has 64 MB, which are 129.5 samples, so an index lists 130. They are in four of five shards of 43;
+ * with 129, the fourth would be an empty part of the index. */
+Test(advise, a_fraction_of_a_sample_counts_as_a_sample)
+{
+    EXPECT(0, "$P --prepare d --sample-shape 1,1,703,703 --dtype u8 --samples 215 --shards 5 && " ADVISE
+              "--threads 1 --data d --out rows");
+    EXPECT_OUT("215 samples, ", "(measured: 130 samples, ");
+    expect_items("items 130\n");
 }
 
 /* Only a few files are read, to look at the set and to measure. The fourth, which is only a pointer of Git
@@ -486,7 +541,7 @@ Test(advise, ways_are_measured_in_turn_until_the_verdict_is_certain)
         "$P --prepare d --from synth --res 24 --samples 12 --shards 2 && $P advise --compute 1000 --batch "
         "4 --time 60 --data d --out rows");
     EXPECT_OUT("\n\nBest here: generating on the ");
-    if (says("shards from disk       shards-omp   not measured")) /* the file system is in memory */
+    if (says_missing("shards from disk (shards-omp)")) /* the file system is in memory */
         return;
     EXPECT_PRINTS(0, "cold warm warm cold cold warm\n",
                   "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"cache\") c = i; next } "

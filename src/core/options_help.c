@@ -7,23 +7,6 @@
 #define HELP_COLUMN 26 /* column of the descriptions in --help */
 #define HELP_WIDTH  80
 
-static void print_wrapped(FILE *stream, const char *text)
-{
-    size_t column = HELP_COLUMN;
-    while (*(text += strspn(text, " "))) {
-        size_t length = strcspn(text, " ");
-        if (column > HELP_COLUMN && column + 1 + length > HELP_WIDTH) {
-            fprintf(stream, "\n%*s", HELP_COLUMN, "");
-            column = HELP_COLUMN;
-        }
-        bool first = column == HELP_COLUMN;
-        fprintf(stream, "%s%.*s", first ? "" : " ", (int)length, text);
-        column += length + !first;
-        text += length;
-    }
-    fputc('\n', stream);
-}
-
 /* Returns the default of an option: the value in `defaults` if there is one, else the value in the option
  * table. `defaults` may be NULL. */
 static const char *default_of(const struct option_spec *spec, const char *const *defaults)
@@ -63,7 +46,7 @@ static void print_option(FILE *stream, const struct option_spec *spec, const cha
     fprintf(stream, "%-*s", HELP_COLUMN, label);
     if (strlen(label) + 2 > HELP_COLUMN)
         fprintf(stream, "\n%*s", HELP_COLUMN, "");
-    print_wrapped(stream, text);
+    text_print_wrapped(stream, text, HELP_COLUMN, HELP_WIDTH);
 }
 
 void options_help(FILE *stream, const struct option_spec *specs, size_t count, const char *const *defaults)
@@ -117,7 +100,7 @@ void options_help_sections(FILE *stream, const struct option_group *groups, size
                               sizeof names);
             if (brief) {
                 fprintf(stream, "  %-*s", HELP_COLUMN - 2, section->title);
-                print_wrapped(stream, names);
+                text_print_wrapped(stream, names, HELP_COLUMN, HELP_WIDTH);
             }
         }
 }

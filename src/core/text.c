@@ -145,6 +145,23 @@ void text_print(FILE *stream, const char *text)
     }
 }
 
+void text_print_wrapped(FILE *stream, const char *text, size_t indent, size_t width)
+{
+    size_t column = indent;
+    while (*(text += strspn(text, " "))) {
+        size_t length = strcspn(text, " ");
+        if (column > indent && column + 1 + length > width) {
+            fprintf(stream, "\n%*s", (int)indent, "");
+            column = indent;
+        }
+        bool first = column == indent;
+        fprintf(stream, "%s%.*s", first ? "" : " ", (int)length, text);
+        column += length + !first;
+        text += length;
+    }
+    fputc('\n', stream);
+}
+
 void text_csv_field(FILE *stream, const char *text)
 {
     if (!strpbrk(text, ",\"\r\n")) {

@@ -37,6 +37,10 @@ const char *text_printable(const char *text, char *out, size_t size);
 /* Prints `text` of any length, escaped like text_printable(). */
 void text_print(FILE *stream, const char *text);
 
+/* Prints `text` and a line end, broken between words into lines of at most `width` characters. The caller has
+ * already printed `indent` characters of the first line; the other lines start with as many blanks. */
+void text_print_wrapped(FILE *stream, const char *text, size_t indent, size_t width);
+
 /* Writes one CSV field as in RFC 4180: in quotes if it contains a comma, a quote or a line end. */
 void text_csv_field(FILE *stream, const char *text);
 

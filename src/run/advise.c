@@ -69,9 +69,8 @@ static const struct option_spec specs[] = {
      "CPU threads that read and decode; 0 means all that this process may use"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device"},
     {"time", "S", OPTION_REAL, AT(time_s), NULL, 0.1, 86400, NULL, false,
-     "maximum time of all measurements. They end earlier when the verdict is certain, and take longer only "
-     "if "
-     "the first round does (default: 30; with a GPU 120)"},
+     "maximum time of all measurements. They end earlier when the verdict is certain, and take longer "
+     "only if the first round does (default: 30; with a GPU 120)"},
     {"margin", "PERCENT", OPTION_REAL, AT(margin), "10", 0.1, 1000, NULL, false,
      "ways whose rates differ by at most this margin are equally fast; the way that needs less is then best"},
     {"out", "DIR", OPTION_TEXT, AT(out), NULL, 0, 0, NULL, false,
@@ -109,8 +108,8 @@ static void print_help(void)
 
 /* ---- Candidates ---- */
 
-/* A source of images, in ascending order of needs (enum advise_place); of two that need as much, the one on
- * the GPU comes first, because it leaves the CPU free. `name_of_files` and `variant_of_files` are the name
+/* A source of images, in ascending order of needs (enum advise_place). If two ways need the same, the GPU
+ * variant comes first, because it leaves the CPU free. `name_of_files` and `variant_of_files` are the name
  * and variant for a data set of single files; NULL if they are the same as for shards. */
 static const struct candidate {
     const char *name, *name_of_files;
@@ -223,7 +222,9 @@ static void add_reading(const struct situation *situation, const struct candidat
     const struct advise_options *options = situation->options;
     const struct advise_set *set = &situation->set;
     add(arguments, "--data", set->data);
-    add(arguments, "--cache", candidate->cache);
+    /* "warm" is the default, which is not checked if the files are of another user. */
+    if (candidate->cache && strcmp(candidate->cache, "warm") != 0)
+        add(arguments, "--cache", candidate->cache);
     add(arguments, "--image", options->image);
     add(arguments, "--label", options->label);
     add(arguments, "--member", options->member);
@@ -515,7 +516,6 @@ static double round_s(const struct contender *contenders, size_t count)
     return sum_s;
 }
 
-#define ROUNDS_MIN   3  /* before the first decision */
 #define ROUNDS_GUESS 12 /* about as many rounds should fit into --time */
 
 /* Repeats the ways in turn until the verdict is certain or the time is over. The verdict is looked at only a
@@ -534,13 +534,14 @@ static enum status play(struct situation *situation, struct contender *contender
     /* Half of the time goes to starting runs, to warming up and to waiting for the cache. */
     double time_s = question->time_s / (2.0 * ROUNDS_GUESS * (double)(ways ? ways : 1));
     enum status status = STATUS_OK;
-    for (size_t round = 0, look = ROUNDS_MIN; status == STATUS_OK && round < ADVISE_ROUNDS_MAX;) {
+    for (size_t round = 0, look = ADVISE_ROUNDS_MIN; status == STATUS_OK && round < ADVISE_ROUNDS_MAX;) {
         status = play_round(situation, round, time_s, contenders, count);
         question->took_s = timer_now_s() - situation->begin_s;
         double next_s = round_s(contenders, count);
         if (++round == look) {
             advise_drop(question, advice, advice_count);
-            if (advise_decide(question, advice, advice_count).decided)
+            struct advice_decision decision = advise_decide(question, advice, advice_count);
+            if (decision.decided || decision.rival == advice_count) /* more rounds change nothing */
                 break;
             look += 1 + look / 5;
         }
@@ -636,7 +637,7 @@ static enum status look_at_images(const struct advise_options *options, const st
     return dataset_advise_skip(STATUS_FAILED);
 }
 
-/* Every how many samples one is looked at: in a folder of files they are spread over all classes. */
+/* Every look_every-th sample is inspected, so that the inspected files cover all classes. */
 static uint64_t look_every = 1;
 
 static bool is_looked_at(uint64_t number)
@@ -802,7 +803,7 @@ static enum status link_shards(const struct advise_options *options, struct data
         samples = fmax(
             1, fmin(samples, (double)options->subset / set->measured_bytes * (double)set->measured_samples));
     if ((double)set->measured_samples > SLACK * samples)
-        return index_part(dataset, linked, (uint32_t)samples, set);
+        return index_part(dataset, linked, (uint32_t)ceil(samples), set);
 #endif
     return STATUS_OK;
 }

@@ -25,6 +25,7 @@ enum status advise_run(int argc, char *argv[]);
  * set on disk, the set also in the page cache, the set also in GPU memory. */
 enum advise_place { ADVISE_GENERATED, ADVISE_REMOTE, ADVISE_DISK, ADVISE_MEMORY, ADVISE_GPU_MEMORY };
 
+#define ADVISE_ROUNDS_MIN 3 /* no decision after fewer rounds */
 #define ADVISE_ROUNDS_MAX 100
 
 /* One way to get batches, and what was measured. Unknown numbers are NaN. */
@@ -72,7 +73,8 @@ void advise_add(const struct advice_question *question, struct advice *advice, d
 void advise_miss(struct advice *advice);
 
 /* Returns the geometric mean of the known values, with its confidence interval. All NaN if none is known. The
- * interval is NaN if only one is known. */
+ * interval is NaN if fewer than ADVISE_ROUNDS_MIN are known: rates that are capped at what the step consumes
+ * are equal after two lucky rounds, and such an interval would have no width. */
 struct ratio advise_mean(const double *values, size_t count, double confidence);
 
 /* Returns the ratio of `b` to `a`, of images that steps consume. Compares values of the same round, so slow
@@ -83,7 +85,8 @@ struct advice_decision {
     bool decided;
     size_t best;        /* decided: the best way. Otherwise: the way that needs least and may be the best.
                            The number of ways if none was measured */
-    size_t rival;       /* undecided: another way that may be more than the margin faster */
+    size_t rival;       /* undecided: another way that may be more than the margin faster, or the number of
+                           ways if no way that reads the set was measured */
     struct ratio ratio; /* undecided: of `rival` to `best` */
 };
 

@@ -17,6 +17,7 @@
 #define SHOWN     0.95  /* confidence of the intervals in the table */
 #define VAGUE     100.0 /* an interval whose ends differ by this factor says nothing */
 #define BUSY      0.5   /* load per thread above which the details mention it */
+#define WIDTH     100   /* of the lines of paragraphs */
 #define TIME_MOST 20    /* an undecided verdict advises at most this multiple of the time */
 
 /* ---- The decision ---- */
@@ -60,7 +61,10 @@ struct ratio advise_mean(const double *values, size_t count, double confidence)
             side_add(&side, values[i], NAN);
             side_add(&one, 1, NAN);
         }
-    return side.count ? side_ratio(&one, &side, confidence) : (struct ratio){NAN, NAN, NAN};
+    struct ratio mean = side.count ? side_ratio(&one, &side, confidence) : (struct ratio){NAN, NAN, NAN};
+    if (side.count < ADVISE_ROUNDS_MIN)
+        mean.low = mean.high = NAN;
+    return mean;
 }
 
 struct ratio advise_ratio(const struct advice *a, const struct advice *b)
@@ -102,6 +106,15 @@ static enum verdict judge(const struct advice_question *question, const struct a
     return verdict;
 }
 
+/* Returns whether a way that reads the set was measured. */
+static bool can_read(const struct advice *advice, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (advice[i].measured && advice[i].place != ADVISE_GENERATED)
+            return true;
+    return false;
+}
+
 struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
                                      size_t count)
 {
@@ -114,6 +127,10 @@ struct advice_decision advise_decide(const struct advice_question *question, con
         decision.decided = verdict == VERDICT_SAME;
         if (verdict != VERDICT_BETTER)
             break;
+    }
+    if (!can_read(advice, count)) { /* nothing that was measured competes with generating */
+        decision.decided = false;
+        decision.rival = count;
     }
     return decision;
 }
@@ -232,19 +249,18 @@ static void append_noise(char *text, size_t size, const struct advice *advice, s
 void advise_details(const struct advice_question *question, const struct advice *advice, size_t count,
                     const struct advice_decision *decision, char *text, size_t size)
 {
-    bool was_read = false;
     *text = '\0';
     if (decision->best == count)
         return;
     const struct advice *chosen = &advice[decision->best];
     append_rates(text, size, question, chosen);
     for (size_t i = 0; i < count; i++) {
-        was_read |= advice[i].measured && advice[i].place != ADVISE_GENERATED;
         if (!decision->decided || i <= decision->best || !advice[i].measured ||
             advise_ratio(chosen, &advice[i]).high < 1)
             continue;
         append_subject(text, size, &advice[i]);
-        text_append(text, size, " is as fast, but needs more: ");
+        text_append(text, size,
+                    " is not slower and at most %.3g %% faster, but needs more: ", 100 * question->margin);
         append_bytes(text, size, advice[i].disk_bytes, "disk");
         text_append(text, size, " and ");
         append_bytes(text, size, advice[i].memory_bytes, "memory");
@@ -257,8 +273,12 @@ void advise_details(const struct advice_question *question, const struct advice 
             " Before the first round, the load of the machine was %.1f on %d threads, so an idle machine "
             "reaches higher rates.",
             question->load, question->threads);
-    if (!was_read)
-        text_append(text, size, " Reading the set could not be measured; the reasons are in the table.");
+    if (chosen->place == ADVISE_GENERATED ||
+        (!decision->decided &&
+         (decision->rival == count || advice[decision->rival].place == ADVISE_GENERATED)))
+        text_append(text, size,
+                    " Generated images would replace the images of this set, such as photographs; only "
+                    "pre-training on formulas can use generated images.");
     memmove(text, text + 1, strlen(text)); /* the first sentence begins with a blank */
 }
 
@@ -285,6 +305,11 @@ void advise_verdict(const struct advice_question *question, const struct advice 
     append_way(text, size, best);
     if (decision->decided) {
         text_append(text, size, "; no other way is more than %.3g %% faster.", 100 * question->margin);
+        return;
+    }
+    if (decision->rival == count) {
+        text_append(text, size,
+                    " or reading the set, because reading could not be measured; see the reasons above.");
         return;
     }
     const struct advice *rival = &advice[decision->rival];
@@ -315,10 +340,11 @@ static const char *cell(double value, char *text, size_t size)
 /* Writes half the width of an interval, relative to the value: "7.5%", or "-" if it is unknown or vague. */
 static const char *half_cell(const struct ratio *ratio, char *text, size_t size)
 {
+    double half = 100 * (sqrt(ratio->high / ratio->low) - 1);
     if (!(ratio->high < VAGUE * ratio->low))
         snprintf(text, size, "-");
     else
-        snprintf(text, size, "%.2g%%", 100 * (sqrt(ratio->high / ratio->low) - 1));
+        snprintf(text, size, "%.*f%%", half < 10 ? 1 : 0, half);
     return text;
 }
 
@@ -334,13 +360,15 @@ static void print_caption(const char *data, const struct advice_question *questi
                question->measured == 1 ? "" : "s", 1e-9 * question->measured_bytes);
     printf("; images %" PRIu32 " x %" PRIu32 "; batch %" PRIu64
            "; a step takes %.4g ms%s; %zu round%s in %.3g "
-           "s\n\n",
+           "s\n",
            question->res, question->res, question->batch, 1e3 * question->step_s,
            question->estimated ? " (waits are computed, because there is no GPU)" : "", rounds,
            rounds == 1 ? "" : "s", question->took_s);
 }
 
-/* Returns how a way compares with the best: "best", "slower" (the whole interval), "equal". */
+/* Returns how a way compares with the best: "best"; "slower", if the whole interval of the ratio is below 1;
+ * otherwise "equal": not slower, and at most the margin faster. Returns "open" if the verdict is undecided
+ * and the way may be the best. */
 static const char *standing(const struct advice *advice, size_t number,
                             const struct advice_decision *decision)
 {
@@ -357,23 +385,47 @@ static void print_table(const struct advice *advice, size_t count, const struct 
 {
     char texts[8][32];
     const size_t size = sizeof texts[0];
-    printf("%-22s %-12s %10s %6s %8s %10s %6s %8s %10s %13s %s\n", "way", "variant", "images/s", "+-95%",
+    printf("\n%-22s %-12s %10s %6s %8s %10s %6s %8s %10s %13s %s\n", "way", "variant", "images/s", "+-95%",
            "waits/%", "used/s", "+-95%", "disk/GB", "memory/GB", "J/1000 images", "speed");
     for (size_t i = 0; i < count; i++) {
         const struct advice *row = &advice[i];
-        printf("%-22s %-12s ", row->name, row->variant);
-        if (!row->measured) {
-            fputs("not measured: ", stdout);
-            text_print(stdout, row->reason);
-            putchar('\n');
+        if (!row->measured)
             continue;
-        }
+        printf("%-22s %-12s ", row->name, row->variant);
         struct ratio rate = advise_mean(row->images_per_s, row->rounds, SHOWN),
                      used = advise_mean(row->reached_per_s, row->rounds, SHOWN);
         printf("%10.0f %6s %8s %10.0f %6s %8s %10s %13s %s\n", rate.value, half_cell(&rate, texts[0], size),
                cell(100 * row->stall_share, texts[1], size), used.value, half_cell(&used, texts[2], size),
                cell(1e-9 * row->disk_bytes, texts[3], size), cell(1e-9 * row->memory_bytes, texts[4], size),
                cell(1e3 * row->joules_per_image, texts[5], size), standing(advice, i, decision));
+    }
+}
+
+/* Returns the first way that was not measured for the same reason as way number `i`. */
+static size_t first_missing(const struct advice *advice, size_t i)
+{
+    size_t first = 0;
+    while (advice[first].measured || strcmp(advice[first].reason, advice[i].reason) != 0)
+        first++;
+    return first;
+}
+
+/* Prints the ways that were not measured, one paragraph per reason. */
+static void print_missing(const struct advice *advice, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        char text[4096], reason[2048];
+        if (advice[i].measured || first_missing(advice, i) != i)
+            continue;
+        snprintf(text, sizeof text, "Not measured (%s)",
+                 text_printable(advice[i].reason, reason, sizeof reason));
+        for (size_t other = i; other < count; other++)
+            if (!advice[other].measured && first_missing(advice, other) == i) {
+                text_append(text, sizeof text, other == i ? ": " : ", ");
+                append_way(text, sizeof text, &advice[other]);
+            }
+        putchar('\n');
+        text_print_wrapped(stdout, text, 0, WIDTH);
     }
 }
 
@@ -439,11 +491,16 @@ enum status advise_print(const char *data, int format, const struct advice_quest
         TRY(print_rows(format, question, verdict, advice, count, &decision));
     else {
         print_caption(data, question, rounds);
-        print_table(advice, count, &decision);
+        if (decision.best < count)
+            print_table(advice, count, &decision);
+        print_missing(advice, count);
     }
     if (decision.best == count)
-        return status_set(STATUS_FAILED, "nothing could be measured; the reasons are in the table");
-    if (format == FORMAT_TABLE)
-        printf("\n%s\n\n%s\n", details, verdict);
+        return status_set(STATUS_FAILED, "nothing could be measured; the reasons are above");
+    if (format == FORMAT_TABLE) {
+        putchar('\n');
+        text_print_wrapped(stdout, details, 0, WIDTH);
+        printf("\n%s\n", verdict);
+    }
     return format_flush();
 }
