@@ -53,6 +53,22 @@ done
     die 4 "sbatch is not installed here; without Slurm, scripts/sweep/run.sh $1 runs the same tasks"
 table=$(realpath -- "$1")
 shift
+
+# Separates --dependency from the other options, because --at-once adds a condition to it, and sbatch uses only the last one.
+options=() dependency=''
+while (($#)); do
+    case $1 in
+    --dep*=*) dependency=${1#*=} ;;
+    -d?*) dependency=${1#-d} ;;
+    --dep* | -d)
+        (($# > 1)) || die 2 "$1: its value is missing"
+        dependency=$2
+        shift
+        ;;
+    *) options+=("$1") ;;
+    esac
+    shift
+done
 cd "$(dirname "$0")/.."
 
 # ---- Chunks ----
@@ -86,6 +102,10 @@ for ((i = 0; i < count; i = last + 1)); do
     arrays[k]+=${arrays[k]:+,}$((todo[i] % chunk))
     ((last == i)) || arrays[k]+=-$((todo[last] % chunk))
 done
+
+[[ ! $at_once || $dependency != *\?* || ${#arrays[@]} -lt 2 ]] ||
+    die 2 "--dependency=$dependency: sbatch joins no further condition to one with '?', and --at-once makes each array wait for the previous one; \
+leave out one of the two"
 
 # ---- Jobs ----
 
@@ -125,11 +145,12 @@ else
     ((count)) || echo 'tasks:  all are finished'
 fi
 for k in "${!arrays[@]}"; do
-    file=task_%a.log after=()
+    file=task_%a.log after=$dependency
     ((k == 0)) || file=task_$k%${digits}a.log
     # The limit of an array counts only its own tasks, so the next array waits for the end of the previous one.
-    [[ ! $at_once || ! ${jobs[*]-} ]] || after=(--dependency="afterany:${jobs[-1]}")
-    submit --array="${arrays[k]}${at_once:+%$at_once}" --output="$log/$file" "$@" "${after[@]}" slurm/sweep.sbatch "$table" $((k * chunk)) "${redo[@]}"
+    [[ ! $at_once || ! ${jobs[*]-} ]] || after+=${after:+,}afterany:${jobs[-1]}
+    submit --array="${arrays[k]}${at_once:+%$at_once}" --output="$log/$file" "${options[@]}" \
+        ${after:+"--dependency=$after"} slurm/sweep.sbatch "$table" $((k * chunk)) "${redo[@]}"
     [[ $dry ]] || echo "tasks:  job ${jobs[-1]}, ${counts[k]} task$( ((counts[k] == 1)) || echo s); logs in $log/"
 done
 after=()

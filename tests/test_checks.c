@@ -109,6 +109,16 @@ Test(checks, counts_suites_on_a_terminal)
                    out);
 }
 
+/* Checks that end together are counted one by one. `tee` takes time here, so that they would overlap. */
+Test(checks, counts_each_check_once)
+{
+    shell("JOBS=20 bash -euo pipefail -c 'tee() { command tee \"$@\"; sleep 0.1; }; source "
+          "scripts/check/parallel.sh; checks_total=20; for i in $(seq 20); do check $i true; done; conclude' "
+          "two.sh | grep 'have ended'");
+    expect(0, "");
+    cr_expect_str_eq(out, "        10 of 20 suites have ended\n        20 of 20 suites have ended\n");
+}
+
 Test(checks, an_interrupt_ends_running_checks)
 {
     shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "

@@ -66,6 +66,7 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
     cr_assert(says("skipped scaling: no data; to measure it: scripts/sweep/run.sh configs/sweep_scaling.tsv"),
               "%s", out);
     cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
+    cr_assert(says("DIR results/break_even (needs an NVIDIA GPU)\n"), "%s", out);
     cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
     cr_assert(says(
         "skipped break_even: no data; to measure it: scripts/compare/break_even.sh DIR results/break_even"));
@@ -92,7 +93,7 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
 
 Test(figures, long_device_names_and_single_points_are_drawn)
 {
-    shell("sed \"s/Made-up Accelerator X1/A 'quoted' <\\&> $(printf 'very long %%.0s' $(seq "
+    shell("sed \"s/Made-up Accelerator X1/'quoted' <\\&> $(printf 'very long %%.0s' $(seq "
           "20))name/\" " FIXTURES "/synth.csv > $D/results/a.csv; " FIGURES GENERATING);
     cr_assert_eq(status, 0, "%s", out);
     shell("head -2 " FIXTURES "/synth.csv > $D/results/a.csv; " FIGURES

@@ -32,6 +32,8 @@ Test(figures_load, points_of_one_size_are_shifted)
     EXPECT_OUT("panels = 1\n", "array series_panel[3] = [0, 1, 1]", "\narray series_shift[3] = [1, 1.04608");
     cr_expect(says(", 0.9559") || says("0.9559"), "%s", out);
     EXPECT_OUT("\t1\t1.04608");
+    /* The outermost shifted point, of 2 KiB, has the margin of an unshifted one. */
+    EXPECT_OUT("x_low = 1.47");
 }
 
 Test(figures_load, other_loaders_have_the_device_of_their_host)

@@ -102,8 +102,8 @@ Test(submit, arrays_have_each_unfinished_task_once)
     EXPECT(0, PRETEND "slurm/submit.sh --at-once 2 t.tsv --dependency=singleton");
     EXPECT_EXACTLY(0,
                    "1-2,6-9%2 task_%a.log --dependency=singleton 0\n"
-                   "0-9%2 task_2%1a.log --dependency=singleton --dependency=afterany:41 20\n"
-                   "0-3,5%2 task_3%1a.log --dependency=singleton --dependency=afterany:42 30\n",
+                   "0-9%2 task_2%1a.log --dependency=singleton,afterany:41 20\n"
+                   "0-3,5%2 task_3%1a.log --dependency=singleton,afterany:42 30\n",
                    "sed -n \"s|$PWD/||; s|--parsable --array=||; s|--output=.*/log/||; s|slurm/sweep.sbatch "
                    "t.tsv ||p\" calls");
     EXPECT_PRINTS(
@@ -111,6 +111,16 @@ Test(submit, arrays_have_each_unfinished_task_once)
         "cp $P fdsl-bench; SLURM_SUBMIT_DIR=$PWD SLURM_ARRAY_TASK_ID=5 slurm/sweep.sbatch t.tsv 30");
     EXPECT_PRINTS(
         0, "task 6 of 35: ", "SLURM_SUBMIT_DIR=$PWD SLURM_ARRAY_TASK_ID=6 slurm/sweep.sbatch t.tsv --redo");
+    /* The other spellings of --dependency. Of several, sbatch takes the last one. */
+    EXPECT_EXACTLY(
+        0, "--gpus=1 --dependency=afterok:7,afterany:JOB1\n",
+        PRETEND
+        "slurm/submit.sh --dry-run --at-once 2 t.tsv --dependency singleton -d 3 --depend=9 -dafterok:7 "
+        "--gpus=1 | sed -n \"/JOB1'/{s/'//g; s/.*a.log //; s| slurm/.*||p; q}\"");
+    expect_refused(2, "afterok:7?afterok:8: sbatch joins no further condition to one with '?'",
+                   PRETEND "slurm/submit.sh --dry-run --at-once 2 t.tsv --dependency='afterok:7?afterok:8'");
+    EXPECT(0, PRETEND "slurm/submit.sh --dry-run t.tsv --dependency='afterok:7?afterok:8'");
+    expect_refused(2, "-d: its value is missing", PRETEND "slurm/submit.sh --dry-run t.tsv -d");
     EXPECT(0, "rm calls");
     finish_tasks(1, 35);
     EXPECT_PRINTS(0, "tasks:  all are finished\nrows:   job 41, ", PRETEND "slurm/submit.sh t.tsv");

@@ -60,6 +60,9 @@ check() { # name, command ...
         limited "$@" >"$said" 2>&1 || verdict=FAILED
         [[ $verdict == ok ]] || output=$(<"$said")
         rm -f "$said"
+        # Checks that end together are counted one by one. The lock is released at the end of this subshell.
+        exec {lock}<"$checks_log"
+        flock "$lock"
         printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$checks_log"
         ended=$(grep -cE '^(ok|FAILED) +[0-9]+ s  ' "$checks_log")
         [[ ! ${checks_total:-} ]] || ((ended % 10 && ended != checks_total)) || echo "        $ended of $checks_total suites have ended"

@@ -293,7 +293,7 @@ def figure(measured):
     rows = [row for row in measured.sweeps + measured.load_sweeps if row["compute_ms"]]
     found = sources(rows)
     if not any(source.group == GENERATED for source in found):
-        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.rows + measured.loads)
+        raise Missing(COMMAND, measured.rows + measured.loads, needs="an NVIDIA GPU")
     plot = Plot("Generating vs. reading: share of the limit that the training step sets")
     shown = [row for points in found.values() for row in points.values()]
     steps = sorted({step_of(row) for row in shown})

@@ -25,10 +25,12 @@ NO_SLOT = 8  # gray: variants that are not in the table
 
 
 class Missing(Exception):
-    """A figure has no data. The message is the command that measures the data. `known`: all rows of the workload."""
+    """A figure has no data. `command` measures the data. `known`: all rows of the workload. `needs`: the hardware that the command
+    needs, in words."""
 
-    def __init__(self, command, known=()):
-        super().__init__(command)
+    def __init__(self, command, known=(), needs=""):
+        super().__init__(f"{command} (needs {needs})" if needs else command)
+        self.command, self.needs = command, needs
         yours = yours_of(known)
         self.why = f"none of your {counted(yours)} has suitable parameters" if yours else "no data"
 

@@ -71,7 +71,7 @@ def figure(measured):
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
                       **size_axis([row["array_bytes"] for row in shown])}
-    chooses = " peer uses peer-one-shot or peer-two-shot, so its points can be behind theirs."
+    chooses = " peer uses peer-one-shot or peer-two-shot, so its points can be hidden by theirs."
     plot.caption = [f"{ranks_words(shown[0]['ranks'])}, {shown[0]['dtype']}. Median time of the slowest rank's runs, divided by the "
                     "number of all-reduces per run; whiskers: minimum to 95th percentile."
                     + chooses * any(row["variant"] == "peer" for row in shown)] + devices.caption()

@@ -83,7 +83,7 @@ def notes(measured, lines):
 def training_time(measured):
     lines = feeds(measured.trains)
     if not lines:
-        raise Missing(f"{COMMAND} (needs an NVIDIA GPU)", measured.trains)
+        raise Missing(COMMAND, measured.trains, needs="an NVIDIA GPU")
     plot = Plot("Training time vs. images: generated or loaded")
     live = lines[LIVE][-1]
     plot.legend += [(0, short_device(live["device"])), (0.5, "yours" if live.source == "yours" else "reference")]

@@ -173,16 +173,16 @@ def batch(measured):
 # ---- The variants of the paper, and the stages of an image ------------------------------------------------------
 
 
-LADDER_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "
-                  "(needs an NVIDIA GPU)")
-STAGES_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv "
-                  "(without an NVIDIA GPU: --variant omp)")
+LADDER_COMMAND = "./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv"
+LADDER_NEEDS = "an NVIDIA GPU"
+STAGES_COMMAND = "./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv"
+STAGES_NEEDS = "an NVIDIA GPU; without one, use --variant omp"
 
 
 def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
-        raise Missing(LADDER_COMMAND, measured.rows)
+        raise Missing(LADDER_COMMAND, measured.rows, LADDER_NEEDS)
     plot = Plot("Time per image of the paper's variants and fused")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
@@ -209,7 +209,7 @@ def ladder(measured):
     plot.add_rings()
     plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: speed relative to gbase on the same device. "
                     + ERROR_BARS] + devices.caption()
-    plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), LADDER_COMMAND)
+    plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), f"{LADDER_COMMAND} (needs {LADDER_NEEDS})")
     return plot
 
 
@@ -237,7 +237,7 @@ def stages(measured):
     candidates = paper_rows(measured, LADDER + ("omp",), res=512, vertices=1000)
     rows = [row for row in candidates if any(row[name] for name in names)]
     if not rows:
-        raise Missing(STAGES_COMMAND, measured.rows)
+        raise Missing(STAGES_COMMAND, measured.rows, STAGES_NEEDS)
     plot = Plot("Time per image by stage")
     chosen = best_rows(rows)
     devices = Devices(list(chosen.values()), 3)
@@ -261,7 +261,7 @@ def stages(measured):
                     "above a bar is their sum per image."
                     + (f" Noise and vertices are one stage in {' and '.join(joined)}." if joined else "")
                     + (f" No stages measured for {' and '.join(without)}." if without else "")] + devices.caption()
-    plot.notes += about_yours(measured.rows, [], [row for _, row in bars], (), STAGES_COMMAND)
+    plot.notes += about_yours(measured.rows, [], [row for _, row in bars], (), f"{STAGES_COMMAND} (needs {STAGES_NEEDS})")
     return plot
 
 

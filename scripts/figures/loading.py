@@ -194,7 +194,9 @@ def sizes(measured):
     shown = [row for points in lines for row in points]
     plot.caption = [f"Warm page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} memcpy: a copy of the "
                     "same bytes, measured alternately with the runs; median over variants. Points of one size are shifted sideways, by variant."]
-    lines_plot(measured, plot, devices, lines, rows, micros_tick, lambda xs: powers_axis(xs, panels["panel_px"]))
+    shifts = panels["series_shift"]
+    lines_plot(measured, plot, devices, lines, rows, micros_tick,
+               lambda xs: powers_axis([min(xs) * min(shifts), max(xs) * max(shifts)], panels["panel_px"]))
     plot.variables.update(panels)
     return plot
 

@@ -137,7 +137,7 @@ def timed_loaders(measured):
             mine = {variant: newest[host, variant] for variant in LOADERS if (host, variant) in newest}
             if {"files-gpu", "shards-gpu"} <= set(mine):
                 return source, mine
-    raise Missing(f"{break_even.COMMAND} (needs an NVIDIA GPU)", measured.loads)
+    raise Missing(break_even.COMMAND, measured.loads, needs="an NVIDIA GPU")
 
 
 def row_of_run(measured, sample):

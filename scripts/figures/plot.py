@@ -59,9 +59,17 @@ def shortened(text, length):
     return text if len(text) <= length else text[:length - 1].rstrip() + "…"
 
 
+def one_line(text):
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 def quoted(text):
-    """Quotes a text for gnuplot: on one line, with quotes doubled."""
-    return "'" + "".join(c if c.isprintable() else " " for c in str(text)).replace("'", "''") + "'"
+    """Quotes a text for gnuplot: on one line, with quotes doubled. gnuplot reads two quotes at the beginning as an empty string, so
+    these are in double quotes."""
+    line = one_line(text)
+    rest = line.lstrip("'")
+    first = line[:len(line) - len(rest)]
+    return f'"{first}" . ' * bool(first) + "'" + rest.replace("'", "''") + "'"
 
 
 def number_words(value):
@@ -222,7 +230,7 @@ class Plot:
 
     def data_text(self):
         def cell(value):
-            return "" if value is None else quoted(value)[1:-1].replace("''", "'") if isinstance(value, str) \
+            return "" if value is None else one_line(value) if isinstance(value, str) \
                 else f"{value:.9g}"
         blocks = ["\n".join("\t".join(map(cell, row)) for row in rows or [(math.nan,)]) for rows in self.blocks]
         return "\n\n\n".join(blocks) + "\n"

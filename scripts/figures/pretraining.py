@@ -23,7 +23,8 @@ JOB = ("host", "device", "model", "ranks", "batch", "augment", "amp", "compile",
 STYLES = {"constant": 91, "live": 17, "bat": 16, "gbase": 13, "omp": 12, "folder": 11, "shards": 15}
 NAMES = {"constant": "one constant batch", "live": "generated: fused", "bat": "generated: bat", "gbase": "generated: gbase",
          "omp": "generated: omp", "folder": "loaded from PNG files", "shards": "loaded from shards"}
-COMMAND = "scripts/compare/pretrain.py --source live --out results/pretrain/rows.csv (needs an NVIDIA GPU)"
+COMMAND = "scripts/compare/pretrain.py --source live --out results/pretrain/rows.csv"
+NEEDS = "an NVIDIA GPU"
 COMMAND_CURVE = "scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv"
 
 
@@ -110,29 +111,34 @@ def heading(row):
 
 
 def repeated(rows, source):
-    """Returns (GPUs, median, slowest, fastest run) of a source of images. The runs on one number of GPUs are those of the newest
-    file and revision."""
-    points = []
+    """Returns {GPUs: images/s of the runs} of a source of images. The runs on one number of GPUs are those of the newest file and
+    revision."""
+    rates = {}
     for ranks in sorted({row["ranks"] for row in rows if row["source"] == source}):
         runs = [row for row in rows if row["source"] == source and row["ranks"] == ranks]
         newest = max(runs, key=lambda row: row["time_utc"])
-        rates = [row["images_per_s"] for row in runs if sweep_of(row) == sweep_of(newest)]
-        points.append((ranks, statistics.median(rates), min(rates), max(rates)))
-    return points
+        rates[ranks] = [row["images_per_s"] for row in runs if sweep_of(row) == sweep_of(newest)]
+    return rates
 
 
-def about_spread(points):
-    """Returns a sentence on a source that is faster than the constant batch, which should be the upper bound. Every source runs in a
-    process of its own, so differences below the spread of repeated runs mean nothing."""
-    bound = {ranks: median for ranks, median, *_ in points.get("constant", [])}
-    above = [(NAMES.get(source, source), ranks) for source, of_source in points.items() for ranks, median, *_ in of_source
-             if median > bound.get(ranks, median)]
-    if not above:
-        return ""
-    spread = max(high / low - 1 for of_source in points.values() for *_, low, high in of_source)
-    names = ", ".join(f"'{name}' on {ranks:.0f} GPU{'s' * (ranks != 1)}" for name, ranks in above)
-    return (f"The constant batch needs less work, but is slower than {names}: "
-            + (f"equal runs differ by up to {100 * spread:.0f} %." if spread else "these are single runs, so their spread is unknown."))
+def about_spread(runs):
+    """Returns a sentence on the sources that are faster than the constant batch, which should be the upper bound. Every source runs
+    in a process of its own, so a difference means something only if it exceeds the spread of repeated runs on the same GPUs."""
+    above = []
+    for source, of_source in runs.items():
+        name = f"'{NAMES.get(source, source)}'"
+        for ranks, rates in of_source.items():
+            bound = runs.get("constant", {}).get(ranks, rates)
+            if statistics.median(rates) <= statistics.median(bound):
+                continue
+            if len(rates) == len(bound) == 1:
+                why = "these are single runs, so their spread is unknown"
+            elif min(rates) > max(bound):
+                why = f"every run of {name} was faster (runs: {len(rates)}; of the constant batch: {len(bound)}), and the cause is unknown"
+            else:
+                why = f"equal runs differ by up to {100 * max(max(of) / min(of) - 1 for of in (rates, bound)):.0f} %"
+            above.append(f"{name} on {ranks:.0f} GPU{'s' * (ranks != 1)}: {why}.")
+    return "The constant batch needs less work, but is slower than " + " It is also slower than ".join(above) if above else ""
 
 
 def throughput(measured, model, name, published_styles):
@@ -140,12 +146,13 @@ def throughput(measured, model, name, published_styles):
     rows = best_group([row for row in rows_of(measured, ROWS) if row["model"] == model and row["device"] != "cpu"],
                       SETTINGS, breadth)
     if not rows:
-        raise Missing(COMMAND.replace("--source", f"--model {model} --source"), rows_of(measured, ROWS))
+        raise Missing(COMMAND.replace("--source", f"--model {model} --source"), rows_of(measured, ROWS), NEEDS)
     plot = Plot(f"Training throughput vs. number of GPUs: {name}")
     plot.legend += heading(rows[0])
-    points = {source: repeated(rows, source) for source in in_order({row["source"] for row in rows})}
-    for source, of_source in points.items():
-        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source), of_source)
+    runs = {source: repeated(rows, source) for source in in_order({row["source"] for row in rows})}
+    for source, of_source in runs.items():
+        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
+                        [(ranks, statistics.median(rates), min(rates), max(rates)) for ranks, rates in of_source.items()])
     plot.legend.append((0, PAPER))
     for series, style in published_styles.items():
         plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
@@ -155,11 +162,11 @@ def throughput(measured, model, name, published_styles):
                       **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = [f"{about(rows)} Filled points are measured: median of the runs; whiskers: slowest and fastest run. "
-                    f"{about_spread(points)}",
+                    f"{about_spread(runs)}",
                     "Published points were measured on other GPUs with the paper's training program: compare generated with "
                     "loaded images only within one machine."]
     if rows[0].source != "yours":
-        plot.notes.append(f"reference rows only; to measure your own: {COMMAND}")
+        plot.notes.append(f"reference rows only; to measure your own: {COMMAND} (needs {NEEDS})")
     return plot
 
 
@@ -178,7 +185,7 @@ def curves(measured, title, value):
     """Plots a value of held-out images vs. images seen: the newest run of each source in the job that saw the most images."""
     points = best_group(rows_of(measured, CURVE), JOB, length)
     if not points:
-        raise Missing(COMMAND_CURVE, rows_of(measured, CURVE))
+        raise Missing(COMMAND_CURVE, rows_of(measured, CURVE), NEEDS)
     plot = Plot(f"{title} vs. images seen")
     plot.legend += heading(points[0])
     for source in in_order({row["source"] for row in points}):

@@ -111,13 +111,13 @@ def command(rows):
     return shlex.join(words)
 
 
-MADE_BY_PROGRAM = ("digits", "synth", "clips")  # values of --data that are no folder
+GENERATED = ("digits", "synth", "clips")  # values of --data that are no folder
 
 
 def is_there(data):
     """Returns whether the value of --data or --checkpoint can be used here: generated data, a URL, or an existing path, relative to
-    the repository. Of a list of shards, the first one counts."""
-    return not data or data in MADE_BY_PROGRAM or "://" in data or (ROOT / data.split(",")[0]).exists()
+    the repository. For a list of shards, only the first is checked."""
+    return not data or data in GENERATED or "://" in data or (ROOT / data.split(",")[0]).exists()
 
 
 def preparation(rows):
@@ -148,7 +148,7 @@ def preparation(rows):
 
 
 def can_prepare(row):
-    """Returns whether samples of --prepare's default source can stand for those of a row: any bytes of the same size, so neither
+    """Returns whether samples of --prepare's default source can replace those of a row: any bytes of the same size, so neither
     images to decode, nor members that options choose, nor labels to train on."""
     return (row["decode"] != "1" and not any(row.texts[column] for column in ("image", "label", "member"))
             and not row["compute"].startswith("train") and row["sample_bytes"] > loading.NPY_HEADER_BYTES
@@ -366,9 +366,9 @@ def figures_section(measured, work):
         try:
             plot = FIGURES[name][0](measured)
         except Missing as missing:
-            way, _, needs = str(missing).partition(" (")  # a remark in parentheses would be a syntax error in a shell
-            parts.append(f"<div><p class=soft><b>{name}</b> ({what}): {missing.why}. To measure it{' (' * bool(needs) + text(needs)}:"
-                         f"</p>\n<pre>{text(way)}</pre></div>")
+            needs = f" (needs {text(missing.needs)})" if missing.needs else ""
+            parts.append(f"<div><p class=soft><b>{name}</b> ({what}): {missing.why}. To measure it{needs}:"
+                         f"</p>\n<pre>{text(missing.command)}</pre></div>")
             continue
         draw(name, plot, work, work, formats=("svg",))
         svg = (work / f"{name}.svg").read_text("utf-8")

@@ -15,8 +15,8 @@ def figure(measured):
     candidates = measured.rows + measured.loads + measured.trains + measured.infers
     rows = [row for row in candidates if row["bound"] in BOUNDS and row["roofline_share"] and row["ranks"] == 1]
     if not rows:
-        raise Missing("./fdsl-bench --workload train --variant all --epochs 3 --verify --out results/train.csv "
-                      "(needs an NVIDIA GPU, or a CPU whose highest clock is known)", candidates)
+        raise Missing("./fdsl-bench --workload train --variant all --epochs 3 --verify --out results/train.csv",
+                      candidates, needs="an NVIDIA GPU, or a CPU whose highest clock is known")
     best = {}
     for row in rows:
         key = device_of(row), row["variant"]
