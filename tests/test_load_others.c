@@ -84,7 +84,20 @@ Test(load_others, cold_and_warm_are_refused_if_pages_are_hidden, .init = make_fo
         expect_words("own the files");
         close_job(&job);
     }
+    struct cache_pages pages;
+    must(open_job(&job, ""));
+    cr_assert_str_eq(job.workload->cache(job.input), "any", "only --cache may end such a run");
+    must(load_settle_cache(job.input, &pages));
+    close_job(&job);
     cr_assert_eq(seteuid(0), 0);
+    must(open_job(&job, ""));
+    cr_assert_str_eq(job.workload->cache(job.input), "warm");
+    close_job(&job);
+    cr_assert(command("cp $P $D/program && chmod 755 $D && cd / && timeout 50 setpriv --reuid 65534 "
+                      "--clear-groups $D/program --workload load --variant shards,shards-mmap --loops 3 "
+                      "--data $D --format csv 2>$D/err.txt >$D/out.txt"));
+    cr_assert(command("test $(grep -c ',any,' $D/out.txt) = 2 && ! grep -q ',warm,' $D/out.txt && "
+                      "test $(grep -c 'cache any is used' $D/err.txt) = 1"));
 }
 #endif
 

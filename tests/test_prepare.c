@@ -602,20 +602,61 @@ Test(prepare, archives_read_as_files_are_warned_about)
 }
 
 #ifdef HAVE_PNG
+/* `train` refuses gray and RGB images of one size. A mask beside each image does not count. */
+Test(prepare, images_that_differ_only_in_channels_give_a_warning)
+{
+    static const char words[] = "the images have different numbers of channels";
+    EXPECT(0, "$P --prepare gray --from digits --samples 12 --store files && "
+              "$P --prepare rgb --from dataset --source gray --out-res 28 --channels 3 --store files && "
+              "mkdir m && cp gray/not-imagefolder/000/* m && cp rgb/not-imagefolder/000/000007.png m && "
+              "$P --prepare a --from dataset --source m");
+    cr_expect(strstr(out, words) && strstr(out, "new folder with --out-res PIXELS --channels 3 (or 1)"), "%s",
+              out);
+    EXPECT(0, "$P --prepare b --from dataset --source m --out-res 16");
+    cr_expect(strstr(out, words) && strstr(out, "into a new folder with --channels 3 (or 1)"), "%s", out);
+    EXPECT(2, "$P --variant train-naive --model logreg --epochs 1 --data b");
+    cr_expect(strstr(out, "16x16; only their channels differ: add --out-res 16 --channels 3 (or 1)"), "%s",
+              out);
+    EXPECT(0, "$P --variant train-naive --model logreg --epochs 1 --data b --out-res 16 --channels 3");
+    EXPECT(0, "$P --prepare c --from dataset --source m --out-res 16 --channels 3");
+    cr_expect_null(strstr(out, words), "%s", out);
+    EXPECT(0, "rm m/* && for i in 0 1 2 3; do cp gray/not-imagefolder/000/00000$i.* m && "
+              "cp rgb/not-imagefolder/000/00000$i.png m/00000$i.mask.png; done && "
+              "$P --prepare d --from dataset --source m");
+    cr_expect_null(strstr(out, words), "%s", out);
+}
+
+/* A failure names a remedy that changes the source. The command then cannot be repeated in this folder. */
+Test(prepare, a_changed_source_needs_a_new_folder)
+{
+    EXPECT(0, "$P --prepare a --from digits --samples 12 --store files && mkdir m && "
+              "cp a/not-imagefolder/000/* m && mv m/000011.png kept && echo RIFF0000WEBP > m/000011.webp");
+    EXPECT(1, "$P --prepare b --from dataset --source m --out-res 16 --shards 2");
+    cr_expect(strstr(out, "finished shards are kept: repeat the command to continue, or, if you change the "
+                          "source, prepare into a new folder or remove this one"),
+              "%s", out);
+    EXPECT(2, "rm m/000011.webp && mv kept m/000011.png && "
+              "$P --prepare b --from dataset --source m --out-res 16 --shards 2");
+    cr_expect(strstr(out, "name another folder, or remove this one"), "%s", out);
+    EXPECT(0, "$P --prepare c --from dataset --source m --out-res 16 --shards 2 && rm -r b && "
+              "$P --prepare b --from dataset --source m --out-res 16 --shards 2");
+}
+
 /* Bytes are copied unchanged, but the user learns of images that no reader can decode. */
 Test(prepare, broken_images_are_copied_with_a_warning)
 {
     EXPECT(0, "$P --prepare a --from digits --samples 12 --store files && mkdir m && "
               "cp a/not-imagefolder/000/* m && : > m/000003.png && $P --prepare b --from dataset --source m");
-    cr_assert(strstr(out, "copied a broken image: m/000003.png: sample '000003': the image is empty") &&
-                  strstr(out, "copied 1 broken image unchanged; remove them") &&
-                  strstr(out, "only headers are checked; to check all pixels: fdsl-bench --variant shards"),
-              "%s", out);
+    cr_assert(
+        strstr(out, "copied a broken image: m/000003.png: sample '000003': the image is empty") &&
+            strstr(out, "copied 1 broken image unchanged; remove it from the source") &&
+            strstr(out, "Only the headers of unchanged images are checked; to check all pixels: fdsl-bench "),
+        "%s", out);
     EXPECT(0, "for i in 0 1 2 4 5 6 7 8 9; do echo no > m/00000$i.png; done; "
               "$P --prepare c --from dataset --source m --store files && cmp m/000004.png "
               "c/not-imagefolder/000/000004.png");
     cr_assert(strstr(out, "m/000007.png") && !strstr(out, "m/000008.png") &&
-                  strstr(out, "copied 10 broken images"),
+                  strstr(out, "copied 10 broken images unchanged; remove them from"),
               "%s", out);
     EXPECT(0, "$P --prepare d --from dataset --source a && ! $P --variant files --decode --data c " ONCE);
     cr_assert_null(strstr(out, "copied"), "%s", out);

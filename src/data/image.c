@@ -220,15 +220,20 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
 }
 
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
-                               struct image_scratch *scratch)
+                               struct image_scratch *scratch, struct image *image)
 {
     struct png_shape png;
     struct jpeg_shape jpeg;
+    *image = (struct image){.channels = 0};
     switch (image_format(extension, data, size)) {
     case IMAGE_PNG:
-        return png_shape(data, size, &png);
+        TRY(png_shape(data, size, &png));
+        *image = interleaved(png.channels, png.height, png.width, NULL);
+        break;
     case IMAGE_JPEG:
-        return image_begin_jpeg(scratch, data, size, &jpeg);
+        TRY(image_begin_jpeg(scratch, data, size, &jpeg));
+        *image = interleaved(jpeg.channels, jpeg.height, jpeg.width, NULL);
+        break;
     case IMAGE_FOREIGN: /* may be a valid image, unless its name says otherwise */
         return is_foreign_extension(extension) ? STATUS_OK : refuse_foreign(extension, data, size);
     case IMAGE_NPY: /* may be a valid array of a type that is not read here */

@@ -75,10 +75,11 @@ enum status image_decode(const char *extension, const uint8_t *data, size_t size
 enum status image_decode_stored(const uint8_t *data, size_t size, struct image_scratch *scratch,
                                 struct image *image);
 
-/* Checks only the header of a PNG or JPEG member, without decoding pixels. STATUS_OK for members of other
- * formats; otherwise as image_decode(). */
+/* Checks only the header of a PNG or JPEG member, without decoding pixels. Sets the shape in `image`, as
+ * stored, without pixels. STATUS_OK and no channels for members of other formats; otherwise as
+ * image_decode(). */
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
-                               struct image_scratch *scratch);
+                               struct image_scratch *scratch, struct image *image);
 
 /* Grows a buffer of a scratch to at least `bytes` bytes. The old content of the buffer is lost. */
 enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes);

@@ -86,6 +86,7 @@ static enum status open_job(struct job *job)
     omp_set_num_threads(threads < 1 ? 1 : threads);
 #endif
     TRY(prepare_check_options(job));
+    TRY(members_parse(NULL, NULL, NULL, &job->members));
     const struct source_request request = {
         .options = &job->options,
         .parameters = job->source_parameters,
@@ -188,16 +189,39 @@ static void say_what_is_kept(const struct job *job)
                            sample_word(job), job->folder.path);
 }
 
+/* Compares the shape of an image, as stored, with that of the first one. */
+static void compare_shapes(struct job *job, const struct image *image)
+{
+    struct image *first = &job->first_image;
+    if (first->channels == 0)
+        *first = *image;
+    job->mixed_sizes |= image->width != first->width || image->height != first->height;
+    job->mixed_channels |= image->channels != first->channels;
+}
+
+/* Returns the member that readers of the copy take for the image of a sample, or sample->count. */
+static size_t image_member(const struct job *job, const struct source_sample *sample)
+{
+    const char *extensions[SOURCE_MEMBERS_MAX];
+    const struct member_rule *rule;
+    for (size_t m = 0; m < sample->count; m++)
+        extensions[m] = sample->members[m].extension;
+    return members_find(&job->members.image, extensions, (uint32_t)sample->count, false, &rule);
+}
+
 /* Warns if an image of a copied sample is known to be broken, or has a broken header. The sample is copied
  * nevertheless, unchanged. */
 static void check_images(struct job *job, uint64_t number, const struct source_sample *sample)
 {
+    const size_t shown = image_member(job, sample);
     for (size_t m = 0; m < sample->count; m++) {
         const struct source_member *member = &sample->members[m];
         const char *format = members_format(member->extension);
         struct image image;
         bool is_image;
-        enum status status = image_check_header(format, member->bytes, member->size, &job->scratch);
+        enum status status = image_check_header(format, member->bytes, member->size, &job->scratch, &image);
+        if (status == STATUS_OK && !sample->broken && m == shown && image.channels)
+            compare_shapes(job, &image);
         if (status == STATUS_OK && sample->broken)
             status = image_decode(format, member->bytes, member->size, &job->scratch, &image, &is_image);
         if (status == STATUS_FAILED && job->broken++ < BROKEN_TOLD) {
@@ -210,12 +234,24 @@ static void check_images(struct job *job, uint64_t number, const struct source_s
 static void tell_broken(const struct job *job)
 {
     if (job->broken)
+        status_warn_own("copied %" PRIu64
+                        " broken image%s unchanged; remove %s from the source and prepare into a new "
+                        "folder, or read the copy with --on-error skip. Only the headers of unchanged images "
+                        "are checked; "
+                        "to check all pixels: fdsl-bench --variant %s --decode --data %s",
+                        job->broken, job->broken == 1 ? "" : "s", job->broken == 1 ? "it" : "them",
+                        job->folder.layout == INDEX_SHARDS ? "shards" : "files", job->folder.path);
+}
+
+/* Warns of images of one size that `train` would refuse nevertheless. With images of several sizes it needs
+ * --out-res, which also gives all images the same channels. */
+static void tell_mixed_channels(const struct job *job)
+{
+    if (job->mixed_channels && !job->mixed_sizes)
         status_warn_own(
-            "copied %" PRIu64 " broken image%s unchanged; remove them from the source and prepare "
-            "again, or read the copy with --on-error skip. Only the headers of unchanged images are checked; "
-            "to check all pixels: fdsl-bench --variant %s --decode --data %s",
-            job->broken, job->broken == 1 ? "" : "s", job->folder.layout == INDEX_SHARDS ? "shards" : "files",
-            job->folder.path);
+            "the images have different numbers of channels, and training needs one number: prepare "
+            "into a new folder with %s--channels 3 (or 1)",
+            options_given(&job->options, "out-res") ? "" : "--out-res PIXELS ");
 }
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
@@ -269,10 +305,13 @@ static enum status write_units(struct job *job)
         enum status status = fill_unit(job, &writer, unit, name);
         unit_abandon(&writer);
         if (status != STATUS_OK)
-            return status_set(status,
-                              "cannot write %s %s: %s; finished %ss are kept: repeat the command to continue",
-                              job->classes.labels ? "data set" : unit_word(job),
-                              job->classes.labels ? job->folder.path : name, status_text(), unit_word(job));
+            return status_set(
+                status, "cannot write %s %s: %s; finished %ss are kept: repeat the command to continue%s",
+                job->classes.labels ? "data set" : unit_word(job),
+                job->classes.labels ? job->folder.path : name, status_text(), unit_word(job),
+                job->source->locate
+                    ? ", or, if you change the source, prepare into a new folder or remove this one"
+                    : "");
         job->units_finished++;
         job->samples_kept += unit_begins(job, unit + 1) - unit_begins(job, unit);
         say_what_is_kept(job);
@@ -338,6 +377,8 @@ static enum status make_dataset(struct job *job)
     progress_clear(&job->progress);
     if (status == STATUS_OK)
         tell_broken(job);
+    if (status == STATUS_OK)
+        tell_mixed_channels(job);
     TRY(comm_agree(status));
     return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
 }

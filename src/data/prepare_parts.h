@@ -8,6 +8,7 @@
 #include "data/class_folders.h"
 #include "data/folder.h"
 #include "data/image.h"
+#include "data/members.h"
 #include "data/prepare.h"
 #include "data/source.h"
 
@@ -33,9 +34,12 @@ struct job {
     struct folder folder;
     struct class_folders classes; /* labels and folders: only for --store imagefolder */
     int key_digits;
-    uint64_t chunk;               /* samples in memory at a time */
-    struct image_scratch scratch; /* to check the headers of copied images */
-    uint64_t broken;              /* copied samples of this rank whose image has a broken header */
+    uint64_t chunk;                   /* samples in memory at a time */
+    struct image_scratch scratch;     /* to check the headers of copied images */
+    uint64_t broken;                  /* copied samples of this rank whose image has a broken header */
+    struct members members;           /* how readers of the copy find the image and the label of a sample */
+    struct image first_image;         /* shape of the first PNG or JPEG image that this rank copied */
+    bool mixed_sizes, mixed_channels; /* whether other images have another size or number of channels */
 
     /* Progress of this rank */
     struct progress progress;

@@ -173,6 +173,19 @@ static enum status check_cache_bytes(const struct options *given, struct paramet
     return STATUS_OK;
 }
 
+/* Without --cache, uses the state `any` if Linux hides which pages of the data set are resident, because the
+ * state `warm` could not be checked. With --cache, load_settle_cache() reports the error. */
+static void accept_hidden_pages(const struct options *given, struct parameters *parameters,
+                                const struct dataset *dataset)
+{
+    if (parameters->cache == LOAD_ANY || options_given(given, "cache") || dataset->remote ||
+        !load_pages_hidden(dataset))
+        return;
+    status_say("--cache any is used, because Linux reports resident pages only to processes that own the "
+               "files or may write them: rows do not say how much of the data was in the page cache");
+    parameters->cache = LOAD_ANY;
+}
+
 static enum status check_combination(const struct options *given, struct parameters *parameters)
 {
     if (!parameters->data)
@@ -321,6 +334,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         parameters->data = shown;
     }
     TRY(check_cache_bytes(given, parameters, &job->dataset));
+    accept_hidden_pages(given, parameters, &job->dataset);
     if (job->dataset.sample_count < partition->ranks)
         return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
                           parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);

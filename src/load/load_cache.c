@@ -52,6 +52,18 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
     return pages->hidden ? STATUS_OK : each_file(load, count_file, pages);
 }
 
+bool load_pages_hidden(const struct dataset *dataset)
+{
+    struct cache_pages pages = {0};
+    int fd;
+    for (uint32_t f = 0; pages.all == 0 && !pages.hidden && f < dataset->file_count; f++)
+        if (dataset->files[f].bytes > 0 && dataset_file_open(dataset, f, 0, &fd) == STATUS_OK) {
+            pages.hidden = cache_count(fd, 1, &pages) == STATUS_OK && pages.hidden;
+            close(fd);
+        }
+    return pages.hidden;
+}
+
 #define COLD_SHARE_MAX 0.01
 #define WARM_READS     3 /* maximum number of passes over all files; other processes may evict pages */
 

@@ -30,6 +30,12 @@ struct load_job {
  * is a struct load. */
 struct work load_work(const void *input, const struct variant *variant);
 
+/* ---- load_cache.c ---- */
+
+/* Returns whether Linux hides from this process which pages of the data set are resident. Asks for the first
+ * file that can be opened and is not empty. */
+bool load_pages_hidden(const struct dataset *dataset);
+
 /* ---- load_verify.c ---- */
 
 /* Returns the order plan of this variant for `threads` threads per rank. The number of threads does not

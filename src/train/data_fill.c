@@ -132,6 +132,19 @@ static enum status set_shape(struct data *data, enum data_part part, const struc
     return STATUS_OK;
 }
 
+/* Writes how images of different shapes get one shape. */
+static void name_remedy(const struct shape *is, const struct shape *was, char *remedy, size_t size)
+{
+    if (is->height != was->height || is->width != was->width)
+        snprintf(remedy, size,
+                 "; add --out-res PIXELS, which gives all images one size and number of channels");
+    else if (is->height == is->width)
+        snprintf(remedy, size, "; only their channels differ: add --out-res %u --channels 3 (or 1)",
+                 is->width);
+    else
+        snprintf(remedy, size, "; only their channels differ: add --out-res PIXELS --channels 3 (or 1)");
+}
+
 /* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
  * so --on-error skip does not apply; --out-res gives all images one shape. */
 static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
@@ -139,6 +152,9 @@ static enum status check_shape(const struct data *data, enum data_part part, con
     const struct shape is = {image->channels, image->depth, image->height, image->width};
     const bool canvas = part == DATA_TRAIN && has_canvases(data);
     const struct shape *was = canvas ? &data->canvas : &data->shape;
+    char remedy[160] = "";
+    if (is.depth == 1 && data->fit.res == 0 && image->type == DTYPE_U8 && data->type == DTYPE_U8)
+        name_remedy(&is, was, remedy, sizeof remedy);
     if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
         return status_set(
             STATUS_USAGE,
@@ -148,9 +164,7 @@ static enum status check_shape(const struct data *data, enum data_part part, con
             was->channels, was->depth, was->height, was->width,
             canvas ? "; --fit random-resized-crop needs images of one size and number of channels: use "
                      "--fit resize, or convert the files with another program"
-            : is.depth == 1 && data->fit.res == 0 && image->type == DTYPE_U8 && data->type == DTYPE_U8
-                ? "; add --out-res PIXELS, which gives all images one size and number of channels"
-                : "");
+                   : remedy);
     return is.channels <= DATA_CHANNELS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
