@@ -76,9 +76,9 @@ cd "$(dirname "$0")/.."
 # A chunk has a power of ten of tasks, so that its number followed by a padded index is the number of a task.
 chunk=1000 most_jobs=0
 if limits=$(scontrol show config 2>/dev/null); then
-    indices=$(sed -nE 's/^MaxArraySize *= *([0-9]+)$/\1/p' <<<"$limits")
-    in_array=$(sed -nE 's/^SchedulerParameters *=(.*,| *)max_array_tasks=([0-9]+).*/\2/p' <<<"$limits")
-    most_jobs=$(sed -nE 's/^MaxJobCount *= *([0-9]+)$/\1/p' <<<"$limits")
+    indices=$(sed -nE '/^MaxArraySize *= *0*([0-9]{1,9})$/{s//\1/p;q}' <<<"$limits")
+    in_array=$(sed -nE '/^SchedulerParameters *=(.*,| *)max_array_tasks=0*([0-9]{1,9})(,.*)?$/{s//\2/p;q}' <<<"$limits")
+    most_jobs=$(sed -nE '/^MaxJobCount *= *0*([0-9]{1,9})$/{s//\1/p;q}' <<<"$limits")
     ((${in_array:-1000001} > ${indices:=1001})) || indices=$in_array
     ((indices >= 10)) || die 2 "this cluster permits no job arrays of 10 tasks (MaxArraySize and max_array_tasks of scontrol show config); \
 run all tasks in one job: sbatch --wrap 'scripts/sweep/run.sh $table'"
@@ -126,8 +126,14 @@ submit() { # arguments of sbatch
     local said status=0
     said=$(sbatch --parsable "$@" 2>&1) || status=$?
     jobs+=("$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said")") # sbatch may append ;CLUSTER
-    ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
+    if ((status == 0)) && [[ ${jobs[-1]} ]]; then
+        sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 # warnings
+        return
+    fi
     unset 'jobs[-1]'
+    if ((status == 0)); then
+        said="error: it printed '$said' instead of the number of a job; look for it with squeue" status=1
+    fi
     [[ ! ${jobs[*]-} ]] || echo "submit.sh: submitted before: ${jobs[*]}; when these jobs have ended, submit the table again for the other tasks" >&2
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)

@@ -51,7 +51,7 @@ struct job_parameters {
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
      "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
     {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), NULL, 0.0001, 0.9999, NULL, false,     \
-     "share of the samples that is held out for testing if --data is one data set, above 0 and below 1. In a " \
+     "share of the samples that is held out for testing if --data is one data set. In a " \
      "class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is " \
      "trained on (default: " test_shares ")"},   \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \

@@ -247,6 +247,11 @@ static enum status check_augment(const struct train_parameters *all, const struc
 {
     struct augment_plan plan;
     const uint64_t count = train->data->sets[DATA_TRAIN].count;
+    if (all->repeats > count)
+        return status_set(STATUS_USAGE,
+                          "--repeats %" PRIu64 " is more than the %" PRIu64
+                          " training samples; lower --repeats",
+                          all->repeats, count);
     if (all->job.batch % all->repeats != 0)
         return status_set(STATUS_USAGE,
                           "--repeats %" PRIu64 " does not divide the %" PRIu64
