@@ -132,7 +132,7 @@ submit() { # arguments of sbatch
     fi
     unset 'jobs[-1]'
     if ((status == 0)); then
-        said="error: it printed '$said' instead of the number of a job; look for it with squeue" status=1
+        said="sbatch: it printed '$said' instead of the number of a job; look for it with squeue" status=1
     fi
     [[ ! ${jobs[*]-} ]] || echo "submit.sh: submitted before: ${jobs[*]}; when these jobs have ended, submit the table again for the other tasks" >&2
     case $said in

@@ -154,3 +154,11 @@ Test(submit, jobs_before_a_refused_one_are_named)
                   "submit.sh: sbatch refused: too many",
                   "PATH=$PWD/bin:$PATH slurm/submit.sh t.tsv");
 }
+
+/* A wrapper may print something else than sbatch --parsable does. */
+Test(submit, an_answer_without_a_number_is_an_error)
+{
+    EXPECT(0, "mkdir bin && printf '#!/bin/sh\\necho Submitted\\n' >bin/sbatch && chmod +x bin/sbatch");
+    EXPECT(1, "PATH=$PWD/bin:$PATH slurm/submit.sh t.tsv");
+    cr_expect(says("sbatch refused: it printed 'Submitted' instead of the number of a job"), "%s", out);
+}

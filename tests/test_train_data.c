@@ -227,8 +227,8 @@ Test(train_data, cifar_files_are_read_and_their_faults_reported)
 }
 
 #ifdef HAVE_XXHASH
-/* Trains on data sets of --prepare: on one folder, of which a tenth of each class becomes the test set, and on two
- * folders, for training and testing. */
+/* Trains on data sets of --prepare: on one folder, of which a tenth of each class becomes the test set, and
+ * on two folders, for training and testing. */
 Test(train_data, data_sets_are_read_and_their_faults_reported)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
@@ -375,6 +375,13 @@ Test(train_data, a_share_of_every_class_is_held_out)
     EXPECT(0, "rm k/epoch-000002.ckpt && $P --variant infer-naive --loops 2 --format csv --checkpoint k");
     cr_expect(number(out, 1, "test_samples") == 60 && number(out, 1, "test_acc") == accuracy);
     cr_expect_null(strstr(out, "not the test samples"), "%s", out);
+    EXPECT_PRINTS(2,
+                  "fdsl-bench: the checkpoint was trained with --data m, but there is no such folder; if it "
+                  "was moved, or for other data, give --data DIR\n",
+                  "mv m moved && $P --variant infer-naive --loops 2 --checkpoint k");
+    EXPECT(0, "$P --variant infer-naive --loops 2 --test-share 0.4 --data moved --format csv --checkpoint k "
+              "&& mv moved m");
+    cr_expect(number(out, 1, "test_acc") == accuracy);
     EXPECT_PRINTS(0, "(--test-share 0.4 in the checkpoint, 0.2 now)",
                   "$P --variant infer-naive --loops 2 --test-share 0.2 --checkpoint k");
     EXPECT_PRINTS(2, "belong to other samples: --test-share 0.4 in the checkpoint, not given now",
@@ -386,6 +393,24 @@ Test(train_data, a_share_of_every_class_is_held_out)
     EXPECT(0, "mkdir two && cp -r m two/train && cp -r m two/val");
     expect_refusal(2, "--data two --test-share 0.2",
                    "--test-share: --data two has a test set of its own, so nothing is held out; drop");
+}
+
+/* A class of one sample is only trained on, which a note says. A test set of its own does not need the note.
+ */
+Test(train_data, classes_that_are_never_tested_are_counted)
+{
+    static const char never[] = "a single sample, which is trained on and never tested\n";
+    EXPECT(
+        0,
+        "$P --prepare m --from digits --samples 40 --store imagefolder && mkdir m/x && cp \"$(find m -name "
+        "000000.png)\" m/x && rm m/[!0-9x]*");
+    EXPECT(0, "$P --variant train-naive " ON);
+    cr_expect(strstr(out, "--data m: 1 class has ") && strstr(out, never), "%s", out);
+    EXPECT(0, "cp -r m/x m/y && $P --variant train-naive " ON);
+    cr_expect(strstr(out, "--data m: 2 classes have ") && strstr(out, never), "%s", out);
+    EXPECT(0, "mkdir t && cp -r m t/train && mv m t/test && $P --variant train-naive --model logreg --batch "
+              "4 --epochs 1 --data t");
+    cr_expect_null(strstr(out, never), "%s", out);
 }
 
 /* The held-out samples must be the same, whichever samples are broken. Opening the set finds flipped bytes.

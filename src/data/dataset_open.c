@@ -578,8 +578,8 @@ static bool is_wanted(const struct dataset *dataset, const struct dataset_sample
            (!dataset->only_held || (dataset->held && dataset->held[sample->number]));
 }
 
-/* Adds all samples, without reading more than their labels. Not inlined: `plain` needs a third of the smallest
- * stack that must suffice. */
+/* Adds all samples, without reading more than their labels. Not inlined: `plain` needs a third of the
+ * smallest stack that must suffice. */
 static __attribute__((noinline)) void find_candidates(struct dataset *dataset, struct candidates *candidates)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};

@@ -11,20 +11,25 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
     if (data_is_generated(name))
         return;
     const struct data_set *train = &data->sets[DATA_TRAIN], *test = &data->sets[DATA_TEST];
-    uint8_t *seen = calloc(data->classes, 1);
-    uint32_t missing = 0, unseen = 0, first = 0;
+    uint32_t *seen = calloc(data->classes, sizeof *seen);
+    uint32_t missing = 0, unseen = 0, first = 0, single = 0;
     for (uint32_t i = 0; seen && i < train->count; i++)
-        seen[train->labels[i]] = 1;
+        seen[train->labels[i]]++;
     for (uint32_t i = 0; seen && i < test->count; i++) {
         missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]] = 1;
+        seen[test->labels[i]]++;
     }
-    for (uint32_t c = data->classes; whole && seen && c-- > 0;)
-        if (!seen[c]) {
+    for (uint32_t c = data->classes; whole && seen && c-- > 0;) {
+        single += data->split && seen[c] == 1;
+        if (seen[c] == 0) {
             unseen++;
             first = c;
         }
+    }
     free(seen);
+    if (single)
+        status_say("--data %s: %" PRIu32 " class%s a single sample, which is trained on and never tested",
+                   name, single, single == 1 ? " has" : "es have");
     if (unseen)
         status_warn("--data %s: %" PRIu32 " of %" PRIu32 " classes ha%s no sample (the first: class %" PRIu32
                     "); labels begin at 0, and class folders without a usable sample count as classes",

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -145,8 +146,16 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
             "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
             "--data",
             checkpoint->data);
-    if (!options_given(given, "data"))
+    if (!options_given(given, "data")) {
         parameters->data = checkpoint->data;
+        if (!data_is_generated(checkpoint->data) && !remote_is(checkpoint->data) &&
+            access(checkpoint->data, F_OK) != 0)
+            return status_set(
+                STATUS_USAGE,
+                "the checkpoint was trained with --data %.400s, but there is no such folder; if "
+                "it was moved, or for other data, give --data DIR",
+                checkpoint->data);
+    }
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;
     for (char *line = strtok_r(*samples, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char *value = strchr(line, '=');

@@ -82,7 +82,7 @@ char *job_samples(const struct job_parameters *parameters);
  * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
  * options, which the caller frees, even after a failure; strings in `parameters` point into it and into the
  * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(); STATUS_USAGE if --data was
- * not given, and the checkpoint has a URL without its secrets. */
+ * not given, and the checkpoint has a URL without its secrets, or a folder that does not exist. */
 enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
                              struct job_parameters *parameters);
 
