@@ -105,7 +105,8 @@ static bool redirect(int from, int to)
     return fflush(stdout) == 0 && dup2(from, to) >= 0;
 }
 
-/* Performs --check. While the runs are checked, their tables go to /dev/null, and their messages to a file. */
+/* Performs --check. While the runs are checked, their tables go to /dev/null, and their messages to a file.
+ */
 static enum status check_file(const char *path)
 {
     FILE *file = fopen(path, "re"), *said = tmpfile();

@@ -59,8 +59,8 @@ struct settings {
 /* Parses and checks the command line. --help, --version, --list, --env, --check and --verify-set require no
  * other option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With
  * --prepare --help, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller
- * calls settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this build
- * or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
+ * calls settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this
+ * build or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
