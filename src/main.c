@@ -112,14 +112,22 @@ static enum status check_file(const char *path)
     FILE *file = fopen(path, "re"), *said = tmpfile();
     int output = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY);
     FILE *answers = output < 0 ? NULL : fdopen(output, "w");
+    enum status status = STATUS_OK;
     if (!file || !said || !answers || errors < 0 || nothing < 0)
-        return status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
-    if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
-        return status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
-    enum status status = check_lines(file, answers, said, errors);
-    bool wrote = redirect(errors, STDERR_FILENO) && fclose(answers) == 0;
+        status = status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
+    else if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
+        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+    else
+        status = check_lines(file, answers, said, errors);
+    bool wrote = (errors < 0 || redirect(errors, STDERR_FILENO)) && answers && fclose(answers) == 0;
     if (status == STATUS_OK && (ferror(file) || !wrote))
         status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+    if (file)
+        fclose(file);
+    if (said)
+        fclose(said);
+    close(errors);
+    close(nothing);
     return status;
 }
 
