@@ -200,7 +200,7 @@ static bool is_value(const char *word)
 
 /* Columns with times, rates, sizes of buffers and numbers of repetitions, which differ from run to run. */
 static const char *const measured[] = {"time/item", "+-95%",    "items/s", "speed-up",  "roofline",
-                                       "samples",   "images/s", "waits/%", "hours/1e6", "memory/GB",
+                                       "samples",   "images/s", "waits/%", "memory/GB",
                                        "images",    "used/s",   NULL};
 /* Columns that training computes. They are the same for any number of threads, but not for any instruction
  * set. */
