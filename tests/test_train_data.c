@@ -395,8 +395,7 @@ Test(train_data, a_share_of_every_class_is_held_out)
                    "--test-share: --data two has a test set of its own, so nothing is held out; drop");
 }
 
-/* A class of one sample is only trained on, which a note says. A test set of its own does not need the note.
- */
+/* A note counts the classes with one training sample and no test sample, also with a test set of its own. */
 Test(train_data, classes_that_are_never_tested_are_counted)
 {
     static const char never[] = "a single sample, which is trained on and never tested\n";
@@ -411,6 +410,10 @@ Test(train_data, classes_that_are_never_tested_are_counted)
     EXPECT(0, "mkdir t && cp -r m t/train && mv m t/test && $P --variant train-naive --model logreg --batch "
               "4 --epochs 1 --data t");
     cr_expect_null(strstr(out, never), "%s", out);
+    EXPECT(0,
+           "rm t/train/x/* t/test/y/* && cp t/train/y/* t/train/x/1.png && cp t/train/y/* t/train/x/2.png && "
+           "$P --variant train-naive --model logreg --batch 4 --epochs 1 --data t");
+    cr_expect(strstr(out, "--data t: 1 class has ") && strstr(out, never), "%s", out);
 }
 
 /* The held-out samples must be the same, whichever samples are broken. Opening the set finds flipped bytes.

@@ -57,7 +57,8 @@ static const struct option_spec options[] = {
      "shards-omp and shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
-     "or any (unchanged). The run fails if this state is not reached. STATE is one of"},
+     "or any (unchanged). The run fails if this state is not reached. Without this option, any is used if "
+     "Linux hides the state of files of another user. STATE is one of"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, true,
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},

@@ -17,10 +17,10 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
         seen[train->labels[i]]++;
     for (uint32_t i = 0; seen && i < test->count; i++) {
         missing += seen[test->labels[i]] == 0;
-        seen[test->labels[i]]++;
+        seen[test->labels[i]] += 2; /* so 1 means: one training sample and no test sample */
     }
     for (uint32_t c = data->classes; whole && seen && c-- > 0;) {
-        single += data->split && seen[c] == 1;
+        single += seen[c] == 1;
         if (seen[c] == 0) {
             unseen++;
             first = c;
