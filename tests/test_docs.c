@@ -199,9 +199,8 @@ static bool is_value(const char *word)
 }
 
 /* Columns with times, rates, sizes of buffers and numbers of repetitions, which differ from run to run. */
-static const char *const measured[] = {"time/item", "+-95%",    "items/s", "speed-up",  "roofline",
-                                       "samples",   "images/s", "waits/%", "memory/GB",
-                                       "images",    "used/s",   NULL};
+static const char *const measured[] = {"time/item", "+-95%",   "items/s",   "speed-up", "roofline", "samples",
+                                       "images/s",  "waits/%", "memory/GB", "images",   "used/s",   NULL};
 /* Columns that training computes. They are the same for any number of threads, but not for any instruction
  * set. */
 static const char *const learned[] = {"train_loss", "train_acc", "test_loss", "test_acc", NULL};
