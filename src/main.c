@@ -169,13 +169,14 @@ static enum status dispatch(struct settings *settings, enum status read, const s
 /* Parses the options and performs the action that they request. */
 static enum status perform(int argc, char *argv[], int *exit_status)
 {
-    struct settings settings = {0};
+    FREED struct settings *settings = calloc(1, sizeof *settings); /* too large for a small stack */
     struct config config = {0};
+    TRY(ALLOCATED(settings, "out of memory for the options"));
     enum status status = config_read(argc, argv, &config);
     if (status == STATUS_OK)
-        status = settings_read(&settings, &config);
-    status = dispatch(&settings, status, &config, exit_status);
-    settings_free(&settings);
+        status = settings_read(settings, &config);
+    status = dispatch(settings, status, &config, exit_status);
+    settings_free(settings);
     config_free(&config);
     return status;
 }

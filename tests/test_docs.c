@@ -129,7 +129,14 @@ static void forget_page(struct shown *list, size_t count)
         free(list[i].command), free(list[i].output);
 }
 
-/* Returns what the commands of a page print: first to stderr, then to stdout. Runs them in a new folder. */
+/* Returns whether a line is a verdict about the speed of this machine. */
+static bool is_verdict(const char *line)
+{
+    return begins_with(line, "Best here: ") || begins_with(line, "Undecided: ");
+}
+
+/* Returns what the commands of a page print: first to stderr, then to stdout. Runs them in a new folder.
+ * Leaves out the paragraphs with which advise explains its verdict, because they depend on the machine. */
 static void run_page(const struct shown *list, size_t count, char **printed)
 {
     char folder[] = "/tmp/fdsl-page-XXXXXX";
@@ -143,8 +150,17 @@ static void run_page(const struct shown *list, size_t count, char **printed)
               "&& { %s\n} >out.txt; status=$?; cat out.txt; exit $status",
               list[i].command);
         printed[i] = calloc(1, strlen(out) + 1);
-        for (const char *line = out; *line; line = next_line(line))
-            add_line(printed[i], line);
+        bool table = false, explains = false; /* advise: the text between the table and the verdict */
+        for (const char *line = out; *line; line = next_line(line)) {
+            table |= begins_with(line, "way ");
+            if (explains && is_verdict(line)) {
+                table = explains = false;
+                add_line(printed[i], "\n");
+            }
+            explains |= table && *line == '\n';
+            if (!explains)
+                add_line(printed[i], line);
+        }
     }
 }
 
@@ -215,25 +231,12 @@ static const char *title_at(const char *header, size_t end, char title[256])
     return title;
 }
 
-/* Returns whether a line is a verdict about the speed of this machine. */
-static bool is_verdict(const char *line)
-{
-    const char *delivers = strstr(line, " delivers ");
-    return begins_with(line, "Best here: ") || begins_with(line, "Undecided: ") ||
-           (delivers && delivers < next_line(line));
-}
-
-/* Returns whether the rest of a line, from `at`, depends on the speed of the machine or on how the program
- * was built. */
+/* Returns whether the rest of a line, from `at`, depends on the speed of the machine. */
 static bool varies(const char *line, const char *at)
 {
-    static const char *const before[] = {"not possible: ", "not measured: ", " no GPU); "};
-    for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
-        size_t length = strlen(before[i]) - 1; /* `at` is before the blank */
-        if ((size_t)(at - line) >= length && begins_with(at - length, before[i]))
-            return true;
-    }
-    return is_verdict(line);
+    static const char before[] = " no GPU); ";
+    size_t length = strlen(before) - 1; /* `at` is before the blank */
+    return is_verdict(line) || ((size_t)(at - line) >= length && begins_with(at - length, before));
 }
 
 /* Compares a line of a page with what was printed. Words must be equal, and numbers too, unless they are

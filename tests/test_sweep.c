@@ -425,7 +425,7 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     sweep(HEADER TASK("8"), "");
     expect(2, "cannot write to r/sweep/t");
     cr_assert(unlink("r") == 0);
-    shell("ulimit -f 0; " SWEEP);
+    shell("export PYTHONDONTWRITEBYTECODE=1; ulimit -f 0; " SWEEP);
     expect(1, "task 1 of 1 failed (cannot write to r/sweep/t)");
     expect_no_leftovers();
     sweep(NULL, "");
@@ -434,7 +434,7 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     shell(SWEEP " >/dev/full");
     expect(1, "sweep/run.sh: stdout cannot be written");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
-    shell("ulimit -f 0; " SWEEP " --collect");
+    shell("export PYTHONDONTWRITEBYTECODE=1; ulimit -f 0; " SWEEP " --collect");
     expect(1, "r/sweep_t.csv could not be written");
     expect_no_leftovers();
 }
