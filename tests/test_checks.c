@@ -202,8 +202,8 @@ Test(checks, scripts_refuse_invalid_options)
 Test(checks, bench_trains_with_a_model_that_train_graph_supports)
 {
     shell("d=$(mktemp -d) && mkdir -p $d/scripts/sweep && cp scripts/sweep/bench.sh $d/scripts/sweep && "
-          "printf '#!/bin/sh\\necho $@ >> options\\necho \"  train-naive available\"\\n"
-          "echo \"  train-graph available\"\\n' > $d/fdsl-bench && chmod +x $d/fdsl-bench && "
+          "printf '#!/bin/sh\\necho $@ >> options\\necho train,train-naive,cpu,yes\\n"
+          "echo train,train-graph,cuda,yes\\n' > $d/fdsl-bench && chmod +x $d/fdsl-bench && "
           "$d/scripts/sweep/bench.sh > /dev/null && cat $d/options; rm -r $d");
     expect(0, "\n--variant train-graph --verify --model cnn ");
     expect(0, "\n--variant train-graph --model cnn ");

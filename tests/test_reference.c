@@ -82,7 +82,7 @@ Test(reference, default_sections_fit_ten_minutes)
     EXPECT_OUT("compare/pytorch.py");
     /* results/reference must have every file that reference.sh writes. */
     SHELL(0, "ls $(scripts/sweep/reference.sh $D/out --list | awk '{ for (i = 4; i <= NF; i++) print "
-             "\"results/reference/h200_\" $i \".csv\" }')");
+             "\"results/reference/h?00_\" $i \".csv\" }')");
 }
 
 Test(reference, errors_are_reported_first)
