@@ -355,7 +355,7 @@ $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 # packages.sh installs packages first. A separate make then builds, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
-# What shows that this machine has an NVIDIA GPU: files of the driver (WSL has /dev/dxg, Jetson nvhost-gpu), or the answer of
+# Not empty if this machine has an NVIDIA GPU: files of the driver (WSL has /dev/dxg, Jetson nvhost-gpu), or the answer of
 # nvidia-smi if a container hides these files.
 GPUS = $(or $(wildcard /dev/nvidia[0-9]* /proc/driver/nvidia/gpus/* /dev/dxg /dev/nvhost-gpu),$(shell nvidia-smi -L 2>/dev/null))
 # Without a GPU, bench builds no kernels, which could not run here, unless CUDA=1 is given.

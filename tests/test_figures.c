@@ -168,7 +168,7 @@ Test(figures, rows_that_did_not_settle_are_marked)
     cr_assert(says("ring_block = 0\n") && !says("settle"), "%s", out);
 }
 
-/* Of several GPUs in the reference, the one with the most points is drawn, unless the user has rows of
+/* If the reference has several GPUs, the one with the most points is drawn, unless the user has rows of
  * another one. In `ladder`, the published code has a place of its own, away from the lines between the groups
  * at 1.5, 2.5, ... */
 Test(figures, one_gpu_of_the_reference_is_drawn)

@@ -124,7 +124,7 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
     return STATUS_OK;
 }
 
-/* What becomes of an image. */
+/* How an image was fitted. */
 struct fitted {
     struct output output;
     struct orientation turn; /* turns the resized pixels upright */

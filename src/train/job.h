@@ -104,8 +104,8 @@ void job_put_skipped(const struct data *data, struct measures *measures);
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
-/* Returns a batch for the set `part`: `batch`, or `most` if the set has no more samples for a batch. If
- * `says` is set, prints a note if the result is smaller than `batch`. */
+/* Returns `batch`, but at most `most`, the number of samples that the set `part` has for a batch. If `says`
+ * is set, a note says that the batch is smaller than `batch`. */
 uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says);
 
 /* Implements largest.given() of both workloads. */
