@@ -19,15 +19,20 @@ static const char *const types[] = {"u8", "f16", "f32", NULL};
 
 #define AT(field) offsetof(struct values, field)
 static const struct option_spec specs[] = {
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1048576, NULL, true, "images"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "of the images"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, 64, NULL, COLUMN_APART, "threads"},
-    {"noise", "P", OPTION_REAL, AT(noise), "2", -4, 4, NULL, true, "noise"},
-    {"rate", "R", OPTION_REAL, AT(rate), NULL, 0, 1e300, NULL, false, "has no column"},
-    {"type", "T", OPTION_CHOICE, AT(type), "u8", 0, 0, types, true, "type"},
-    {"mean", "M[,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true, "a list of its own"},
-    {"keep", NULL, OPTION_FLAG, AT(keep), NULL, 0, 0, NULL, true, "a flag"},
-    {"bytes", "N", OPTION_BYTES, AT(bytes), "1M", 1, 0x1p40, NULL, true, "a size"},
+    {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1048576,
+     .column = COLUMN, .help = "images"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN, .help = "of the images"},
+    {"threads", "N", OPTION_COUNT, AT(threads), .maximum = 64, .column = COLUMN_APART, .help = "threads"},
+    {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .minimum = -4, .maximum = 4, .column = COLUMN,
+     .help = "noise"},
+    {"rate", "R", OPTION_REAL, AT(rate), .maximum = 1e300, .help = "has no column"},
+    {"type", "T", OPTION_CHOICE, AT(type), .fallback = "u8", .choices = types, .column = COLUMN,
+     .help = "type"},
+    {"mean", "M[,M]", OPTION_TEXT, AT(mean), .fallback = "0", .column = COLUMN, .help = "a list of its own"},
+    {"keep", NULL, OPTION_FLAG, AT(keep), .column = COLUMN, .help = "a flag"},
+    {"bytes", "N", OPTION_BYTES, AT(bytes), .fallback = "1M", .minimum = 1, .maximum = 0x1p40,
+     .column = COLUMN, .help = "a size"},
 };
 
 static struct values values;

@@ -28,33 +28,34 @@ static const char *const formats[] = {"table", "csv", "json", NULL};
 static const char *const modes[] = {"fast", "exact", NULL};
 
 static const struct option_spec common_specs[] = {
-    {"help", NULL, OPTION_FLAG, offsetof(struct common, help), NULL, 0, 0, NULL, false, "this text"},
-    {"verbose", NULL, OPTION_FLAG, offsetof(struct common, verbose), NULL, 0, 0, NULL, false, "say more"},
-    {"verify", NULL, OPTION_FLAG, offsetof(struct common, verify), NULL, 0, 0, NULL, false, "check results"},
-    {"out", "FILE", OPTION_OUTPUT, offsetof(struct common, out), NULL, 0, 0, NULL, false, "append rows"},
-    {"format", "NAME", OPTION_CHOICE, offsetof(struct common, format), "table", 0, 0, formats, false,
-     "what goes to stdout"},
-    {"min-time", "S", OPTION_REAL, offsetof(struct common, min_time_s), "1", 0, 86400, NULL, false,
-     "measure at least this long, however many samples that takes, and never less than the samples asked "
-     "for"},
+    {"help", NULL, OPTION_FLAG, offsetof(struct common, help), .help = "this text"},
+    {"verbose", NULL, OPTION_FLAG, offsetof(struct common, verbose), .help = "say more"},
+    {"verify", NULL, OPTION_FLAG, offsetof(struct common, verify), .help = "check results"},
+    {"out", "FILE", OPTION_OUTPUT, offsetof(struct common, out), .help = "append rows"},
+    {"format", "NAME", OPTION_CHOICE, offsetof(struct common, format), .fallback = "table",
+     .choices = formats, .help = "what goes to stdout"},
+    {"min-time", "S", OPTION_REAL, offsetof(struct common, min_time_s), .fallback = "1", .maximum = 86400,
+     .help = "measure at least this long, however many samples that takes, and never less than the samples "
+             "asked for"},
 };
 
 static const struct option_spec workload_specs[] = {
-    {"batch", "N", OPTION_COUNT, offsetof(struct workload_values, batch), "32", 1, 1048576, NULL, true,
-     "images per run"},
-    {"seed", "N", OPTION_COUNT, offsetof(struct workload_values, seed), "1", 0, 18446744073709551615.0, NULL,
-     true, "of every random stream"},
-    {"limit", "N", OPTION_COUNT, offsetof(struct workload_values, limit), NULL, 1, 100, NULL, true,
-     "at most"},
-    {"noise", "P", OPTION_REAL, offsetof(struct workload_values, noise), "0.1", -4, 4, NULL, true,
-     "noise coefficient"},
-    {"rate", "R", OPTION_REAL, offsetof(struct workload_values, rate), NULL, 0, 1e300, NULL, true,
-     "per second"},
-    {"share", "P", OPTION_REAL, offsetof(struct workload_values, share), "0", 0, 1, NULL, true, "a part"},
-    {"mode", "NAME", OPTION_CHOICE, offsetof(struct workload_values, mode), NULL, 0, 0, modes, true,
-     "how exactly"},
-    {"label", "TEXT", OPTION_TEXT, offsetof(struct workload_values, label), "none", 0, 0, NULL, true,
-     "a name for the rows"},
+    {"batch", "N", OPTION_COUNT, offsetof(struct workload_values, batch), .fallback = "32", .minimum = 1,
+     .maximum = 1048576, .column = COLUMN, .help = "images per run"},
+    {"seed", "N", OPTION_COUNT, offsetof(struct workload_values, seed), .fallback = "1",
+     .maximum = 18446744073709551615.0, .column = COLUMN, .help = "of every random stream"},
+    {"limit", "N", OPTION_COUNT, offsetof(struct workload_values, limit), .minimum = 1, .maximum = 100,
+     .column = COLUMN, .help = "at most"},
+    {"noise", "P", OPTION_REAL, offsetof(struct workload_values, noise), .fallback = "0.1", .minimum = -4,
+     .maximum = 4, .column = COLUMN, .help = "noise coefficient"},
+    {"rate", "R", OPTION_REAL, offsetof(struct workload_values, rate), .maximum = 1e300, .column = COLUMN,
+     .help = "per second"},
+    {"share", "P", OPTION_REAL, offsetof(struct workload_values, share), .fallback = "0", .maximum = 1,
+     .column = COLUMN, .help = "a part"},
+    {"mode", "NAME", OPTION_CHOICE, offsetof(struct workload_values, mode), .choices = modes,
+     .column = COLUMN, .help = "how exactly"},
+    {"label", "TEXT", OPTION_TEXT, offsetof(struct workload_values, label), .fallback = "none",
+     .column = COLUMN, .help = "a name for the rows"},
 };
 
 static struct common common;
@@ -470,8 +471,8 @@ Test(options, the_hash_depends_on_all_values_except_file_names, .fini = stop)
 
 Test(options, an_invalid_default_is_a_failure)
 {
-    static const struct option_spec broken[] = {
-        {"batch", "N", OPTION_COUNT, 0, "0", 1, 9, NULL, true, "images per run"}};
+    static const struct option_spec broken[] = {{"batch", "N", OPTION_COUNT, 0, .fallback = "0", .minimum = 1,
+                                                 .maximum = 9, .column = COLUMN, .help = "images per run"}};
     uint64_t batch;
     struct options one = {.tables = {{broken, 1, &batch}}, .table_count = 1};
     char *argv[] = {"fdsl-bench", NULL};
@@ -525,14 +526,14 @@ static char *help_of_sections(const struct option_group *groups, size_t count, b
 Test(options, help_has_sections)
 {
     static const struct option_spec first[] = {
-        {"aa", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "one"},
-        {"bb", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "two"},
-        {"cc", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "three"},
-        {"dd", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "four"},
+        {"aa", NULL, OPTION_FLAG, 0, .help = "one"},
+        {"bb", NULL, OPTION_FLAG, 0, .help = "two"},
+        {"cc", NULL, OPTION_FLAG, 0, .help = "three"},
+        {"dd", NULL, OPTION_FLAG, 0, .help = "four"},
     };
     static const struct option_spec second[] = {
-        {"ee", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "five"},
-        {"ff", NULL, OPTION_FLAG, 0, NULL, 0, 0, NULL, false, "six"},
+        {"ee", NULL, OPTION_FLAG, 0, .help = "five"},
+        {"ff", NULL, OPTION_FLAG, 0, .help = "six"},
     };
     static const struct option_section of_first[] = {{"data", "aa"},
                                                      {"output", "cc"},
@@ -560,11 +561,15 @@ Test(options, values_are_compared_with_defaults)
         const char *text;
     } given = {.size = 1024, .count = 3, .rate = 0.5, .text = "a"};
     static const struct option_spec specs[] = {
-        {"size", "N", OPTION_BYTES, offsetof(struct values, size), "1K", 1, 1e6, NULL, true, ""},
-        {"count", "N", OPTION_COUNT, offsetof(struct values, count), NULL, 1, 9, NULL, true, ""},
-        {"rate", "R", OPTION_REAL, offsetof(struct values, rate), "0.50", 0, 1, NULL, true, ""},
-        {"flag", NULL, OPTION_FLAG, offsetof(struct values, flag), NULL, 0, 0, NULL, true, ""},
-        {"text", "T", OPTION_TEXT, offsetof(struct values, text), "a", 0, 0, NULL, true, ""},
+        {"size", "N", OPTION_BYTES, offsetof(struct values, size), .fallback = "1K", .minimum = 1,
+         .maximum = 1e6, .column = COLUMN, .help = ""},
+        {"count", "N", OPTION_COUNT, offsetof(struct values, count), .minimum = 1, .maximum = 9,
+         .column = COLUMN, .help = ""},
+        {"rate", "R", OPTION_REAL, offsetof(struct values, rate), .fallback = "0.50", .maximum = 1,
+         .column = COLUMN, .help = ""},
+        {"flag", NULL, OPTION_FLAG, offsetof(struct values, flag), .column = COLUMN, .help = ""},
+        {"text", "T", OPTION_TEXT, offsetof(struct values, text), .fallback = "a", .column = COLUMN,
+         .help = ""},
     };
     static const char *const recipe[] = {"size", "2K", "flag", "yes", NULL};
     struct options own = {.table_count = 0};
@@ -582,7 +587,7 @@ Test(options, values_are_compared_with_defaults)
 Test(options, help_gives_long_names_a_line_of_their_own)
 {
     static const struct option_spec specs[] = {
-        {"a-very-long-option-name", "NUMBER", OPTION_COUNT, 0, NULL, 0, 1, NULL, false, "short"}};
+        {"a-very-long-option-name", "NUMBER", OPTION_COUNT, 0, .maximum = 1, .help = "short"}};
     cr_expect_str_eq(help_text(specs, 1),
                      "  --a-very-long-option-name NUMBER\n                          short\n");
 }

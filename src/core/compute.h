@@ -24,13 +24,14 @@ struct compute {
 };
 
 /* The entry for a workload's option table; `at`: offset of struct compute in the workload's parameters. */
-#define COMPUTE_OPTION(at)                                                                                   \
-    {                                                                                                        \
-        "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \
-            true,                                                                                            \
-            "run a training step on the GPU for every batch while the next batches are produced. With MS, "  \
-            "the step multiplies matrices for that many milliseconds. With train, the step trains the "      \
-            "network MODEL on the batch (default MODEL: cnn for samples of 1x28x28, else cnn-fdsl)"          \
+#define COMPUTE_OPTION(at)                                                                                  \
+    {                                                                                                       \
+        "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text),                  \
+            .column = COLUMN,                                                                               \
+            .help =                                                                                         \
+                "run a training step on the GPU for every batch while the next batches are produced. With " \
+                "MS, the step multiplies matrices for that many milliseconds. With train, the step trains " \
+                "the network MODEL on the batch (default MODEL: cnn for samples of 1x28x28, else cnn-fdsl)" \
     }
 
 /* Parses compute->text into step_s or task.model; the model may be "". STATUS_USAGE unless the text is a

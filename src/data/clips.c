@@ -84,8 +84,8 @@ static enum status clips_open(const struct source_request *request, struct sourc
 }
 
 static const struct option_spec options[] = {
-    {"seed", "N", OPTION_COUNT, offsetof(struct parameters, seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of all clips"},
+    {"seed", "N", OPTION_COUNT, offsetof(struct parameters, seed), .fallback = "0",
+     .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of all clips"},
 };
 
 const struct source source_clips = {

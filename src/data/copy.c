@@ -567,28 +567,28 @@ static enum status dataset_source_open(const struct source_request *request, str
 }
 
 static const struct option_spec options[] = {
-    {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
-     "folder with the samples: single files or tar shards"},
-    {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), NULL, 1, 18446744073709551615.0,
-     NULL, true,
-     "write the samples in a random order, which SEED (1 or more) selects; with --samples N, N random "
-     "samples (default: "
-     "the order of the data set, by class if it has class folders)"},
-    {"out-res", "PIXELS", OPTION_COUNT, offsetof(struct parameters, out_res), NULL, 1, 4096, NULL, true,
-     "resize the image of each sample, as --fit says, with the antialiased bilinear filter of Pillow. An "
-     "image that needs no change is copied byte for byte (default: copy all images)"},
-    {"fit", "HOW", OPTION_CHOICE, offsetof(struct parameters, fit), NULL, 0, 0, fit_words, true,
-     "how images get the size --out-res: resize changes width and height to PIXELS; crop cuts out PIXELS x "
-     "PIXELS at a random position; longest and shortest keep the aspect ratio, and make an image smaller "
-     "until that side has PIXELS (default: resize). HOW is one of"},
-    {"channels", "1|3", OPTION_COUNT, offsetof(struct parameters, channels), NULL, 1, 3, NULL, true,
-     "number of channels of the images if --out-res is given (default: as stored)"},
-    {"encode", "KIND", OPTION_CHOICE, offsetof(struct parameters, encoding), NULL, 0, 0, source_encodings,
-     true,
-     "file format of the images if --out-res is given; npy stores raw bytes (default: the format of each "
-     "image). KIND is one of"},
-    {"quality", "Q", OPTION_COUNT, offsetof(struct parameters, quality), NULL, 1, 100, NULL, true,
-     "quality of the JPEG files that --out-res writes (default: 90)"},
+    {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source),
+     .help = "folder with the samples: single files or tar shards"},
+    {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), .minimum = 1,
+     .maximum = 18446744073709551615.0, .column = COLUMN,
+     .help = "write the samples in a random order, which SEED (1 or more) selects; with --samples N, N "
+             "random samples (default: the order of the data set, by class if it has class folders)"},
+    {"out-res", "PIXELS", OPTION_COUNT, offsetof(struct parameters, out_res), .minimum = 1, .maximum = 4096,
+     .column = COLUMN,
+     .help = "resize the image of each sample, as --fit says, with the antialiased bilinear filter of "
+             "Pillow. An image that needs no change is copied byte for byte (default: copy all images)"},
+    {"fit", "HOW", OPTION_CHOICE, offsetof(struct parameters, fit), .choices = fit_words, .column = COLUMN,
+     .help = "how images get the size --out-res: resize changes width and height to PIXELS; crop cuts out "
+             "PIXELS x PIXELS at a random position; longest and shortest keep the aspect ratio, and make an "
+             "image smaller until that side has PIXELS (default: resize). HOW is one of"},
+    {"channels", "1|3", OPTION_COUNT, offsetof(struct parameters, channels), .minimum = 1, .maximum = 3,
+     .column = COLUMN, .help = "number of channels of the images if --out-res is given (default: as stored)"},
+    {"encode", "KIND", OPTION_CHOICE, offsetof(struct parameters, encoding), .choices = source_encodings,
+     .column = COLUMN,
+     .help = "file format of the images if --out-res is given; npy stores raw bytes (default: the format of "
+             "each image). KIND is one of"},
+    {"quality", "Q", OPTION_COUNT, offsetof(struct parameters, quality), .minimum = 1, .maximum = 100,
+     .column = COLUMN, .help = "quality of the JPEG files that --out-res writes (default: 90)"},
     MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
                    offsetof(struct parameters, member)),
 };

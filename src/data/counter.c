@@ -59,10 +59,12 @@ static const char *const types[] = {"u8", "f16", "f32", NULL}; /* in the order o
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), "3,8,64,64", 0, 0, NULL, true,
-     "shape of each tensor"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f16", 0, 0, types, true, "type of the values"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of the values"},
+    {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), .fallback = "3,8,64,64", .column = COLUMN,
+     .help = "shape of each tensor"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(type), .fallback = "f16", .choices = types, .column = COLUMN,
+     .help = "type of the values"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN, .help = "seed of the values"},
 };
 
 struct counter {

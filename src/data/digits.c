@@ -147,9 +147,10 @@ static enum status digits_open(const struct source_request *request, struct sour
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
-    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "file format of an image. jpeg has quality 90. KIND is one of"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN, .help = "seed of all digits"},
+    {"encode", "KIND", OPTION_CHOICE, AT(encoding), .fallback = "png", .choices = source_encodings,
+     .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
 };
 
 const struct source source_digits = {

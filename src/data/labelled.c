@@ -253,23 +253,22 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 }
 
 #define AT(field) offsetof(struct parameters, field)
-#define ENCODE                                                                              \
-    {                                                                                       \
-        "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
-            "file format of an image. jpeg has quality 90. KIND is one of"                  \
+#define ENCODE                                                                     \
+    {                                                                              \
+        "encode", "KIND", OPTION_CHOICE, AT(encoding),                             \
+            .fallback = "png", .choices = source_encodings, .column = COLUMN,      \
+            .help = "file format of an image. jpeg has quality 90. KIND is one of" \
     }
 
 static const struct option_spec idx_options[] = {
-    {"source", "FILE", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "image file: IDX with byte values, plain or gzipped"},
-    {"labels", "FILE", OPTION_TEXT, AT(labels), NULL, 0, 0, NULL, false,
-     "label file (default: the name of the image file with labels-idx1 in place of images-idx3)"},
+    {"source", "FILE", OPTION_TEXT, AT(source), .help = "image file: IDX with byte values, plain or gzipped"},
+    {"labels", "FILE", OPTION_TEXT, AT(labels),
+     .help = "label file (default: the name of the image file with labels-idx1 in place of images-idx3)"},
     ENCODE,
 };
 
 static const struct option_spec cifar_options[] = {
-    {"source", "FILE[,FILE]", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "binary CIFAR-10 files, separated by commas"},
+    {"source", "FILE[,FILE]", OPTION_TEXT, AT(source), .help = "binary CIFAR-10 files, separated by commas"},
     ENCODE,
 };
 

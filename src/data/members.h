@@ -43,21 +43,14 @@ struct members {
 };
 
 /* The options that choose members, for a table of options. `image_at`, `label_at` and `member_at` are the
- * offsets of their values. For `column`, see struct option_spec. */
+ * offsets of their values. For `column_`, see `column` of struct option_spec. */
 /* clang-format off */
-#define MEMBER_IMAGE_LABEL(image_at, label_at, column)                                                      \
-    {"image", "LIST", OPTION_TEXT, image_at, NULL, 0, 0, NULL, column,                                      \
-     "extensions of the image of a sample, separated by ';' (quote the list). The first extension that a "  \
-     "sample has is read (default: " MEMBERS_IMAGE ")"},                                                    \
-    {"label", "LIST", OPTION_TEXT, label_at, NULL, 0, 0, NULL, column,                                      \
-     "possible locations of the label, separated by ';'. EXT: a decimal integer in the member with this "   \
-     "extension; json:FIELD: an integer in a JSON object (OUTER.INNER for nested objects); folder: the "    \
-     "number of the class folder. The first location that a sample has is read (default: in class folders " \
-     "folder, elsewhere " MEMBERS_LABEL ")"}
+#define MEMBER_IMAGE_LABEL(image_at, label_at, column_)                                                     \
+    {"image", "LIST", OPTION_TEXT, image_at, .column = column_, .help = "extensions of the image of a sample, separated by ';' (quote the list). The first extension that a sample has is read (default: " MEMBERS_IMAGE ")"},                                                    \
+    {"label", "LIST", OPTION_TEXT, label_at, .column = column_, .help = "possible locations of the label, separated by ';'. EXT: a decimal integer in the member with this extension; json:FIELD: an integer in a JSON object (OUTER.INNER for nested objects); folder: the number of the class folder. The first location that a sample has is read (default: in class folders folder, elsewhere " MEMBERS_LABEL ")"}
 #define MEMBER_OPTIONS(image_at, label_at, member_at)                                                       \
-    MEMBER_IMAGE_LABEL(image_at, label_at, true),                                                           \
-    {"member", "EXT", OPTION_TEXT, member_at, NULL, 0, 0, NULL, true,                                       \
-     "read only the member with this extension, for example bin, or all members: all"}
+    MEMBER_IMAGE_LABEL(image_at, label_at, COLUMN),                                                           \
+    {"member", "EXT", OPTION_TEXT, member_at, .column = COLUMN, .help = "read only the member with this extension, for example bin, or all members: all"}
 /* clang-format on */
 
 FDSL_C_BEGIN

@@ -18,28 +18,29 @@ static const char *const stores[] = {"files", "shards", "imagefolder",
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
-    {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
-     "folder to write; it must be new, empty, or begun by an earlier run of the same command"},
-    {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
-     "source of the samples; the sources are listed below"},
-    {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
-     "how samples are stored. files writes single files, such as an image and its label, into folders of "
-     "1000 samples; shards writes tar files; imagefolder writes the image of each sample into the folder of "
-     "its class, as torchvision's ImageFolder reads them. HOW is one of"},
-    {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
-     "number of samples (default: all, if the source is finite)"},
-    {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB per "
-     "file)"},
-    {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
-    {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
-     "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, false,
-     "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
-    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device, if the --variant of --from synth runs on a GPU"},
-    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
+    {"prepare", "DIR", OPTION_TEXT, AT(folder),
+     .help = "folder to write; it must be new, empty, or begun by an earlier run of the same command"},
+    {"from", "SOURCE", OPTION_TEXT, AT(from), .fallback = "counter",
+     .help = "source of the samples; the sources are listed below"},
+    {"store", "HOW", OPTION_CHOICE, AT(store), .fallback = "shards", .choices = stores, .column = COLUMN,
+     .help = "how samples are stored. files writes single files, such as an image and its label, into "
+             "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
+             "into the folder of its class, as torchvision's ImageFolder reads them. HOW is one of"},
+    {"samples", "N", OPTION_COUNT, AT(samples), .minimum = 1, .maximum = 1e12, .column = COLUMN,
+     .help = "number of samples (default: all, if the source is finite)"},
+    {"shards", "N", OPTION_COUNT, AT(shards), .minimum = 1, .maximum = SHARDS_MAX, .column = COLUMN,
+     .help = "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB "
+             "per file)"},
+    {"name", "NAME", OPTION_TEXT, AT(name), .column = COLUMN,
+     .help =
+         "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
+    {"config", "FILE", OPTION_TEXT, AT(config),
+     .help = "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
+    {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
+     .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024,
+     .help = "CUDA device, if the --variant of --from synth runs on a GPU"},
+    {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 
 /* ---- The command line ---- */

@@ -31,78 +31,95 @@ static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the ord
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar shards: "
-     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or an Azure "
-     "container"},
-    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
-     "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
-    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
-     "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
+    {"data", "DIR", OPTION_TEXT, AT(data), .column = COLUMN,
+     .help = "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar "
+             "shards: https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/ (all shards below it), or "
+             "an Azure container"},
+    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
+     .help =
+         "folder that keeps the shards of a URL; without this option, every run downloads the shards again"},
+    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), .fallback = "0", .maximum = 1e18,
+     .help =
+         "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, option_max, true, "samples per batch"},
-    {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
-     "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
-     "shards. Variants that read files, and gpu-resident, ignore this option and shuffle all samples"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its own "
-     "order"},
-    {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
-    {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
-     "maximum number of files (files-uring) or reads (shards-uring) in flight, and of connections to a URL"},
-    {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
-     "size of each read of the variants shards and shards-uring"},
-    {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "number of tar files that the operating system reads ahead, for the variants shards, shards-mmap, "
-     "shards-omp and shards-gpu; ignored with --cache warm"},
-    {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
-     "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
-     "or any (unchanged). The run fails if this state is not reached. Without this option, any is used if "
-     "Linux hides the state of files of another user. STATE is one of"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, dataset_on_error, true,
-     "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
-     "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
-    {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
-     "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, .npy files as their headers say"},
-    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, FIT_RES_MAX, NULL, true,
-     "width and height of the decoded images (default: as stored); implies --decode"},
-    {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fit_names, true,
-     "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a part at "
-     "a random position; random-resized-crop cuts out a random part and resizes it, like torchvision's "
-     "RandomResizedCrop. HOW is one of"},
-    {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
-     "number of channels of the images, if --out-res is given"},
-    {"layout", "NAME", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
-     "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, nhwc the "
-     "channels of a pixel together. NAME is one of"},
-    {"decoder", "NAME", OPTION_CHOICE, AT(decoder), "auto", 0, 0, decoder_names, true,
-     "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, nvJPEG's "
-     "CUDA kernels; cpu, the reading threads. auto uses the first of these that exists. The reading threads "
-     "decode all other formats. NAME is one of"},
-    {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
-     "shift, flip and normalise images, and convert them to float32; shards-gpu does not shift them, and "
-     "converts them to --dtype. Implies --decode"},
-    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
-     "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
-    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", -1e6, 1e6, NULL, true,
-     "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the range 0 "
-     "to 1. One value, or one per channel of decoded images"},
-    {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted; "
-     "one value, or one per channel"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
-     "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
-    {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
-     "buffers per thread, for the variants shards-gpu and gds"},
-    {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
-     "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
-    {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), NULL, 1, 1e18, NULL, true,
-     "maximum size of the part of the data set that gpu-resident keeps in device memory (default: as much as "
-     "fits). In every epoch, --threads threads read the rest"},
-    {"rates-only", NULL, OPTION_FLAG, AT(rates_only), NULL, 0, 0, NULL, false,
-     "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
-     "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is evicted "
-     "from the page cache, even for root"},
+    {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 20,
+     .choices = option_max, .column = COLUMN, .help = "samples per batch"},
+    {"shuffle", "N", OPTION_COUNT, AT(shuffle), .fallback = "1000", .maximum = 1 << 24, .column = COLUMN,
+     .help = "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
+             "order of the shards. Variants that read files, and gpu-resident, ignore this option and "
+             "shuffle all samples"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN,
+     .help = "seed of the sample order, of --augment and of the random parts of --fit; each epoch has its "
+             "own order"},
+    {"epochs", "N", OPTION_COUNT, AT(epochs), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
+     .column = COLUMN, .help = "epochs per run"},
+    {"iodepth", "N", OPTION_COUNT, AT(iodepth), .fallback = "32", .minimum = 1, .maximum = 4096,
+     .column = COLUMN,
+     .help = "maximum number of files (files-uring) or reads (shards-uring) in flight, and of connections to "
+             "a URL"},
+    {"block", "KIB", OPTION_COUNT, AT(block), .fallback = "256", .minimum = 4, .maximum = 1 << 16,
+     .column = COLUMN, .help = "size of each read of the variants shards and shards-uring"},
+    {"prefetch", "N", OPTION_COUNT, AT(prefetch), .fallback = "2", .maximum = 1 << 20, .column = COLUMN,
+     .help = "number of tar files that the operating system reads ahead, for the variants shards, "
+             "shards-mmap, shards-omp and shards-gpu; ignored with --cache warm"},
+    {"cache", "STATE", OPTION_CHOICE, AT(cache), .fallback = "warm", .choices = caches,
+     .column = COLUMN_APART,
+     .help = "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at "
+             "most 1 %) or any (unchanged). The run fails if this state is not reached. Without this option, "
+             "any is used if Linux hides the state of files of another user. STATE is one of"},
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), .fallback = "fail", .choices = dataset_on_error,
+     .column = COLUMN,
+     .help = "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and "
+             "counts it. With skip, all data are first compared with the index of --prepare, if there is "
+             "one. WHAT is one of"},
+    {"decode", NULL, OPTION_FLAG, AT(decode), .column = COLUMN,
+     .help = "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, .npy files as their "
+             "headers say"},
+    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX, .column = COLUMN,
+     .help = "width and height of the decoded images (default: as stored); implies --decode"},
+    {"fit", "HOW", OPTION_CHOICE, AT(fit), .fallback = "resize", .choices = fit_names, .column = COLUMN,
+     .help = "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a "
+             "part at a random position; random-resized-crop cuts out a random part and resizes it, like "
+             "torchvision's RandomResizedCrop. HOW is one of"},
+    {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "3", .minimum = 1, .maximum = 3,
+     .column = COLUMN, .help = "number of channels of the images, if --out-res is given"},
+    {"layout", "NAME", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
+     .help = "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, "
+             "nhwc the channels of a pixel together. NAME is one of"},
+    {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
+     .column = COLUMN,
+     .help = "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, "
+             "nvJPEG's CUDA kernels; cpu, the reading threads. auto uses the first of these that exists. The "
+             "reading threads decode all other formats. NAME is one of"},
+    {"augment", NULL, OPTION_FLAG, AT(augment), .column = COLUMN,
+     .help = "shift, flip and normalise images, and convert them to float32; shards-gpu does not shift them, "
+             "and converts them to --dtype. Implies --decode"},
+    {"shift", "PIXELS", OPTION_COUNT, AT(shift), .fallback = "4", .maximum = 1 << 12, .column = COLUMN,
+     .help = "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), .fallback = "0", .minimum = -1e6, .maximum = 1e6,
+     .column = COLUMN,
+     .help = "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the "
+             "range 0 to 1. One value, or one per channel of decoded images"},
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), .fallback = "1", .minimum = 1e-6, .maximum = 1e6,
+     .column = COLUMN,
+     .help = "standard deviation by which --augment and GPU variants divide the values after --mean is "
+             "subtracted; one value, or one per channel"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f16", .choices = dtypes, .column = COLUMN,
+     .help = "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
+    {"ring", "N", OPTION_COUNT, AT(ring), .fallback = "2", .minimum = 2, .maximum = 64, .column = COLUMN,
+     .help = "buffers per thread, for the variants shards-gpu and gds"},
+    {"chunk", "KIB", OPTION_COUNT, AT(chunk), .fallback = "2048", .minimum = 4, .maximum = 1 << 20,
+     .column = COLUMN,
+     .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
+    {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), .minimum = 1, .maximum = 1e18,
+     .column = COLUMN,
+     .help = "maximum size of the part of the data set that gpu-resident keeps in device memory (default: as "
+             "much as fits). In every epoch, --threads threads read the rest"},
+    {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
+     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
+             "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is "
+             "evicted from the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 

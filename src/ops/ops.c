@@ -26,55 +26,58 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"data", "PATH", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, a "
-     "pattern, or "
-     "several of these separated by commas; the default is a generated set"},
-    {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
-     "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors with two "
-     "axes"},
-    {"rows", "N", OPTION_COUNT, AT(rows), "65536", 0, INPUT_ROWS_MAX, NULL, true,
-     "rows of the generated set"},
-    {"columns", "N", OPTION_COUNT, AT(columns), "768", 1, COLUMNS_MAX, NULL, true, "values per row"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f32", 0, 0, types, true,
-     "element type of the generated rows"},
-    {"bad", "SHARE", OPTION_REAL, AT(bad), "0.05", 0, 1, NULL, true,
-     "share of bad rows among the generated rows. There are five kinds of bad rows, in turn: norm too small, "
-     "norm too large, one NaN, one infinity, all zeros"},
-    {"duplicates", "SHARE", OPTION_REAL, AT(duplicates), "0", 0, 1, NULL, true,
-     "share of the generated rows that are copies of earlier rows"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the generated rows and of the permutation"},
-    {"steps", "LIST", OPTION_TEXT, AT(steps), "mask,compact,convert,hash", 0, 0, NULL, true,
-     "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (reorders rows "
-     "at random), convert (to the type --to), hash (XXH3-64 of each row)"},
-    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
-     "smallest valid norm: 0, or at least 1e-15"},
-    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
-     "largest valid norm"},
-    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
-     "type that rows are converted to. nvfp4 has one scale per 16 values, mxfp4 one per 32. TYPE is one of"},
-    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
-    {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
-     "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
-    {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "copy only a random batch of K rows per run: the next K rows of the permutation, which must have at "
-     "least K; needs the step permute"},
-    {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
-     "GPU variants: copy the set to GPU memory once, before the timing"},
-    {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
-     "GPU variants without --resident: chunks of rows in flight"},
-    {"chunk", "KIB", OPTION_COUNT, AT(chunk), "16384", 4, 1 << 20, NULL, true,
-     "GPU variants without --resident: size of a chunk"},
-    {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
-     "GPU variants without --resident: with on, different chunks are filled, copied and processed at the "
-     "same time; with off, each of these operations waits for the previous one. MODE is one of"},
-    {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
-     "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
-     "cudaMalloc (off). MODE is one of"},
-    {"gpu-memory-limit", "BYTES", OPTION_BYTES, AT(gpu_memory_limit), NULL, 1, 18446744073709551615.0, NULL,
-     true, "GPU variants: largest amount of GPU memory for rows and results (default: all free memory)"},
+    {"data", "PATH", OPTION_TEXT, AT(data), .column = COLUMN,
+     .help = "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, "
+             "a pattern, or several of these separated by commas; the default is a generated set"},
+    {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
+     .help = "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors "
+             "with two axes"},
+    {"rows", "N", OPTION_COUNT, AT(rows), .fallback = "65536", .maximum = INPUT_ROWS_MAX, .column = COLUMN,
+     .help = "rows of the generated set"},
+    {"columns", "N", OPTION_COUNT, AT(columns), .fallback = "768", .minimum = 1, .maximum = COLUMNS_MAX,
+     .column = COLUMN, .help = "values per row"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f32", .choices = types, .column = COLUMN,
+     .help = "element type of the generated rows"},
+    {"bad", "SHARE", OPTION_REAL, AT(bad), .fallback = "0.05", .maximum = 1, .column = COLUMN,
+     .help = "share of bad rows among the generated rows. There are five kinds of bad rows, in turn: norm "
+             "too small, norm too large, one NaN, one infinity, all zeros"},
+    {"duplicates", "SHARE", OPTION_REAL, AT(duplicates), .fallback = "0", .maximum = 1, .column = COLUMN,
+     .help = "share of the generated rows that are copies of earlier rows"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN, .help = "seed of the generated rows and of the permutation"},
+    {"steps", "LIST", OPTION_TEXT, AT(steps), .fallback = "mask,compact,convert,hash", .column = COLUMN,
+     .help = "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute "
+             "(reorders rows at random), convert (to the type --to), hash (XXH3-64 of each row)"},
+    {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
+     .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15"},
+    {"norm-max", "X", OPTION_REAL, AT(norm_max), .fallback = "100", .minimum = OPS_NORM_LEAST,
+     .maximum = OPS_NORM_MOST, .column = COLUMN, .help = "largest valid norm"},
+    {"to", "TYPE", OPTION_CHOICE, AT(to), .fallback = "f16", .choices = ops_type_names, .column = COLUMN,
+     .help = "type that rows are converted to. nvfp4 has one scale per 16 values, mxfp4 one per 32. TYPE is "
+             "one of"},
+    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), .fallback = "saturate", .choices = ops_fp8_modes,
+     .column = COLUMN,
+     .help = "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
+    {"dedup", NULL, OPTION_FLAG, AT(dedup), .column = COLUMN,
+     .help = "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
+    {"sample", "K", OPTION_COUNT, AT(sample), .minimum = 1, .maximum = INPUT_ROWS_MAX, .column = COLUMN,
+     .help = "copy only a random batch of K rows per run: the next K rows of the permutation, which must "
+             "have at least K; needs the step permute"},
+    {"resident", NULL, OPTION_FLAG, AT(resident), .column = COLUMN,
+     .help = "GPU variants: copy the set to GPU memory once, before the timing"},
+    {"ring", "N", OPTION_COUNT, AT(ring), .fallback = "4", .minimum = 2, .maximum = 64, .column = COLUMN,
+     .help = "GPU variants without --resident: chunks of rows in flight"},
+    {"chunk", "KIB", OPTION_COUNT, AT(chunk), .fallback = "16384", .minimum = 4, .maximum = 1 << 20,
+     .column = COLUMN, .help = "GPU variants without --resident: size of a chunk"},
+    {"async", "MODE", OPTION_CHOICE, AT(async), .fallback = "on", .choices = switches, .column = COLUMN,
+     .help = "GPU variants without --resident: with on, different chunks are filled, copied and processed at "
+             "the same time; with off, each of these operations waits for the previous one. MODE is one of"},
+    {"pool", "MODE", OPTION_CHOICE, AT(pool), .fallback = "on", .choices = switches, .column = COLUMN,
+     .help = "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
+             "cudaMalloc (off). MODE is one of"},
+    {"gpu-memory-limit", "BYTES", OPTION_BYTES, AT(gpu_memory_limit), .minimum = 1,
+     .maximum = 18446744073709551615.0, .column = COLUMN,
+     .help = "GPU variants: largest amount of GPU memory for rows and results (default: all free memory)"},
 };
 
 static const struct option_section sections[] = {

@@ -413,26 +413,26 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"source", "PATHS", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; shell "
-     "patterns "
-     "are allowed"},
-    {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
-     "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
-    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
-     "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},
-    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
-     "largest valid norm"},
-    {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
-     "drop rows whose hash equals that of an earlier row"},
-    {"to", "TYPE", OPTION_CHOICE, AT(to), "stored", 0, 0, targets, true,
-     "type that rows are converted to; stored keeps the type of the files. TYPE is one of"},
-    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
-    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "safetensors", 0, 0, encodings, true,
-     "file format; npy supports only f32 and f16. KIND is one of"},
-    {"rows-per-file", "N", OPTION_COUNT, AT(rows_per_file), NULL, 1, 1e9, NULL, true,
-     "rows per file (default: about 128 MiB per file)"},
+    {"source", "PATHS", OPTION_TEXT, AT(source),
+     .help = "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; "
+             "shell patterns are allowed"},
+    {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
+     .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
+    {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
+     .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},
+    {"norm-max", "X", OPTION_REAL, AT(norm_max), .fallback = "100", .minimum = OPS_NORM_LEAST,
+     .maximum = OPS_NORM_MOST, .column = COLUMN, .help = "largest valid norm"},
+    {"dedup", NULL, OPTION_FLAG, AT(dedup), .column = COLUMN,
+     .help = "drop rows whose hash equals that of an earlier row"},
+    {"to", "TYPE", OPTION_CHOICE, AT(to), .fallback = "stored", .choices = targets, .column = COLUMN,
+     .help = "type that rows are converted to; stored keeps the type of the files. TYPE is one of"},
+    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), .fallback = "saturate", .choices = ops_fp8_modes,
+     .column = COLUMN,
+     .help = "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
+    {"encode", "KIND", OPTION_CHOICE, AT(encoding), .fallback = "safetensors", .choices = encodings,
+     .column = COLUMN, .help = "file format; npy supports only f32 and f16. KIND is one of"},
+    {"rows-per-file", "N", OPTION_COUNT, AT(rows_per_file), .minimum = 1, .maximum = 1e9, .column = COLUMN,
+     .help = "rows per file (default: about 128 MiB per file)"},
 };
 
 const struct source source_embeddings = {

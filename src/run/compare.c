@@ -10,21 +10,22 @@
 
 #define AT(field) offsetof(struct comparison, field)
 static const struct option_spec specs[] = {
-    {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
-     "the largest relative difference that counts as no difference. The verdict on a row is same if its "
-     "whole confidence interval is inside this margin. It is slower or faster if the whole interval is "
-     "outside the margin, otherwise undecided. For columns that are neither times nor rates, the verdicts "
-     "are worse and better"},
-    {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
-     "the column to compare, such as time_p99_s or energy_j_per_item"},
-    {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,
-     "match rows even if they differ in these parameters, such as threads or data"},
-    {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), "95", 0, 0, NULL, false,
-     "confidence level of the intervals"},
-    {"strict", NULL, OPTION_FLAG, AT(strict), NULL, 0, 0, NULL, false,
-     "also exit with status 3 if a row is undecided, has wrong results in A, or is in only one file"},
-    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
-    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
+    {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), .fallback = "2",
+     .help = "the largest relative difference that counts as no difference. The verdict on a row is same if "
+             "its whole confidence interval is inside this margin. It is slower or faster if the whole "
+             "interval is outside the margin, otherwise undecided. For columns that are neither times nor "
+             "rates, the verdicts are worse and better"},
+    {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), .fallback = "time_per_item",
+     .help = "the column to compare, such as time_p99_s or energy_j_per_item"},
+    {"ignore", "A,B,...", OPTION_TEXT, AT(ignored),
+     .help = "match rows even if they differ in these parameters, such as threads or data"},
+    {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), .fallback = "95",
+     .help = "confidence level of the intervals"},
+    {"strict", NULL, OPTION_FLAG, AT(strict),
+     .help = "also exit with status 3 if a row is undecided, has wrong results in A, or is in only one file"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), .fallback = "table", .choices = format_names,
+     .help = "format of stdout"},
+    {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 
 static void print_help(void)

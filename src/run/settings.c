@@ -27,93 +27,95 @@ static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by en
 
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
-    {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
-     "the variants to run: names from --list, or all"},
-    {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
-     "with --variant all, run the variants of this workload (default: synth)"},
-    {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
-     "write a data set into this folder and measure nothing; --prepare --help lists its options"},
-    {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
-     "check the files of an embedding set (--prepare --from embeddings) against the hashes stored with them, "
-     "and name bad files and rows; other options do not apply"},
-    {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
-     "list says why. Scripts can use --format csv or json"},
-    {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference before and after the timing; if results are wrong, no row is "
-     "written"},
-    {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that the column speedup compares with; it runs first (default: naive, train-naive, "
-     "infer-naive or ops-naive; load: files, else shards; exchange: nccl, else mpi)"},
-    {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
-     "an INI file with options, as \"name = value\"; the command line overrides it"},
-    {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
-     "check everything that can be checked before a run, then stop; with lists or ranges, print all "
-     "combinations; with --recipe, print the options that the recipe adds. train still writes the files "
-     "of --export-data, --export-step and --save-batch"},
-    {"check", "FILE", OPTION_TEXT, AT(check), NULL, 0, 0, NULL, false,
-     "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages and the "
-     "options of one run, separated by tabs"},
-    {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
-     "append the results to this CSV file: one row per variant and combination of values (train: one row per "
-     "epoch). With several ranks, each result has one row per rank and one row for all ranks together"},
-    {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
-     "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
-     "be written are printed to stderr"},
-    {"samples-out", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
-     "append every timed sample to this CSV file"},
-    {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
-     "sample the GPU and this process every MS milliseconds (default " MONITOR_PERIODS
-     ") and append the samples to this CSV file; with -- COMMAND, run that command, and sample "
-     "it and all GPUs (with --device N, only GPU N)"},
-    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, COLUMN_APART,
-     "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
-    {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i modulo the "
-     "number of devices"},
-    {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
-     "for a single rank, use the CUDA device with the most free memory"},
-    {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
-     "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
-    {"rank-device", "LIST", OPTION_TEXT, AT(rank_device), NULL, 0, 0, NULL, false,
-     "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the GPU "
-     "described at --device. In train, some ranks can use the CPU and train together with the ranks on "
-     "GPUs, such as 0:cuda:0,1:cpu"},
-    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. The ranks "
-     "of load and ops always divide the data set, as with strong. HOW is one of"},
-    {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none leaves "
-     "the binding unchanged. HOW is one of"},
-    {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another rank, also at the start. 0 "
-     "means no limit, except that all ranks must start within 300 s"},
-    {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first timed sample (not for train)"},
-    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
-     "minimum time of the warm-up in seconds (not for train)"},
-    {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
-     "minimum number of timed samples (not for train)"},
-    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
-     "minimum total sampling time in seconds (not for train)"},
-    {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
-     "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, but not "
-     "before --min-samples (not for train)"},
-    {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median "
-     "(not for train)"},
-    {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N timed samples and ignore the time and error limits, for example for a stress test (not "
-     "for train)"},
-    {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
-     "print a description of this machine, build and job"},
-    {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
-     "with --list, describe each variant; with --help, the options of every workload; in a run, warn about "
-     "each row that is less reliable, instead of only counting these rows"},
-    {"version", NULL, OPTION_FLAG, AT(version), NULL, 0, 0, NULL, false, "print the version"},
-    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false,
-     "print a short help; with --workload NAME, describe the options of that workload"},
+    {"variant", "A,B,...", OPTION_TEXT, AT(variant_names),
+     .help = "the variants to run: names from --list, or all"},
+    {"workload", "NAME", OPTION_TEXT, AT(workload_name),
+     .help = "with --variant all, run the variants of this workload (default: synth)"},
+    {"prepare", "DIR", OPTION_TEXT, AT(prepare),
+     .help = "write a data set into this folder and measure nothing; --prepare --help lists its options"},
+    {"verify-set", "DIR", OPTION_TEXT, AT(verify_set),
+     .help = "check the files of an embedding set (--prepare --from embeddings) against the hashes stored "
+             "with them, and name bad files and rows; other options do not apply"},
+    {"list", NULL, OPTION_FLAG, AT(list),
+     .help = "list all variants, or only the variants of --workload or --variant. If a variant cannot run "
+             "here, the list says why. Scripts can use --format csv or json"},
+    {"verify", NULL, OPTION_FLAG, AT(verify),
+     .help = "compare results with the reference before and after the timing; if results are wrong, no row "
+             "is written"},
+    {"baseline", "NAME", OPTION_TEXT, AT(baseline),
+     .help = "the variant that the column speedup compares with; it runs first (default: naive, train-naive, "
+             "infer-naive or ops-naive; load: files, else shards; exchange: nccl, else mpi)"},
+    {"config", "FILE", OPTION_TEXT, AT(config),
+     .help = "an INI file with options, as \"name = value\"; the command line overrides it"},
+    {"dry-run", NULL, OPTION_FLAG, AT(dry_run),
+     .help = "check everything that can be checked before a run, then stop; with lists or ranges, print all "
+             "combinations; with --recipe, print the options that the recipe adds. train still writes the "
+             "files of --export-data, --export-step and --save-batch"},
+    {"check", "FILE", OPTION_TEXT, AT(check),
+     .help = "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages "
+             "and the options of one run, separated by tabs"},
+    {"out", "FILE", OPTION_OUTPUT, AT(out),
+     .help = "append the results to this CSV file: one row per variant and combination of values (train: one "
+             "row per epoch). With several ranks, each result has one row per rank and one row for all ranks "
+             "together"},
+    {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), .fallback = DIGITS(LOCK_TIMEOUT_S), .maximum = 1e6,
+     .help = "wait at most S seconds for another process that has locked an output CSV file; rows that still "
+             "cannot be written are printed to stderr"},
+    {"samples-out", "FILE", OPTION_OUTPUT, AT(samples), .help = "append every timed sample to this CSV file"},
+    {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor),
+     .help = "sample the GPU and this process every MS milliseconds (default " MONITOR_PERIODS
+             ") and append the samples to this CSV file; with -- COMMAND, run that command, and sample it "
+             "and all GPUs (with --device N, only GPU N)"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), .fallback = "table", .choices = format_names,
+     .help = "format of stdout"},
+    {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX, .column = COLUMN_APART,
+     .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024,
+     .help = "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i modulo "
+             "the number of devices"},
+    {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu),
+     .help = "for a single rank, use the CUDA device with the most free memory"},
+    {"ranks", "N", OPTION_COUNT, AT(ranks), .minimum = 1, .maximum = RANKS_MAX,
+     .help = "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
+    {"rank-device", "LIST", OPTION_TEXT, AT(rank_device),
+     .help = "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the "
+             "GPU described at --device. In train, some ranks can use the CPU and train together with the "
+             "ranks on GPUs, such as 0:cuda:0,1:cpu"},
+    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), .fallback = "weak", .choices = scalings,
+     .column = COLUMN_APART,
+     .help = "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. "
+             "The ranks of load and ops always divide the data set, as with strong. HOW is one of"},
+    {"bind", "HOW", OPTION_CHOICE, AT(binding), .fallback = "auto", .choices = bindings,
+     .help = "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none "
+             "leaves the binding unchanged. HOW is one of"},
+    {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), .fallback = "0", .maximum = 1e6,
+     .help = "under mpirun, end the run when a rank has waited S seconds for another rank, also at the "
+             "start. 0 means no limit, except that all ranks must start within 300 s"},
+    {"warmups", "N", OPTION_COUNT, AT(warmups), .fallback = "3", .maximum = 1e9,
+     .help = "minimum number of runs before the first timed sample (not for train)"},
+    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), .fallback = "0.25", .maximum = 1e6,
+     .help = "minimum time of the warm-up in seconds (not for train)"},
+    {"min-samples", "N", OPTION_COUNT, AT(min_samples), .fallback = "10", .minimum = 1, .maximum = 1e9,
+     .help = "minimum number of timed samples (not for train)"},
+    {"min-time", "S", OPTION_REAL, AT(min_time_s), .fallback = "1", .maximum = 1e6,
+     .help = "minimum total sampling time in seconds (not for train)"},
+    {"max-time", "S", OPTION_REAL, AT(max_time_s), .fallback = "15", .maximum = 1e6,
+     .help = "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, "
+             "but not before --min-samples (not for train)"},
+    {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), .fallback = "1", .minimum = 1e-6,
+     .maximum = 100,
+     .help = "stop sampling when the 95 % confidence interval of the median is within this percentage of the "
+             "median (not for train)"},
+    {"loops", "N", OPTION_COUNT, AT(loops), .minimum = 1, .maximum = 1e9,
+     .help = "take exactly N timed samples and ignore the time and error limits, for example for a stress "
+             "test (not for train)"},
+    {"env", NULL, OPTION_FLAG, AT(environment), .help = "print a description of this machine, build and job"},
+    {"verbose", NULL, OPTION_FLAG, AT(verbose),
+     .help = "with --list, describe each variant; with --help, the options of every workload; in a run, warn "
+             "about each row that is less reliable, instead of only counting these rows"},
+    {"version", NULL, OPTION_FLAG, AT(version), .help = "print the version"},
+    {"help", NULL, OPTION_FLAG, AT(help),
+     .help = "print a short help; with --workload NAME, describe the options of that workload"},
 };
 
 static const char list_help[] =

@@ -215,10 +215,10 @@ static enum status synth_source_open(const struct source_request *request, struc
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"variant", "NAME", OPTION_TEXT, AT(variant), NULL, 0, 0, NULL, false,
-     "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
-    {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "file format of an image. jpeg has quality 90. KIND is one of"},
+    {"variant", "NAME", OPTION_TEXT, AT(variant),
+     .help = "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
+    {"encode", "KIND", OPTION_CHOICE, AT(encoding), .fallback = "png", .choices = source_encodings,
+     .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};

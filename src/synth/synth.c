@@ -35,74 +35,85 @@ static const char *const fits[] = {"resize", "crop",
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, option_max, true, "images per run"},
-    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true,
-     "side length of the square canvas on which an image is drawn"},
-    {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
-     "vertices per orbit of the benchmark class, the single class that is drawn without --classes and "
-     "--class"},
-    {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true,
-     "orbits of the benchmark class"},
-    {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
-     "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom "
-     "follows the renderer of the released VisualAtom data set. NAME is one of"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
-    {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number of the first image; --verify, --png, --sheet and --npy begin with this image. With N classes, "
-     "image number g shows class g mod N and is instance g / N, rounded down, of this class"},
-    {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, CLASS_COUNT_MAX, NULL, true,
-     "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
-     "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
-    {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
-     "source of the classes of --classes. uji, visualatom, lowercompute and the sections of "
-     "--preset-file are ranges, from which classes are sampled at random; paper-1000 and lowercompute-1000 "
-     "are lists, whose first N classes are used (default: the name of --formula)"},
-    {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
-     "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
-    {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
-     "generate a mixed batch of the classes in this CSV file"},
-    {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
-     "noise coefficient of the benchmark class"},
-    {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
-     "constant that every orbit of the benchmark class adds to the radius; lines are always one pixel wide"},
-    {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
-     "radius of the circle on which the vertices of the benchmark class start"},
-    {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
-     "factor that stretches the circle of --radius along x"},
-    {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
-     "factor that stretches the circle of --radius along y"},
-    {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
-     "first frequency of the benchmark class, in periods per turn"},
-    {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
-     "second frequency of the benchmark class, in periods per turn"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
-     "element type of the output. u8 stores grays from 0 to 255; the other types store floats that are "
-     "normalised with --mean and --std. TYPE is one of"},
-    {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
-     "channels of the output; 3 channels all have the same gray"},
-    {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
-     "memory layout of the output"},
-    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
-     "side length of the output (default: --res)"},
-    {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how the canvas becomes an output of another size. resize averages areas; crop cuts out a part at a "
-     "random position. HOW is one of"},
-    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "mean that is subtracted from float grays, which range from 0 to 1; one value, or one per channel"},
-    {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation by which float grays are divided after --mean is subtracted; one value, or one per "
-     "channel"},
+    {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 24,
+     .choices = option_max, .column = COLUMN, .help = "images per run"},
+    {"res", "PIXELS", OPTION_COUNT, AT(res), .fallback = "512", .minimum = 1, .maximum = SYNTH_RES_MAX,
+     .column = COLUMN, .help = "side length of the square canvas on which an image is drawn"},
+    {"vertices", "N", OPTION_COUNT, AT(vertices), .fallback = "1000", .minimum = 1,
+     .maximum = CLASS_VERTICES_MAX, .column = COLUMN,
+     .help = "vertices per orbit of the benchmark class, the single class that is drawn without --classes "
+             "and --class"},
+    {"orbits", "N", OPTION_COUNT, AT(orbits), .fallback = "200", .minimum = 1, .maximum = CLASS_ORBITS_MAX,
+     .column = COLUMN, .help = "orbits of the benchmark class"},
+    {"formula", "NAME", OPTION_CHOICE, AT(formula), .fallback = "uji", .choices = formulas, .column = COLUMN,
+     .help = "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom follows "
+             "the renderer of the released VisualAtom data set. NAME is one of"},
+    {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
+     .column = COLUMN, .help = "seed of all images"},
+    {"instance", "N", OPTION_COUNT, AT(instance), .fallback = "0", .maximum = 4611686018427387904.0,
+     .column = COLUMN,
+     .help =
+         "number of the first image; --verify, --png, --sheet and --npy begin with this image. With N "
+         "classes, image number g shows class g mod N and is instance g / N, rounded down, of this class"},
+    {"classes", "N", OPTION_COUNT, AT(classes), .fallback = "0", .maximum = CLASS_COUNT_MAX, .column = COLUMN,
+     .help =
+         "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
+         "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
+    {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
+     .help = "source of the classes of --classes. uji, visualatom, lowercompute and the sections of "
+             "--preset-file are ranges, from which classes are sampled at random; paper-1000 and "
+             "lowercompute-1000 are lists, whose first N classes are used (default: the name of --formula)"},
+    {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
+     .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
+    {"class", "FILE", OPTION_TEXT, AT(class_file), .column = COLUMN,
+     .help = "generate a mixed batch of the classes in this CSV file"},
+    {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
+     .help = "noise coefficient of the benchmark class"},
+    {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
+     .column = COLUMN,
+     .help = "constant that every orbit of the benchmark class adds to the radius; lines are always one "
+             "pixel wide"},
+    {"radius", "PIXELS", OPTION_COUNT, AT(radius), .fallback = "25", .maximum = 1e6, .column = COLUMN,
+     .help = "radius of the circle on which the vertices of the benchmark class start"},
+    {"oval-x", "X", OPTION_REAL, AT(oval_x), .fallback = "1.2", .maximum = 1e6, .column = COLUMN,
+     .help = "factor that stretches the circle of --radius along x"},
+    {"oval-y", "Y", OPTION_REAL, AT(oval_y), .fallback = "1.8", .maximum = 1e6, .column = COLUMN,
+     .help = "factor that stretches the circle of --radius along y"},
+    {"freq1", "N", OPTION_COUNT, AT(freq1), .fallback = "5", .maximum = 1e6, .column = COLUMN,
+     .help = "first frequency of the benchmark class, in periods per turn"},
+    {"freq2", "N", OPTION_COUNT, AT(freq2), .fallback = "8", .maximum = 1e6, .column = COLUMN,
+     .help = "second frequency of the benchmark class, in periods per turn"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "u8", .choices = dtype_names, .column = COLUMN,
+     .help = "element type of the output. u8 stores grays from 0 to 255; the other types store floats that "
+             "are normalised with --mean and --std. TYPE is one of"},
+    {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "1", .maximum = UINT32_MAX, .column = COLUMN,
+     .help = "channels of the output; 3 channels all have the same gray"},
+    {"layout", "ORDER", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
+     .help = "memory layout of the output"},
+    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = SYNTH_RES_MAX, .column = COLUMN,
+     .help = "side length of the output (default: --res)"},
+    {"fit", "HOW", OPTION_CHOICE, AT(fit), .fallback = "resize", .choices = fits, .column = COLUMN,
+     .help = "how the canvas becomes an output of another size. resize averages areas; crop cuts out a part "
+             "at a random position. HOW is one of"},
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), .fallback = "0", .minimum = -1e6, .maximum = 1e6,
+     .column = COLUMN,
+     .help =
+         "mean that is subtracted from float grays, which range from 0 to 1; one value, or one per channel"},
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std), .fallback = "1", .minimum = 1e-6, .maximum = 1e6,
+     .column = COLUMN,
+     .help = "standard deviation by which float grays are divided after --mean is subtracted; one value, or "
+             "one per channel"},
     COMPUTE_OPTION(AT(compute)),
-    {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
-     "write the classes of the batch to a CSV file, which --class can read"},
-    {"png", "DIR", OPTION_OUTPUT, AT(files.png), NULL, 0, 0, NULL, false,
-     "write the images of the batch into the folder DIR as PNG files, with a list of them in index.tsv; "
-     "needs --dtype u8 and --channels 1"},
-    {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
-     "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
-     "--dtype u8 and --channels 1"},
-    {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
-     "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
+    {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes),
+     .help = "write the classes of the batch to a CSV file, which --class can read"},
+    {"png", "DIR", OPTION_OUTPUT, AT(files.png),
+     .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
+             "index.tsv; needs --dtype u8 and --channels 1"},
+    {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
+     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
+             "--dtype u8 and --channels 1"},
+    {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
+     .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
 };
 
 static const struct option_section sections[] = {

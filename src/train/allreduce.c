@@ -20,11 +20,12 @@ struct parameters {
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"bytes", "N", OPTION_BYTES, AT(bytes), "1M", 1, 0x1p40, NULL, true,
-     "size of each rank's array in bytes; N may end with K, M or G (powers of 1024). --bytes 1K:256M:2x "
-     "measures "
-     "1K, 2K, 4K, ... 256M"},
-    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f32", 0, 0, types, true, "element type"},
+    {"bytes", "N", OPTION_BYTES, AT(bytes), .fallback = "1M", .minimum = 1, .maximum = 0x1p40,
+     .column = COLUMN,
+     .help = "size of each rank's array in bytes; N may end with K, M or G (powers of 1024). --bytes "
+             "1K:256M:2x measures 1K, 2K, 4K, ... 256M"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(type), .fallback = "f32", .choices = types, .column = COLUMN,
+     .help = "element type"},
 };
 
 static const struct option_section sections[] = {

@@ -17,16 +17,18 @@ struct parameters {
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options that "
-     "choose the samples keep their values from training unless they are given"},
+    {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), .column = COLUMN,
+     .help = "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options "
+             "that choose the samples keep their values from training unless they are given"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
                 ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER,
                 TRAINED OTHER, NULL, " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
-     "samples per run, at most those of the test set. max finds the largest batch that fits into memory"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
+     .choices = option_max, .column = COLUMN,
+     .help =
+         "samples per run, at most those of the test set. max finds the largest batch that fits into memory"},
 };
 
 static const struct option_section sections[] = {

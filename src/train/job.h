@@ -36,38 +36,18 @@ struct job_parameters {
  * the defaults of these options; `fit_`, `channels_` and `on_error_` are defaults or NULL. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
-    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a " \
-     "folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; " \
-     "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
-    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), true), \
-    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), on_error_, 0, 0, dataset_on_error, true, \
-     "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the " \
-     "sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. "    \
-     "WHAT is one of"}, \
-    {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
-     "take the first N training samples; from class folders, the first of every class, then the second of every " \
-     "class, and so on" train_words " (default: " train_sizes ")"},                               \
-    {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
-    {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), NULL, 0.0001, 0.9999, NULL, false,     \
-     "share of the samples that is held out for testing if --data is one data set. In a " \
-     "class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is " \
-     "trained on (default: " test_shares ")"},   \
-    {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
-     "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
-    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), NULL, 0, 0, NULL, true,                 \
-     "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: " preset_ ")"}, \
-    {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
-     "width and height of the canvas of synth images" res_words},                                                            \
-    {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
-     "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
-    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), fit_, 0, 0, fit_names, true,              \
-     "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
-     "position, once per sample; random-resized-crop cuts out a random part of a training sample in each "     \
-     "epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
-    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), channels_, 1, 3, NULL, true,               \
-     "number of channels of the images, if --out-res is given"}
+    {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
+    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = dataset_on_error, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"}, \
+    {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N training samples; from class folders, the first of every class, then the second of every class, and so on" train_words " (default: " train_sizes ")"},                               \
+    {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
+    {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), .minimum = 0.0001, .maximum = 0.9999, .help = "share of the samples that is held out for testing if --data is one data set. In a class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is trained on (default: " test_shares ")"},   \
+    {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), .minimum = 1, .maximum = 1 << 20, .column = COLUMN, .help = "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
+    {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), .column = COLUMN, .help = "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: " preset_ ")"}, \
+    {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
+    {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
+    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample; random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
+    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}
 /* clang-format on */
 
 /* If an option of JOB_OPTIONS has no effect with these parameters, returns what it needs, such as "--data
