@@ -26,7 +26,7 @@
 #define GRACE_S      5    /* other ranks wait this much longer than the rank that reports a missing rank */
 
 /* The progress of one rank, which the other ranks read. Only this rank writes it. */
-struct progress {
+struct rank_progress {
     _Alignas(2 * LINE_BYTES) _Atomic uint64_t filled; /* number of blocks of which it has filled a slot */
     _Atomic uint64_t summed;                          /* number of blocks in which it has added up its part */
     int failed[2]; /* whether its step failed, one entry per slot: for the current block and for the previous
@@ -37,8 +37,8 @@ struct shared_sum {
     size_t count, block; /* number of values in an array, and in a block */
     uint64_t blocks;     /* number of blocks added up so far */
     struct shared_ring *memory;
-    struct progress *progress; /* one entry per rank */
-    float *slots;              /* two per rank */
+    struct rank_progress *progress; /* one entry per rank */
+    float *slots;                   /* two per rank */
 };
 
 /* ---- Opening ---- */
@@ -105,7 +105,7 @@ void shared_sum_close(struct shared_sum *sum)
 
 static bool has_come(const struct shared_sum *sum, int rank, bool summed)
 {
-    const struct progress *progress = &sum->progress[rank];
+    const struct rank_progress *progress = &sum->progress[rank];
     return atomic_load_explicit(summed ? &progress->summed : &progress->filled, memory_order_acquire) >
            sum->blocks;
 }
@@ -198,7 +198,7 @@ static enum status add_up_part(const struct shared_sum *sum, float *values, size
 
 static void fill(const struct shared_sum *sum, bool failed, const float *values, size_t count)
 {
-    struct progress *progress = &sum->progress[comm_rank()];
+    struct rank_progress *progress = &sum->progress[comm_rank()];
     struct part mine = count > SMALL_VALUES ? part_of(count, comm_rank()) : (struct part){0, 0};
     float *slot = slot_of(sum, comm_rank());
     size_t end = mine.first + mine.count;

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/config.h"
+#include "core/options.h"
 #include "core/file.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "core/words.h"
+#include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
 #include "run/command.h"

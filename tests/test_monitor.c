@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/lock.h"
+#include "core/file.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/gpu.h"

@@ -10,7 +10,7 @@
 #endif
 #include <sys/syscall.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "machine/comm.h"
 #include "train/trainer.h"
 #include "train_support.h"

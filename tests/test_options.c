@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/options.h"
-#include "core/words.h"
+#include "core/text.h"
 
 TestSuite(options, .timeout = 60);
 

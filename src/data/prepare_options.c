@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/text.h"
-#include "core/words.h"
 #include "machine/threads.h"
 
 #ifndef FDSL_VERSION

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/words.h"
+#include "core/text.h"
 #include "machine/device.h"
 #include "machine/threads.h"
 #include "synth/class.h"

@@ -16,7 +16,6 @@
 
 #include "core/status.h"
 #include "core/text.h"
-#include "core/words.h"
 #include "machine/memory.h"
 #include "machine/system_file.h"
 #include "machine/threads.h"

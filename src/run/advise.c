@@ -16,7 +16,7 @@
 
 #include "core/file.h"
 #include "core/options.h"
-#include "core/progress.h"
+#include "core/status.h"
 #include "core/timer.h"
 #include "core/variant.h"
 #include "data/dataset_open.h"

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "core/array.h"
-#include "core/lock.h"
+#include "core/file.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
 #include "run/rank_device.h"

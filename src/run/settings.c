@@ -7,8 +7,7 @@
 #endif
 
 #include "core/file.h"
-#include "core/lock.h"
-#include "core/words.h"
+#include "core/text.h"
 #include "data/prepare.h"
 #include "machine/env.h"
 #include "machine/gpu.h"

@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "core/axes.h"
-#include "core/config.h"
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"

@@ -10,7 +10,6 @@
 
 #include "core/array.h"
 #include "core/file.h"
-#include "core/lock.h"
 
 /* The state of the parser. */
 struct parse {
