@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
-#include "run/command.h"
+#include "run/monitor.h"
 #include "run/compare.h"
 #include "run/report.h"
 #include "run/runner.h"

@@ -43,7 +43,7 @@ floor core core
 
 forbid 'src/ is host C: it uses CUDA only through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
 forbid 'the program does not use the library' 'src/*.[ch] src/[!l]*/*.[ch] src/load/*.[ch] cpu/*/* cuda/*/*.* mpi/*' 'lib/.*'
-forbid 'only mpi/comm_mpi.c and mpi/comm_channel.c use MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
+forbid 'only mpi/comm_mpi.c uses MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
 only 'status, text, portable, timer and philox include only libc and each other' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text|timer)\.h"

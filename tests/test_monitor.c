@@ -14,7 +14,7 @@
 #include "core/file.h"
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/gpu.h"
+#include "run/settings.h"
 #include "machine/nvml.h"
 #include "cells.h"
 #include "fake_nvml.h"

@@ -5,7 +5,7 @@
 
 #include "core/phase.h"
 #include "core/variant.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "synth/input.h"
 #include "synth/line.h"
 

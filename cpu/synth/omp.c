@@ -16,7 +16,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "core/variant.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "omp_kernel.h"
 #include "synth/input.h"
 

@@ -7,7 +7,7 @@
 
 #include "core/text.h"
 #include "machine/device.h"
-#include "machine/threads.h"
+#include "machine/host.h"
 #include "synth/class.h"
 
 /* ---- Fields ---- */

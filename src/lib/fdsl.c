@@ -15,7 +15,6 @@
 #include "lib/config.h"
 #include "lib/pool.h"
 #include "machine/device.h"
-#include "machine/device_memory.h"
 #include "synth/generator.h"
 
 struct fdsl_generator {

@@ -26,9 +26,8 @@
 #include "data/remote.h"
 #include "machine/device.h"
 #include "machine/env.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "run/formats.h"
-#include "run/table.h"
 
 /* ---- Options ---- */
 

@@ -7,7 +7,7 @@
 #include "core/array.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
-#include "run/rank_device.h"
+#include "run/settings.h"
 #include "run/ranks.h"
 #include "run/runner.h"
 #include "run/runner_parts.h"

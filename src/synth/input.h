@@ -9,7 +9,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "synth/atom.h"
 #include "synth/noise.h"
 #include "synth/output.h"
