@@ -101,6 +101,12 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
     return status;
 }
 
+enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
+{
+    (void)mine, (void)what, (void)remedy;
+    return STATUS_OK;
+}
+
 enum status comm_spread(void *data, size_t bytes)
 {
     (void)data, (void)bytes;

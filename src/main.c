@@ -7,14 +7,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/config.h"
+#include "core/options.h"
 #include "core/file.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "core/words.h"
+#include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
-#include "run/command.h"
+#include "run/monitor.h"
 #include "run/compare.h"
 #include "run/report.h"
 #include "run/runner.h"

@@ -26,7 +26,7 @@ only() {
     broken=1
 }
 
-libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|time|unistd)\.h'
+libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|strings?|time|unistd)\.h'
 cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 
@@ -43,10 +43,10 @@ floor core core
 
 forbid 'src/ is host C: it uses CUDA only through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
 forbid 'the program does not use the library' 'src/*.[ch] src/[!l]*/*.[ch] src/load/*.[ch] cpu/*/* cuda/*/*.* mpi/*' 'lib/.*'
-forbid 'only mpi/comm_mpi.c and mpi/comm_channel.c use MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
-only 'status, text, portable, timer and philox include only libc, status.h, portable.h and text.h' \
+forbid 'only mpi/comm_mpi.c uses MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
+only 'status, text, portable, timer and philox include only libc and each other' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
-    "$libc|core/(status|portable|text)\.h"
+    "$libc|core/(status|portable|text|timer)\.h"
 forbid 'cpu/ and cuda/ do not use options, workloads, rows or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' 'core/(options|workload|record)\.h|run/.*'
 forbid 'in cpu/ and cuda/, only the exchanges between ranks include machine/comm.h' \
     "$(find cpu cuda -type f | grep -vE '/train/(exchange|allreduce)[a-z_]*\.(c|cu)$')" 'machine/comm\.h'

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "core/half.h"
+#include "core/dtype.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
 #include "data/safetensors.h"

@@ -6,8 +6,7 @@
 #include <stdio.h>
 
 #include "conversions.h"
-#include "core/fp8.h"
-#include "core/half.h"
+#include "core/dtype.h"
 
 enum { F16, BF16, FP8_SATURATE, FP8_NAN_MODE, CONVERSIONS };
 static const char *const names[CONVERSIONS] = {"f16", "bf16", "fp8 saturate", "fp8 nan"};

@@ -10,7 +10,7 @@
 
 #include "machine/device.h"
 #include "common/product.cuh"
-#include "core/half.h"
+#include "core/dtype.h"
 #include "core/step_backend.h"
 #include "train/engine.cuh"
 #include "train/task.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/check.cuh"
-#include "core/permutation.h"
+#include "core/philox.h"
 #include "data/checksum.h"
 #include "machine/device.h"
 #include "ops/row.cuh"

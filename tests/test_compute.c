@@ -6,8 +6,8 @@
 #include <pthread.h>
 
 #include "core/compute.h"
-#include "core/fnv.h"
-#include "core/half.h"
+#include "core/array.h"
+#include "core/dtype.h"
 #include "data/jpeg_image.h"
 #include "data/npy.h"
 #include "synth/input.h"

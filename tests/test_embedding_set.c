@@ -7,7 +7,7 @@
 #include <xxhash.h>
 #endif
 
-#include "core/half.h"
+#include "core/dtype.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
 

@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/lock.h"
+#include "core/file.h"
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/gpu.h"
+#include "run/settings.h"
 #include "machine/nvml.h"
 #include "cells.h"
 #include "fake_nvml.h"

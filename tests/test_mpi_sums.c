@@ -10,7 +10,7 @@
 #endif
 #include <sys/syscall.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "machine/comm.h"
 #include "train/trainer.h"
 #include "train_support.h"
@@ -170,7 +170,7 @@ Test(mpi_sums, different_engines_exchange_the_same_parts)
 #endif
 
 /* Runs before main() in all processes. A process that is a rank does its work here and exits. The counts are
- * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_shared.c. */
+ * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_mpi.c. */
 __attribute__((constructor)) static void be_rank(void)
 {
     static const size_t counts[] = {0,    1,    3,    4,    15,     16,     17,     1000,

@@ -6,7 +6,7 @@
 
 #include "../cpu/ops/omp_kernel.h"
 #include "data/checksum.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "ops/duplicates.h"
 #include "ops/fused_plan.h"
 #include "ops/input.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/options.h"
-#include "core/words.h"
+#include "core/text.h"
 
 TestSuite(options, .timeout = 60);
 
@@ -179,6 +179,18 @@ Test(options, an_option_given_twice_is_refused, .fini = stop)
 {
     expect_usage("--batch 1 --format csv --batch=2", "--batch is given twice; drop one of them");
     expect_ok("--format csv -v --verbose");
+}
+
+Test(options, an_error_records_the_option_at_fault)
+{
+    static const char *const lines[][2] = {{"--seed=x", "seed"},          {"--format=xml", "format"},
+                                           {"--device", "device"},        {"--frm=3", "frm"},
+                                           {"--seed=1 --seed=2", "seed"}, {"--verify=maybe", "verify"}};
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        cr_expect_eq(parse(lines[i][0]), STATUS_USAGE, "%s", lines[i][0]);
+        cr_expect_str_eq(status_subject(), lines[i][1], "%s: %s", lines[i][0], status_text());
+        options_free(&options);
+    }
 }
 
 Test(options, short_letters_can_be_combined, .fini = stop)

@@ -13,7 +13,7 @@
 #include "synth/oracle.h"
 #include "synth/output.h"
 #ifdef _OPENMP
-#include "machine/isa.h"
+#include "machine/host.h"
 #endif
 
 TestSuite(output_variants, .timeout = 120);

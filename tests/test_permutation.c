@@ -1,4 +1,4 @@
-/* Tests the random permutations of core/permutation.h. Every permutation must be a bijection, and the
+/* Tests the random permutations of core/philox.h. Every permutation must be a bijection, and the
  * statistics must agree with those of uniformly random permutations. Permutations are pure functions of
  * seeds, so the counts in these tests never change. docs/ops.md lists the tests. */
 #include <criterion/criterion.h>
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/permutation.h"
+#include "core/philox.h"
 #include "core/portable.h"
 
 /* Limit for chi-square statistics in units of their standard deviation. A normal variable exceeds it with a

@@ -1,5 +1,5 @@
 /* Tests the progress display: the text of durations, and when a line is printed. */
-#include "core/progress.h"
+#include "core/status.h"
 
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>

@@ -3,7 +3,7 @@
 
 #include "core/partition.h"
 #include "machine/cores.h"
-#include "run/rank_device.h"
+#include "run/settings.h"
 #include "run/ranks.h"
 
 TestSuite(partition, .timeout = 60);

@@ -9,7 +9,7 @@
 
 #include "../cpu/train/omp_engine.h"
 #include "core/portable.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "train_support.h"
 #include "train_transformers.h"
 

@@ -11,7 +11,7 @@
 #include "golden.h"
 #include "synth/oracle.h"
 #ifdef _OPENMP
-#include "machine/isa.h"
+#include "machine/host.h"
 #endif
 
 TestSuite(variants, .timeout = 300);

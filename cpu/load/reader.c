@@ -10,7 +10,7 @@
 
 #include "core/timer.h"
 #include "machine/guard.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* largest working set that reader_copy() copies */

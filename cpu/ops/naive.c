@@ -5,7 +5,7 @@
 #include "core/timer.h"
 #include "core/variant.h"
 #include "data/checksum.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "ops/duplicates.h"
 #include "ops/job.h"
 #include "ops/stream.h"

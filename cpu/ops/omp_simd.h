@@ -2,7 +2,7 @@
  * v_...(), and includes this file. Loads and stores may be unaligned.
  *
  * Types are constant arguments of functions that are always inlined. The compiler therefore generates one
- * loop per pair of types. It vectorises the conversions of core/fp8.h, core/half.h and core/fp4.h, because
+ * loop per pair of types. It vectorises the conversions of core/dtype.h, because
  * they have no branches. */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* `train-naive` and `infer-naive`: the reference engine of src/train/naive.c as variants. */
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "train/engine.h"
 #include "variants.h"
 

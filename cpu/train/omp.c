@@ -12,7 +12,7 @@
 #include <omp.h>
 
 #include "core/phase.h"
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "omp_engine.h"
 #include "omp_net.h"
 #include "train/sample_loss.h"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/isa.h"
+#include "machine/host.h"
 #include "omp_engine.h"
 #include "variants.h"
 

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 #include "core/array.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "omp_net.h"
 
 #define LINE        16 /* floats per cache line */

@@ -1,7 +1,6 @@
-#include "machine/device_memory.h"
+#include "machine/device.h"
 
 #include "common/check.cuh"
-#include "machine/device.h"
 
 int device_current(void)
 {

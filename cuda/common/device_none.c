@@ -1,6 +1,5 @@
 /* Stubs of the device functions for builds without CUDA. Every returned status is STATUS_UNAVAILABLE. */
 #include "machine/device.h"
-#include "machine/device_memory.h"
 
 int device_count(void)
 {

@@ -16,7 +16,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "load/fit.cuh"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define COPY_MIN_BYTES ((uint64_t)1 << 30)
 #define COPY_MAX_BYTES ((uint64_t)4 << 30)

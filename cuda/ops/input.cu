@@ -10,7 +10,7 @@
 
 #include "common/stream.cuh"
 #include "core/parallel.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "ops/gpu.cuh"
 
 #define SLICE_BYTES    ((uint64_t)1 << 20)

@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/generator.h"
-#include "machine/device_memory.h"
+#include "machine/device.h"
 #include "synth/fused.h"
 
 struct fused_generator {

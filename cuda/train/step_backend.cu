@@ -9,7 +9,7 @@
 
 #include "common/check.cuh"
 #include "common/sums.cuh"
-#include "core/half.h"
+#include "core/dtype.h"
 #include "train/engine.cuh"
 #include "train/task.h"
 #include "train/network.cuh"

@@ -6,9 +6,8 @@
 #include <string.h>
 
 #include "core/array.h"
-#include "core/options_parts.h"
+#include "core/options.h"
 #include "core/text.h"
-#include "core/words.h"
 
 /* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the
  * step. In a range that multiplies, the tolerance is this fraction of the end. */

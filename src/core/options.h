@@ -1,4 +1,5 @@
-/* Command-line options as tables: one line per option defines parsing, checks, --help and the CSV column. */
+/* Command-line options as tables: one line per option defines parsing, checks, --help and the CSV column. An
+ * INI file (--config FILE) can have options, too; they come before those of the command line. */
 #ifndef FDSL_CORE_OPTIONS_H
 #define FDSL_CORE_OPTIONS_H
 
@@ -10,7 +11,6 @@
 #include "core/status.h"
 
 struct axes;
-struct config;
 
 /* An option that is not given and has no default has the value false, 0, NaN, -1 or NULL, depending on its
  * kind. A count without a default therefore needs a minimum of at least 1, unless its value 0 has the same
@@ -72,6 +72,16 @@ struct option_group {
     const struct option_section *sections;
 };
 
+/* The command line, after the options of the --config file, if there is one. */
+struct config {
+    char **argv; /* owned: program name, options of the file, command line; NULL-terminated */
+    int argc;
+    const char *path; /* path of the file; points into the arguments of main(); NULL: no file */
+    int file_options; /* argv[1] to argv[file_options] come from the file */
+    int *lines;       /* owned: argv[i] comes from line lines[i] of the file; NULL without file options */
+    char **command; /* what follows "--" on the command line, NULL-terminated; NULL without "--"; not owned */
+};
+
 #define OPTION_TABLES_MAX 3
 
 struct options {
@@ -115,6 +125,17 @@ enum status options_set(struct options *options, const char *name, const char *t
 /* Parses `text` and stores the value in the struct `values`. Texts are not copied. STATUS_USAGE with a
  * message that begins with the option's name. */
 enum status option_set(const struct option_spec *spec, void *values, const char *text);
+
+/* Fills `config` with the command line up to "--". If the command line contains --config, the options of that
+ * file come first. A line "name = value" means --name=value, even for a flag. Section headings are ignored.
+ * The caller calls config_free(), even after a failure. STATUS_USAGE if the file cannot be read (the message
+ * names it) or a line is invalid (the message names file and line). STATUS_UNAVAILABLE in a build without
+ * inih. */
+enum status config_read(int argc, char *argv[], struct config *config);
+void config_free(struct config *config);
+
+/* Returns whether the option accepts the value "none"; see enum option_kind. */
+bool option_takes_none(const struct option_spec *spec);
 
 /* Finds the value of an option in `argv` without options_parse(). Returns NULL if the option is not given.
  * Used for options that decide which tables options_parse() gets. Accepts `--name value`, `--name=value` and

@@ -11,7 +11,6 @@
 
 #include "core/array.h"
 #include "core/file.h"
-#include "core/lock.h"
 #include "core/text.h"
 
 #define CELL_SHOWN 40 /* bytes of a cell shown in a message */

@@ -1,6 +1,7 @@
 #include "core/status.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/text.h"
+#include "core/timer.h"
 
 #define MESSAGE_BYTES  1024
 #define LINE_BYTES     (MESSAGE_BYTES + 384) /* a message, its context and the codes of a terminal */
@@ -17,6 +19,11 @@
 #define WARNING_COLOUR "\033[33m"
 
 static _Thread_local char message[MESSAGE_BYTES];
+static _Thread_local char subject[sizeof((struct failure *)NULL)->subject];
+_Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
+
+/* src/lib/fdsl.c defines it as true. */
+__attribute__((weak)) const bool status_names_fields = false;
 
 /* Set by status_launched() and status_joined(), only while no other thread reads these variables. */
 static bool launched, joined;
@@ -127,6 +134,24 @@ enum status status_set(enum status code, const char *format, ...)
     va_start(arguments, format);
     fit_formatted(message, format, arguments, NULL);
     va_end(arguments);
+    *subject = '\0';
+    return code;
+}
+
+enum status status_option(enum status code, const char *option, const char *format, ...)
+{
+    char rest[MESSAGE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    fit_formatted(rest, format, arguments, NULL);
+    va_end(arguments);
+    return status_about(status_set(code, "--%s%s", option, rest), option);
+}
+
+enum status status_about(enum status code, const char *about)
+{
+    if (code != STATUS_OK)
+        snprintf(subject, sizeof subject, "%s", about);
     return code;
 }
 
@@ -142,6 +167,32 @@ enum status status_prefix(enum status code, const char *format, ...)
 const char *status_text(void)
 {
     return message;
+}
+
+const char *status_subject(void)
+{
+    return subject;
+}
+
+struct failure status_save(enum status status)
+{
+    struct failure failure = {.status = status};
+    memcpy(failure.subject, subject, sizeof subject);
+    memcpy(failure.text, message, sizeof message);
+    return failure;
+}
+
+enum status status_restore(const struct failure *failure)
+{
+    memcpy(subject, failure->subject, sizeof subject);
+    memcpy(message, failure->text, sizeof message);
+    return failure->status;
+}
+
+bool status_repeats(enum status status, const struct failure *before)
+{
+    return status == before->status && strcmp(subject, before->subject) == 0 &&
+           strcmp(message, before->text) == 0;
 }
 
 void status_launched(int rank, int ranks)
@@ -401,4 +452,65 @@ void status_print(void)
     if (own_rank != 0)
         snprintf(kind, sizeof kind, "rank %d: ", own_rank);
     print_line("\033[31m", kind, message);
+}
+
+/* ---- Progress ---- */
+
+#define TERMINAL_S 0.1
+#define LINES_S    10
+
+/* Returns the time between two lines in a log, in seconds. */
+static double lines_s(void)
+{
+    const char *text = getenv("FDSL_PROGRESS_S");
+    char *end;
+    double seconds = text && *text ? strtod(text, &end) : LINES_S;
+    return text && *text && (*end || !(seconds >= 0)) ? LINES_S : seconds;
+}
+
+void progress_begin(struct progress *progress, bool lines)
+{
+    bool terminal = status_shows_progress();
+    *progress = (struct progress){.shown = terminal || lines,
+                                  .terminal = terminal,
+                                  .period_s = terminal ? TERMINAL_S : lines_s(),
+                                  .shown_s = terminal ? -HUGE_VAL : timer_now_s()};
+}
+
+bool progress_due(const struct progress *progress)
+{
+    return progress->shown && timer_now_s() - progress->shown_s >= progress->period_s;
+}
+
+void progress_show(struct progress *progress, const char *format, ...)
+{
+    va_list arguments;
+    char text[512];
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    progress->shown_s = timer_now_s();
+    if (progress->terminal)
+        fprintf(stderr, "\r\033[K%s", text);
+    else
+        fprintf(stderr, "fdsl-bench: %s\n", text);
+    fflush(stderr);
+}
+
+void progress_clear(const struct progress *progress)
+{
+    if (progress->terminal)
+        fputs("\r\033[K", stderr);
+}
+
+const char *progress_duration(double seconds, char *text, size_t size)
+{
+    double whole = round(seconds), minutes = floor(whole / 60);
+    if (whole < 60)
+        snprintf(text, size, "%.0f s", whole);
+    else if (minutes < 60)
+        snprintf(text, size, "%.0f min %02.0f s", minutes, whole - 60 * minutes);
+    else
+        snprintf(text, size, "%.0f h %02.0f min", floor(minutes / 60), fmod(minutes, 60));
+    return text;
 }

@@ -1,5 +1,5 @@
-/* Text in buffers, and escaping of external text, such as file names and sample keys, for terminals and CSV.
- */
+/* Text in buffers, lists of words, and escaping of external text, such as file names and sample keys, for
+ * terminals and CSV. */
 #ifndef FDSL_CORE_TEXT_H
 #define FDSL_CORE_TEXT_H
 
@@ -47,6 +47,21 @@ void text_csv_field(FILE *stream, const char *text);
 /* Returns the number of complete records in a CSV text of `size` bytes. A line end inside quotes does not end
  * a record. `*whole` becomes false if the text ends in the middle of a record. */
 uint64_t text_csv_records(const char *text, size_t size, bool *whole);
+
+#define WORD_MAX 63 /* letters; longer words get no suggestion */
+
+/* Returns the candidate that is most similar to `word`, or NULL if none is similar enough to suggest. Words
+ * are similar if their edit distance is small or one is a prefix of the other. */
+const char *nearest_word(const char *word, const char *const *candidates, size_t count);
+
+/* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
+void list_words(char *text, size_t size, const char *const *words, size_t count);
+
+/* Returns whether `word` is one of `words`, which end with NULL. */
+bool is_one_of(const char *word, const char *const *words);
+
+/* Removes the blanks and tabs at both ends of `text`, in place. Returns its new start. */
+char *trim(char *text);
 
 FDSL_C_END
 

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "core/text.h"
-#include "core/words.h"
 #include "core/workload.h"
 
 /* WITH_NEEDS(symbol) is the address of a variant if this build has what the variant needs, else NULL. */

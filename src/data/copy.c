@@ -10,7 +10,7 @@
 
 #include "core/file.h"
 #include "core/parallel.h"
-#include "core/permutation.h"
+#include "core/philox.h"
 #include "data/dataset_open.h"
 #include "data/image_fit.h"
 #include "data/label.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "data/dataset_parts.h"
 #include "data/key.h"
 #include "data/md5.h"

@@ -9,7 +9,7 @@
 #endif
 
 #include "core/file.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define TYPE_BYTE  0x08
 #define HEADER_MAX (4 + 4 * IDX_AXES_MAX)

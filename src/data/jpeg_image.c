@@ -73,7 +73,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 /* The message codes. Must follow jpeglib.h. */
 #include <jerror.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "data/image_parts.h"
 #include "data/orientation.h"
 

@@ -11,7 +11,7 @@
 #endif
 
 #include "core/file.h"
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/index.h"

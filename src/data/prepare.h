@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "core/config.h"
+#include "core/options.h"
 #include "core/status.h"
 
 /* Executes a command line that has --prepare. With several ranks, each writes a part of the units; the bytes

@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "core/text.h"
-#include "core/words.h"
-#include "machine/threads.h"
+#include "machine/host.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"

@@ -3,7 +3,7 @@
 #define FDSL_DATA_PREPARE_PARTS_H
 
 #include "core/options.h"
-#include "core/progress.h"
+#include "core/status.h"
 #include "core/workload.h"
 #include "data/class_folders.h"
 #include "data/folder.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "data/remote_parts.h"
 
 #define LIST_BYTES_MAX (UINT64_C(16) << 20) /* maximum size of one page of a list */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/remote_parts.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define PIECE_BYTES_MIN (UINT64_C(1) << 20)
 #define PIECE_BYTES_MAX (UINT64_C(8) << 20)

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/words.h"
+#include "core/text.h"
 #include "machine/device.h"
-#include "machine/threads.h"
+#include "machine/host.h"
 #include "synth/class.h"
 
 /* ---- Fields ---- */

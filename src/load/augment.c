@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "core/half.h"
+#include "core/dtype.h"
 
 /* One channel of an image, and how its values are normalised. */
 struct channel {

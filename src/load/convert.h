@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "core/dtype.h"
-#include "core/half.h"
 #include "core/portable.h"
 
 struct convert {

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fnv.h"
-#include "core/words.h"
+#include "core/array.h"
+#include "core/text.h"
 #include "core/workload.h"
 #include "load/load_parts.h"
 

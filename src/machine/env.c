@@ -16,10 +16,7 @@
 
 #include "core/status.h"
 #include "core/text.h"
-#include "core/words.h"
-#include "machine/memory.h"
-#include "machine/system_file.h"
-#include "machine/threads.h"
+#include "machine/host.h"
 
 #ifndef FDSL_REVISION
 #define FDSL_REVISION "unknown"

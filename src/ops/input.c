@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "core/half.h"
+#include "core/dtype.h"
 #include "core/philox.h"
 
 /* The last word of the Philox counter. Streams with different last words are independent. */

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/permutation.h"
+#include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/embeddings.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "ops/duplicates.h"
 #include "ops/job.h"
 

@@ -10,9 +10,6 @@
 #include <string.h>
 
 #include "core/dtype.h"
-#include "core/fp4.h"
-#include "core/fp8.h"
-#include "core/half.h"
 #include "core/portable.h"
 
 /* Number of accumulators of ops_square_sum(). */

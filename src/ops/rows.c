@@ -3,7 +3,7 @@
 
 #include "core/parallel.h"
 #include "core/timer.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "ops/ops_parts.h"
 #ifdef _OPENMP
 #include <omp.h>

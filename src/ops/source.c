@@ -13,7 +13,7 @@
 #include "data/safetensors.h"
 #include "data/source.h"
 #include "machine/guard.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "ops/duplicates.h"
 #include "ops/ops_parts.h"
 

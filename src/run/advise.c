@@ -16,7 +16,7 @@
 
 #include "core/file.h"
 #include "core/options.h"
-#include "core/progress.h"
+#include "core/status.h"
 #include "core/timer.h"
 #include "core/variant.h"
 #include "data/dataset_open.h"
@@ -26,9 +26,8 @@
 #include "data/remote.h"
 #include "machine/device.h"
 #include "machine/env.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "run/formats.h"
-#include "run/table.h"
 
 /* ---- Options ---- */
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/words.h"
+#include "core/text.h"
 #include "run/compare_parts.h"
 #include "run/formats.h"
 

@@ -3,9 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/text.h"
-#include "core/words.h"
 #include "run/compare_parts.h"
 
 const char *const compare_origins[COMPARE_ORIGINS] = {"host", "device", "driver", "cuda", "revision"};

@@ -8,7 +8,7 @@
 
 #include "core/options.h"
 #include "core/workload.h"
-#include "run/table.h"
+#include "run/formats.h"
 
 /* ---- The interval of a ratio (compare_ratio.c) ---- */
 

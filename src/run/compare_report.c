@@ -5,9 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/text.h"
-#include "core/words.h"
 #include "run/compare_parts.h"
 #include "run/formats.h"
 

@@ -1,11 +1,13 @@
-/* Formats of stdout: rows as CSV or JSON for programs, and values for tables. */
+/* Rows and tables as text: formats of stdout for people and programs, and CSV files that are read into
+ * memory. */
 #ifndef FDSL_RUN_FORMATS_H
 #define FDSL_RUN_FORMATS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-#include "core/status.h"
 #include "core/record.h"
+#include "core/status.h"
 
 enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
 
@@ -37,5 +39,37 @@ enum status format_flush(void);
 
 /* Formats a time in s, ms, us or ns: the largest of these units in which it is at least 1. Returns `text`. */
 const char *format_time(double time_s, char *text, size_t size);
+
+/* ---- CSV files ---- */
+
+#define TABLE_NONE SIZE_MAX /* no such column */
+
+/* A CSV file in memory: a header, and rows with the same number of cells. */
+struct table {
+    const char *path; /* as given; for messages */
+    size_t rows, columns;
+    char *text;         /* owned; the cells, decoded in place */
+    const char **cells; /* owned; (rows + 1) * columns strings, the header first */
+    size_t *lines;      /* owned; the line number of each row */
+};
+
+/* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
+ * file. Skips empty lines. The caller calls table_free(), even after a failure. `path` must outlive the
+ * table. STATUS_FAILED if the file cannot be read or is malformed: a wrong number of cells, invalid quoting,
+ * a NUL byte, or a last line without a line end, which may be incomplete. The message names the line and a
+ * remedy. */
+enum status table_read(const char *path, struct table *table);
+void table_free(struct table *table);
+
+/* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, even after a
+ * failure. STATUS_FAILED as from table_read(). */
+enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
+
+/* Returns the number of a column, counted from 0, or TABLE_NONE. */
+size_t table_column(const struct table *table, const char *name);
+
+/* Returns a cell, owned by the table; "" for the column TABLE_NONE. Rows are counted from 0, without the
+ * header. */
+const char *table_cell(const struct table *table, size_t row, size_t column);
 
 #endif

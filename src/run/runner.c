@@ -10,7 +10,7 @@
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "machine/nvml.h"
 #include "run/consumed.h"
 #include "run/runner_parts.h"

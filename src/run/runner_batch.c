@@ -4,7 +4,7 @@
 
 #include "core/phase.h"
 #include "machine/comm.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "run/runner_parts.h"
 
 #define FIRST     64 /* the first batch size tried, if the limits allow it */

@@ -20,7 +20,7 @@
 
 #include "core/consumer.h"
 #include "core/partition.h"
-#include "core/progress.h"
+#include "core/status.h"
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/gpu_watch.h"

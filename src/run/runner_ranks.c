@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
-#include "run/rank_device.h"
+#include "run/settings.h"
 #include "run/ranks.h"
 #include "run/runner.h"
 #include "run/runner_parts.h"

@@ -1,7 +1,7 @@
 /* Verification of a variant's results: run 0 before timing, and two of the timed runs afterwards. */
 #include <stdio.h>
 
-#include "core/chance.h"
+#include "core/timer.h"
 #include "core/phase.h"
 #include "machine/comm.h"
 #include "run/consumed.h"
@@ -104,7 +104,7 @@ enum status runner_check(struct runner *runner, void *state, struct result *resu
  * timed runs. */
 static enum status draw_run(const struct bench *bench, uint64_t *number)
 {
-    *number = bench->warmups + 1 + chance_below(bench->count - 1);
+    *number = bench->warmups + 1 + unpredictable_below(bench->count - 1);
     return comm_spread(number, sizeof *number);
 }
 

@@ -1,5 +1,6 @@
 #include "run/settings.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -7,12 +8,13 @@
 #endif
 
 #include "core/file.h"
-#include "core/lock.h"
-#include "core/words.h"
+#include "core/options.h"
+#include "core/text.h"
 #include "data/prepare.h"
+#include "machine/device.h"
 #include "machine/env.h"
-#include "machine/gpu.h"
-#include "machine/threads.h"
+#include "machine/host.h"
+#include "machine/nvml.h"
 #include "run/monitor.h"
 
 #define RANKS_MAX 1000000 /* more ranks than any machine can run */
@@ -468,6 +470,114 @@ static enum status check_ranks(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* ---- The choice of devices ---- */
+
+#define DEVICE_MAX 1024
+#define RANK_MAX   1e6
+
+struct rank_entry {
+    uint64_t rank;
+    int device;
+};
+
+/* Parses "0:cuda:1" or "0:cpu". */
+static enum status parse_entry(const char *text, struct rank_entry *entry)
+{
+    char rank[32];
+    uint64_t device;
+    size_t length = strcspn(text, ":");
+    snprintf(rank, sizeof rank, "%.*s", (int)length, text);
+    const char *name = text + length;
+    if (parse_count("", rank, 0, RANK_MAX, &entry->rank) == STATUS_OK) {
+        entry->device = RANK_DEVICE_CPU;
+        if (strcmp(name, ":cpu") == 0)
+            return STATUS_OK;
+        if (strncmp(name, ":cuda:", 6) == 0 &&
+            parse_count("", name + 6, 0, DEVICE_MAX, &device) == STATUS_OK) {
+            entry->device = (int)device;
+            return STATUS_OK;
+        }
+    }
+    return status_set(STATUS_USAGE,
+                      "--rank-device: '%.80s' is not RANK:cuda:N or RANK:cpu, such as 0:cuda:0 or 1:cpu",
+                      text);
+}
+
+/* Parses the entry at `*at` and moves `*at` to the next one, or to NULL after the last one. */
+static enum status next_entry(const char **at, struct rank_entry *entry)
+{
+    char text[128];
+    size_t length = strcspn(*at, ",");
+    snprintf(text, sizeof text, "%.*s", (int)length, *at);
+    *at = (*at)[length] == ',' ? *at + length + 1 : NULL;
+    return parse_entry(text, entry);
+}
+
+enum status rank_device_find(const char *list, uint64_t ranks, uint64_t rank, int *device)
+{
+    struct rank_entry entry, later;
+    *device = RANK_DEVICE_AUTO;
+    while (list) {
+        TRY(next_entry(&list, &entry));
+        if (entry.rank >= ranks)
+            return status_set(
+                STATUS_USAGE, "--rank-device names rank %llu, but the run has %llu rank%s, counted from 0",
+                (unsigned long long)entry.rank, (unsigned long long)ranks, ranks == 1 ? "" : "s");
+        for (const char *rest = list; rest;) {
+            TRY(next_entry(&rest, &later));
+            if (later.rank == entry.rank)
+                return status_set(STATUS_USAGE, "--rank-device names rank %llu twice; drop one",
+                                  (unsigned long long)entry.rank);
+        }
+        if (entry.rank == rank)
+            *device = entry.device;
+    }
+    return STATUS_OK;
+}
+
+#define DEVICES_MAX 256
+
+size_t gpu_most_free(const int64_t *free_bytes, size_t count)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < count; i++)
+        if (free_bytes[i] > free_bytes[best])
+            best = i;
+    return best;
+}
+
+static enum status free_memory(int device, int64_t *free_bytes)
+{
+    char pci_bus_id[32];
+    struct gpu_state state;
+    TRY(device_pci_bus_id(device, pci_bus_id, sizeof pci_bus_id));
+    TRY(nvml_gpu_state(pci_bus_id, &state));
+    *free_bytes = state.memory_free_bytes;
+    if (*free_bytes < 0)
+        return status_set(STATUS_UNAVAILABLE, "NVML does not report the free memory of the GPU at %s",
+                          pci_bus_id);
+    return STATUS_OK;
+}
+
+/* Sets `*device` to the visible CUDA device with the most free memory; with equal amounts, the first. Queries
+ * NVML, because CUDA would create a context on each device, which takes memory. Prints the choice on a
+ * terminal. */
+static enum status gpu_best(uint64_t *device)
+{
+    int64_t free_bytes[DEVICES_MAX];
+    int count = device_count();
+    if (count == 0)
+        return status_prefix(device_probe(0), "--best-gpu"); /* device_probe() sets the reason */
+    count = count < DEVICES_MAX ? count : DEVICES_MAX;
+    for (int i = 0; i < count; i++)
+        if (free_memory(i, &free_bytes[i]) != STATUS_OK)
+            return status_prefix(STATUS_UNAVAILABLE, "--best-gpu cannot choose; use --device N");
+    *device = gpu_most_free(free_bytes, (size_t)count);
+    status_note("--best-gpu chose device %d of %d devices, with %.1f GB free", (int)*device, count,
+                1e-9 * (double)free_bytes[*device]);
+    return STATUS_OK;
+}
+
 static enum status choose_device(struct settings *settings)
 {
     if (!settings->best_gpu)
@@ -476,6 +586,8 @@ static enum status choose_device(struct settings *settings)
         return status_set(STATUS_USAGE, "--best-gpu chooses a device and --device names one; leave one out");
     return gpu_best(&settings->device);
 }
+
+/* ---- Reading the command line ---- */
 
 static enum status derive(struct settings *settings)
 {

@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "core/axes.h"
-#include "core/config.h"
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
@@ -91,5 +90,22 @@ bool settings_has_option(const char *name);
 /* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,
  * the common help includes the options of all workloads. */
 void settings_help(const struct settings *settings, FILE *stream);
+
+/* ---- The choice of devices ---- */
+
+/* --rank-device: which rank uses which GPU, or the CPU. */
+enum {
+    RANK_DEVICE_AUTO = -1, /* the list does not name the rank */
+    RANK_DEVICE_CPU = -2
+};
+
+/* Parses a list such as "0:cuda:0,1:cpu" for a run on `ranks` ranks. Sets `*device` to the CUDA device of
+ * rank `rank`, or to one of the values above. A NULL list names no rank. STATUS_USAGE with the reason if the
+ * list is malformed, names a rank twice, or names a rank that does not exist. A pure function. */
+enum status rank_device_find(const char *list, uint64_t ranks, uint64_t rank, int *device);
+
+/* Returns the index of the largest of `count` >= 1 numbers; if several are equal, the first. --best-gpu
+ * chooses the device with this index. */
+size_t gpu_most_free(const int64_t *free_bytes, size_t count);
 
 #endif

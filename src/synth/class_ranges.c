@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/words.h"
+#include "core/text.h"
 #include "synth/class_parts.h"
 
 #ifdef HAVE_INIH

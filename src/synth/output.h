@@ -15,7 +15,6 @@
 #include <string.h>
 
 #include "core/dtype.h"
-#include "core/half.h"
 #include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"

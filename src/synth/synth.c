@@ -9,9 +9,8 @@
 #include <xxhash.h>
 #endif
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/text.h"
-#include "core/words.h"
 #include "core/workload.h"
 #include "machine/env.h"
 #include "synth/class.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "core/dtype.h"
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/workload.h"
 #include "train/job.h"
 

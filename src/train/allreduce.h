@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/half.h"
+#include "core/dtype.h"
 #include "core/portable.h"
 #include "core/variant.h"
 #include "train/optimizer.h"

@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "machine/comm.h"
-#include "machine/isa.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "train/allreduce.h"
 
 struct allreduce_mpi {

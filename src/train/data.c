@@ -17,7 +17,6 @@
 #include "core/options.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "core/words.h"
 #include "data/boxes.h"
 #include "data/remote.h"
 

@@ -11,7 +11,7 @@
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/label.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define CHUNK       256                   /* at most this many samples are requested at a time */
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */

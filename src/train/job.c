@@ -12,7 +12,6 @@
 #endif
 
 #include "core/text.h"
-#include "core/words.h"
 #include "data/remote.h"
 #include "train/checkpoint.h"
 

@@ -8,7 +8,7 @@
 
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "train/engine.h"
 #include "train/feed.h"
 #include "train/published.h"

@@ -7,7 +7,6 @@
 
 #include "core/options.h"
 #include "core/text.h"
-#include "core/words.h"
 #include "train/data.h"
 #include "train/task.h"
 

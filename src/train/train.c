@@ -1,7 +1,7 @@
 /* The workload `train`: its options. A run is one epoch and gives one row. */
 #include <string.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 

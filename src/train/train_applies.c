@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "core/text.h"
-#include "core/words.h"
 #include "train/train_parts.h"
 
 bool train_crops(const struct train_parameters *parameters)

@@ -10,7 +10,7 @@
 #include "core/partition.h"
 #include "machine/comm.h"
 #include "machine/device.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 /* Free memory is rounded to multiples of 1/64 of the largest value, so equal machines get equal weights. */
 #define MEMORY_STEPS 64

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "machine/comm.h"
 
 #define SPREAD_BYTES ((size_t)1 << 30) /* maximum size of a broadcast; MPI counts in int */

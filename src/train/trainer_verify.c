@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/chance.h"
+#include "core/timer.h"
 #include "machine/comm.h"
 #include "train/trainer_parts.h"
 
@@ -232,7 +232,7 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     const uint32_t steps = train_steps(&trainer->train);
     const uint32_t begin = trainer->now.partial.steps;
     struct replay replay = begin_replay(trainer, &states[1]);
-    trainer->drawn = begin + (uint32_t)chance_below(steps - begin);
+    trainer->drawn = begin + (uint32_t)unpredictable_below(steps - begin);
     TRY(comm_spread(&trainer->drawn, sizeof trainer->drawn));
     display_wait(trainer->display);
     TRY(trainer_get(trainer, &states[0]));

@@ -35,7 +35,7 @@
 #include "data/tar.h"
 #include "data/torch_file.h"
 #include "core/record.h"
-#include "run/table.h"
+#include "run/formats.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"
 
