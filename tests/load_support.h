@@ -20,6 +20,7 @@
 #include "data/tar.h"
 #include "load/input.h"
 #include "must.h"
+#include "cell.h"
 
 /* Expects that the latest error message contains `words`. */
 static inline void expect_words(const char *words)
@@ -372,13 +373,14 @@ static inline void make_pictures(bool shard)
 
 /* ---- Columns of a row ---- */
 
-/* Fills the columns that only this workload has, after a run. */
-static inline struct measures columns_of(const struct job *job)
+/* Makes a row of the columns that only this workload has, after a run. The caller calls row_free(). */
+static inline struct row row_of(const struct job *job)
 {
-    struct measures measures = {.columns = job->workload->measures};
-    must(job->workload->observe(job->input, job->variant, job->state, &measures));
-    must(job->workload->measure(job->input, job->variant, job->state, &measures));
-    return measures;
+    struct row row;
+    row_open(&row, job->workload->columns);
+    must(job->workload->observe(job->input, job->variant, job->state, &row));
+    must(job->workload->measure(job->input, job->variant, job->state, &row));
+    return row;
 }
 
 /* Runs a variant once, and sets `text` to the text of its row in the column `column`. */
@@ -387,8 +389,9 @@ static inline void measured(const char *variant_name, const char *line, const ch
     struct job job;
     cr_assert(start_job(&job, variant_name, line), "%s: %s", variant_name, status_text());
     run_well(&job, 1);
-    const struct measures measures = columns_of(&job);
-    snprintf(text, 64, "%s", measures_get(&measures, column));
+    struct row row = row_of(&job);
+    snprintf(text, 64, "%s", cell(&row, column));
+    row_free(&row);
     close_job(&job);
 }
 
@@ -406,8 +409,9 @@ static inline void expect_skipped(uint32_t left, const char *skipped)
                 run_well(&job, number);
             const struct load_result result = result_of(&job);
             cr_assert_eq(result.checksum.count, left, "%s: %d left", name, (int)result.checksum.count);
-            const struct measures measures = columns_of(&job);
-            cr_assert_str_eq(measures_get(&measures, "skipped"), skipped);
+            struct row row = row_of(&job);
+            cr_assert_str_eq(cell(&row, "skipped"), skipped);
+            row_free(&row);
         }
         close_job(&job);
     }

@@ -294,8 +294,8 @@ Test(compare, known_measures_are_columns)
         for (char *name = strtok(list, ","); name; name = strtok(NULL, ","))
             found |= strcmp(name, known->column) == 0;
         for (size_t i = 0; workload_table[i]; i++)
-            for (const struct measure *measure = workload_table[i]->measures; measure->column; measure++)
-                found |= strcmp(measure->column, known->column) == 0;
+            for (const struct column *column = workload_table[i]->columns; column->name; column++)
+                found |= strcmp(column->name, known->column) == 0;
         cr_expect(found, "%s is not a column", known->column);
     }
     cr_expect(count > 10);

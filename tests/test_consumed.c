@@ -9,10 +9,11 @@
 
 #include "core/phase.h"
 #include "run/consumed.h"
+#include "cell.h"
 
 TestSuite(consumed, .timeout = 60);
 
-static const struct measure steps_columns[] = {COMPUTE_MEASURES, {NULL, COMBINE_FIRST}};
+static const struct column steps_columns[] = {COMPUTE_COLUMNS, {.name = NULL}};
 
 /* ---- The log ---- */
 
@@ -182,22 +183,22 @@ static const struct workload one_batch = {.batches.hand_over = hand_over_device}
 static char input[] = "input";
 static struct fake_consumer consumer;
 static void *state;
-static struct measures measures = {.columns = steps_columns};
-static double stall_share;
+static struct row row;
 
 static enum status open_consumed(const struct workload *workload, const struct variant *variant)
 {
     const struct resources resources = {.threads = 1};
     consumer = (struct fake_consumer){
         .consumer = {&hearing, {.length_s = 0.25, .alone_s = 0.28, .bus_share = 0.75, .bus_slowdown = NAN}}};
+    row_free(&row);
+    row_open(&row, steps_columns);
     const struct consumed_job job = {workload, variant, input, &consumer.consumer};
     return consumed_variant.setup(&resources, &job, &state);
 }
 
 static void expect_column(const char *name, const char *text, const char *why)
 {
-    cr_expect_str_eq(measures_get(&measures, name), text, "%s is '%s': %s", name,
-                     measures_get(&measures, name), why);
+    cr_expect_str_eq(cell(&row, name), text, "%s is '%s': %s", name, cell(&row, name), why);
 }
 
 static void run(uint64_t number)
@@ -267,11 +268,11 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
                                              .whole_s = 0.7,
                                              .span_s = 1.0,
                                              .loss = 1.5};
-    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &row), STATUS_OK);
     expect_heard("finish 2 ");
     expect_column("steps", "2", "not all steps");
     expect_column("stall_share", "0.125", "not wait_s divided by the span after the first wait");
-    cr_expect_float_eq(stall_share, 0.125, 1e-12);
+    cr_expect_float_eq(row_get_real(&row, "stall_share"), 0.125, 1e-12);
     expect_column("first_batch_s", "0.2", "not first_wait_s");
     expect_column("step_s", "0.35", "not whole_s divided by the steps");
     expect_column("busy_share", "0.7", "not busy_s divided by the span");
@@ -332,7 +333,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     }
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
-    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &row), STATUS_OK);
     expect_heard(""); /* the consumer stays attached while timed runs are verified */
     consumed_detach(state);
     expect_heard("none "); /* later runs, such as those that measure copies, have no consumer */
@@ -341,7 +342,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     expect_column("first_batch_s", "0.2", "not the value of the first run");
     expect_column("step_s", "0.11", "not the value of full batches");
     expect_column("busy_share", "0.75", "not the value over all steps");
-    cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
+    cr_expect_float_eq(row_get_real(&row, "slowdown"), 0.11 / 0.28, 1e-6);
     expect_column("loss", "0.333333", "not the loss after the last run");
     consumed_variant.teardown(state);
     cr_expect_null(told);
@@ -358,8 +359,8 @@ Test(consumed, first_waits_of_later_runs_count_as_stalls)
     for (uint64_t number = 1; number <= 10; number++)
         run(number);
     phase_enter(PHASE_MEASURE);
-    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
-    cr_expect_float_eq(stall_share, 9 * 0.9 / (10 - 0.9), 1e-12);
+    cr_expect_eq(consumed_end(state, &row), STATUS_OK);
+    cr_expect_float_eq(row_get_real(&row, "stall_share"), 9 * 0.9 / (10 - 0.9), 1e-12);
     expect_column("first_batch_s", "0.9", "not the first wait of the first run");
     expect_column("step_s", "", "must be empty, because no batch was full");
     expect_column("busy_share", "0.1", "not busy_s divided by the span");
@@ -373,7 +374,7 @@ Test(consumed, runs_without_a_batch_are_an_error)
     cr_assert_eq(open_consumed(&many_batches, &on_device), STATUS_OK);
     phase_enter(PHASE_TIMED);
     run(1);
-    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_FAILED);
+    cr_expect_eq(consumed_end(state, &row), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no step ran"));
     consumed_variant.teardown(state);
 }

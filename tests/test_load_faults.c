@@ -191,7 +191,8 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
                 const struct load_result result = result_of(&job);
                 cr_assert(result.skipped == 25 && result.checksum.count == 76, "%s", name);
             }
-            columns_of(&job);
+            struct row row = row_of(&job);
+            row_free(&row);
             bring_back("x-000001.tar");
             expect_failure(&job, 3, "the data set changes");
         } else if (started) {
@@ -308,11 +309,12 @@ Test(load_faults, failing_calls_of_extra_runs_are_errors, .init = make_folder, .
             run_well(&job, 0);
             enum status status = STATUS_FAILED;
             for (faulty.failing = 0; status != STATUS_OK; faulty.failing++) {
-                struct measures measures = {.columns = job.workload->measures};
+                CLOSED_BY(row_free) struct row row;
+                row_open(&row, job.workload->columns);
                 faulty.calls = 0;
-                status = job.workload->observe(job.input, &changed, job.state, &measures);
+                status = job.workload->observe(job.input, &changed, job.state, &row);
                 if (status == STATUS_OK)
-                    status = job.workload->measure(job.input, &changed, job.state, &measures);
+                    status = job.workload->measure(job.input, &changed, job.state, &row);
                 cr_assert_eq(status != STATUS_OK, faulty.calls > faulty.failing, "%s: call %d", job.name,
                              faulty.failing);
             }
@@ -335,7 +337,8 @@ Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_
         if (start_job(&job, shard_variants[v], "--cache any --on-error skip")) {
             cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
             run_well(&job, 0);
-            columns_of(&job);
+            struct row row = row_of(&job);
+            row_free(&row);
         }
         close_job(&job);
     }

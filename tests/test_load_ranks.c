@@ -33,9 +33,11 @@ Test(load_ranks, identity_depends_on_contents)
 /* Runs the workload's check of the row of all ranks, which has these two cells. */
 static enum status judge(const struct job *job, const char *skipped, uint64_t checksum)
 {
-    struct measures total = {.columns = job->workload->measures};
-    measures_put(&total, "skipped", "%s", skipped);
-    measures_put(&total, "checksum", "%016" PRIx64, checksum);
+    CLOSED_BY(row_free) struct row total;
+    row_open(&total, job->workload->columns);
+    if (*skipped)
+        row_count(&total, "skipped", strtoull(skipped, NULL, 10));
+    row_hash(&total, "checksum", checksum);
     return job->workload->ranks.check_total(job->input, &total);
 }
 

@@ -5,6 +5,7 @@
 #include "machine/cores.h"
 #include "run/settings.h"
 #include "run/ranks.h"
+#include "cell.h"
 
 TestSuite(partition, .timeout = 60);
 TestSuite(cores, .timeout = 60);
@@ -250,42 +251,72 @@ Test(cores, a_single_rank_keeps_its_cores)
 
 /* ---- The row of all ranks ---- */
 
+/* Sets a value from its text. "" makes it absent. */
+static void set_text(struct row *row, const struct column *column, const char *text)
+{
+    if (!*text || column->type == VALUE_WORD)
+        row_text(row, column->name, text);
+    else if (column->type == VALUE_REAL)
+        row_real(row, column->name, strtod(text, NULL));
+    else if (column->type == VALUE_HASH)
+        row_hash(row, column->name, strtoull(text, NULL, 16));
+    else
+        row_count(row, column->name, strtoull(text, NULL, 10));
+}
+
 Test(ranks, the_row_of_all_ranks_combines_each_column)
 {
-    static const struct measure measures[] = {{"how", COMBINE_FIRST},     {"stage_s", COMBINE_MAX},
-                                              {"hash", COMBINE_HASHES},   {"none", COMBINE_HASHES},
-                                              {"share", COMBINE_MIN},     {"moved", COMBINE_MEAN},
-                                              {"alone", COMBINE_NONE},    {"half", COMBINE_MIN},
-                                              {"rate", COMBINE_SUM_REAL}, {NULL, COMBINE_FIRST}};
+    static const struct column columns[] = {{"threads", VALUE_INTEGER, COMBINE_SUM, .unit = ""},
+                                            {"ranks_per_device", VALUE_INTEGER, COMBINE_MAX, .unit = ""},
+                                            {"sm_clock_mhz", VALUE_INTEGER, COMBINE_MIN, .unit = ""},
+                                            {"memory_clock_mhz", VALUE_INTEGER, COMBINE_MIN, .unit = ""},
+                                            {"instruction_set", VALUE_WORD, COMBINE_COMMON, .unit = ""},
+                                            {"same", VALUE_WORD, COMBINE_COMMON, .unit = ""},
+                                            {"how", VALUE_WORD, COMBINE_FIRST, .unit = ""},
+                                            {"stage_s", VALUE_REAL, COMBINE_MAX, .unit = "s"},
+                                            {"hash", VALUE_HASH, COMBINE_SUM, .unit = ""},
+                                            {"none", VALUE_HASH, COMBINE_SUM, .unit = ""},
+                                            {"share", VALUE_REAL, COMBINE_MIN, "", .digits = DECIMALS(4)},
+                                            {"moved", VALUE_REAL, COMBINE_MEAN, .unit = ""},
+                                            {"mean", VALUE_REAL, COMBINE_MEAN, "", .digits = 2},
+                                            {"alone", VALUE_REAL, COMBINE_NONE, .unit = ""},
+                                            {"half", VALUE_REAL, COMBINE_MIN, .unit = ""},
+                                            {"cores", VALUE_REAL, COMBINE_SUM, "", .digits = 3},
+                                            {"rate", VALUE_REAL, COMBINE_SUM, .unit = ""},
+                                            {.name = NULL}};
     static const struct {
-        const char *column, *before[3], *combined; /* before: the cells of two ranks and of the row of all */
-    } cells[] = {{"rank", {"0", "1", "2"}, "all"},
-                 {"threads", {"3", "3", "3"}, "6"},
-                 {"ranks_per_device", {"", "", ""}, ""},
-                 {"batch", {"6", "5", "5"}, "11"},
-                 {"wrong", {"0", "0", "0"}, "0"},
-                 {"sm_clock_mhz", {"1980", "1500", ""}, "1500"}, /* the clock of the slowest GPU */
-                 {"memory_clock_mhz", {"3201", "", ""}, ""}, /* empty, because one rank does not know it */
-                 {"instruction_set", {"avx512", "avx2", "avx512"}, ""}, /* empty, because ranks differ */
-                 {"how", {"fast", "fast", ""}, "fast"},
-                 {"stage_s", {"0.5", "0.25", "0.25"}, "0.5"},
-                 {"hash", {"8000000000000002", "8000000000000001", "8000000000000001"}, "0000000000000003"},
-                 {"none", {"", "", ""}, ""},
-                 {"share", {"1.0000", "0.5000", ""}, "0.5"},
-                 {"moved", {"0.75", "0.25", ""}, "0.5"},
-                 {"alone", {"7", "7", ""}, ""},
-                 {"half", {"7", "", ""}, ""},
-                 {"rate", {"999.75", "2.5e+06", ""}, "2500999.75"}};
-    struct row rows[3] = {{0}}, *total = &rows[2];
+        const char *before[2], *combined;
+    } cells[] = {{{"3", "3"}, "6"},
+                 {{"", ""}, ""},
+                 {{"1980", "1500"}, "1500"}, /* the clock of the slowest GPU */
+                 {{"3201", ""}, ""},         /* empty, because one rank does not know it */
+                 {{"avx512", "avx2"}, ""},   /* empty, because ranks differ */
+                 {{"avx2", "avx2"}, "avx2"},
+                 {{"fast", "slow"}, "fast"},
+                 {{"0.5", "0.25"}, "0.5"},
+                 {{"8000000000000002", "8000000000000001"}, "0000000000000003"},
+                 {{"", ""}, ""},
+                 {{"1", "0.50004"}, "0.5"}, /* as the rows show it */
+                 {{"0.75", "0.25"}, "0.5"},
+                 {{"1240", "0.0126"}, "600.0065"}, /* the mean of 1200 and 0.013 */
+                 {{"7", "7"}, ""},
+                 {{"7", ""}, ""},
+                 {{"0.75", "0.5"}, "1.25"},
+                 {{"999.75", "2.5e+06"}, "2500999.75"}};
+    struct row rows[2], total;
+    row_open(&total, columns);
+    for (int i = 0; i < 2; i++) {
+        row_open(&rows[i], columns);
+        for (size_t c = 0; c < COUNT_OF(cells); c++)
+            set_text(&rows[i], &columns[c], cells[c].before[i]);
+    }
+    ranks_combine(rows, 2, &total);
+    cr_assert_eq(row_check(&total), STATUS_OK);
     for (size_t c = 0; c < COUNT_OF(cells); c++)
-        for (int i = 0; i < 3; i++)
-            row_text(&rows[i], cells[c].column, cells[c].before[i]);
-    ranks_combine(rows, 2, measures, total);
-    cr_assert_eq(row_check(total), STATUS_OK);
-    for (size_t c = 0; c < COUNT_OF(cells); c++)
-        cr_expect_str_eq(row_get(total, cells[c].column), cells[c].combined, "%s is '%s', not '%s'",
-                         cells[c].column, row_get(total, cells[c].column), cells[c].combined);
-    for (int i = 0; i < 3; i++)
+        cr_expect_str_eq(cell(&total, columns[c].name), cells[c].combined, "%s is '%s', not '%s'",
+                         columns[c].name, cell(&total, columns[c].name), cells[c].combined);
+    row_free(&total);
+    for (int i = 0; i < 2; i++)
         row_free(&rows[i]);
 }
 

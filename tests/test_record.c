@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* for unshare() */
 #endif
 
+#include "cell.h"
 #include "record.h"
 
 TestSuite(record, .init = start, .fini = stop, .timeout = 60);
@@ -22,20 +23,58 @@ Test(record, fields_are_written_as_text)
     row_real(&row, "nan", NAN);
     row_real(&row, "infinite", -INFINITY);
     cr_expect_eq(row_check(&row), STATUS_OK);
-    cr_expect_str_eq(row_get(&row, "text"), "x");
-    cr_expect_str_eq(row_get(&row, "none"), "");
-    cr_expect_str_eq(row_get(&row, "number"), "12");
-    cr_expect_str_eq(row_get(&row, "no_number"), "");
-    cr_expect_str_eq(row_get(&row, "count"), "18446744073709551615");
-    cr_expect_str_eq(row_get(&row, "real"), "0.00123456789");
-    cr_expect_str_eq(row_get(&row, "whole"), "3");
-    cr_expect_str_eq(row_get(&row, "nan"), "");
-    cr_expect_str_eq(row_get(&row, "infinite"), "");
-    cr_expect_null(row_get(&row, "absent"));
-    cr_expect(row.fields[0].kind == FIELD_TEXT && row.fields[2].kind == FIELD_NUMBER &&
-              row.fields[4].kind == FIELD_NUMBER && row.fields[5].kind == FIELD_NUMBER);
+    cr_expect_str_eq(cell(&row, "text"), "x");
+    cr_expect_str_eq(cell(&row, "none"), "");
+    cr_expect_str_eq(cell(&row, "number"), "12");
+    cr_expect_str_eq(cell(&row, "no_number"), "");
+    cr_expect_str_eq(cell(&row, "count"), "18446744073709551615");
+    cr_expect_str_eq(cell(&row, "real"), "0.00123456789");
+    cr_expect_str_eq(cell(&row, "whole"), "3");
+    cr_expect_str_eq(cell(&row, "nan"), "");
+    cr_expect_str_eq(cell(&row, "infinite"), "");
+    cr_expect_null(cell(&row, "absent"));
+    cr_expect(row.columns[0].type == VALUE_WORD && row.columns[2].type == VALUE_REAL &&
+              row.columns[4].type == VALUE_INTEGER && row.columns[5].type == VALUE_REAL);
     row_free(&row);
-    cr_expect(row.fields == NULL && row.count == 0, "a freed row must be empty");
+    cr_expect(row.values == NULL && row.count == 0, "a freed row must be empty");
+}
+
+/* The text of a value depends on its column. A column that is not set is absent. */
+Test(record, values_have_the_digits_of_their_columns)
+{
+    static const struct column columns[] = {{"four", VALUE_REAL, COMBINE_MIN, "s", .digits = 4},
+                                            {"cents", VALUE_REAL, COMBINE_MIN, "", .digits = DECIMALS(2)},
+                                            {"flag", VALUE_FLAG, COMBINE_FIRST, .unit = ""},
+                                            {"switch", VALUE_SWITCH, COMBINE_FIRST, .unit = ""},
+                                            {"hash", VALUE_HASH, COMBINE_SUM, .unit = ""},
+                                            {"unset", VALUE_INTEGER, COMBINE_SUM, .unit = ""},
+                                            {"number", VALUE_INTEGER, COMBINE_SUM, .unit = ""},
+                                            {.name = NULL}};
+    struct row row;
+    row_open(&row, columns);
+    row_real(&row, "four", 123456.789);
+    row_real(&row, "cents", 2);
+    row_flag(&row, "flag", false);
+    row_flag(&row, "switch", true);
+    row_hash(&row, "hash", 0xabc);
+    row_count(&row, "number", 1);
+    row_text(&row, "number", "all"); /* a word may stand in a column of numbers */
+    cr_assert_eq(row_check(&row), STATUS_OK);
+    static const char *const texts[] = {"1.235e+05", "2.00", "no", "1", "0000000000000abc", "", "all"};
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
+        cr_expect_str_eq(cell(&row, columns[i].name), texts[i], "%s", columns[i].name);
+    cr_expect_eq(row_get_real(&row, "four"), 123456.789, "the value itself is not rounded");
+    cr_expect(isnan(row_get_real(&row, "unset")) && !row_value(&row, "unset"));
+    cr_expect_str_eq(row_get_word(&row, "number"), "all");
+    row_free(&row);
+}
+
+Test(record, an_unknown_column_of_a_table_is_a_bug, .signal = SIGABRT)
+{
+    static const struct column columns[] = {{"one", VALUE_REAL, COMBINE_MIN, .unit = ""}, {.name = NULL}};
+    struct row row;
+    row_open(&row, columns);
+    row_real(&row, "two", 1);
 }
 
 Test(record, many_fields_keep_their_order)
@@ -47,8 +86,8 @@ Test(record, many_fields_keep_their_order)
         row_count(&row, column, i);
     }
     cr_assert_eq(row.count, 1000);
-    cr_expect_str_eq(row.fields[999].column, "c999");
-    cr_expect_str_eq(row_get(&row, "c517"), "517");
+    cr_expect_str_eq(row.columns[999].name, "c999");
+    cr_expect_str_eq(cell(&row, "c517"), "517");
     row_free(&row);
 }
 

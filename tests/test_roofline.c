@@ -13,6 +13,7 @@
 #include "run/runner_parts.h"
 #include "train/model.h"
 #include "train/trainer.h"
+#include "cell.h"
 
 TestSuite(roofline, .timeout = 60);
 
@@ -408,10 +409,13 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
     const struct runner runner = {
         .settings = &settings, .entry = settings.variants[0], .partition = {0, 1, false}};
     const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
-    struct row row = {0};
-    must(runner_row(&runner, &result, NULL, &row));
+    const struct row_columns *table;
+    struct row row;
+    must(runner_columns(settings.workload, &table));
+    row_open(&row, table->row);
+    runner_set_result(&runner, &result, &row);
     for (size_t i = 0; i < COUNT_OF(columns); i++)
-        cr_expect_str_eq(row_get(&row, columns[i]), wanted[i], "%s", columns[i]);
+        cr_expect_str_eq(cell(&row, columns[i]), wanted[i], "%s", columns[i]);
     row_free(&row);
     settings_free(&settings);
 }
@@ -431,17 +435,15 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
     struct report *report;
     struct row row = {0};
     read_settings(&settings, "--variant naive");
-    const struct result result = {.variant = "fast",
-                                  .work.items = 1,
-                                  .bench.time.median = 4,
-                                  .bench.time.median_error = 0.01,
-                                  .stall_share = -1,
-                                  .roofline = *roofline,
-                                  .rows = &row,
-                                  .row_count = 1};
+    row_text(&row, "variant", "fast");
+    row_real(&row, "items", 1);
+    row_real(&row, "time_median_s", 4);
+    row_real(&row, "median_error", 0.01);
+    row_positive(&row, "roofline_share", roofline->floor_s / 4);
+    row_text(&row, "bound", roofline_bound_name(roofline->bound));
     cr_assert(close(mkstemp(path)) == 0 && freopen(path, "w", stdout));
     must(report_begin(&settings, NULL, &report));
-    must(report_add(report, &result));
+    must(report_add(report, &row, 1));
     must(report_end(report));
     fflush(stdout);
     FILE *file = fopen(path, "r");

@@ -159,20 +159,18 @@ Test(rows, epochs_have_speed_ups)
 static void warn_of(int threads, double share, double preempted_per_s, char text[1024])
 {
     const struct variant variant = {.platform = "cpu", .threaded = threads > 1};
-    const struct variant_entry entry = {.variant = &variant};
+    const struct variant_entry entry = {.name = "naive", .variant = &variant};
     char path[] = "warnings.txt",
          *argv[] = {(char *)"fdsl-bench", (char *)"--variant", (char *)"naive", NULL};
     const struct rank_facts facts[2] = {{.cpu_share = 1, .preempted_per_s = 1},
                                         {.cpu_share = share, .preempted_per_s = preempted_per_s}};
     const struct result result = {
-        .variant = "naive",
-        .bench = {.count = 100, .settled = true, .time.median_error = 0.001, .time.effective = 100},
-        .row_count = 3};
+        .bench = {.count = 100, .settled = true, .time.median_error = 0.001, .time.effective = 100}};
     struct settings settings;
     cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK);
     cr_assert(freopen(path, "w", stderr));
     settings.resources.threads = threads;
-    struct runner runner = {.settings = &settings, .entry = &entry};
+    struct runner runner = {.settings = &settings, .entry = &entry, .partition.ranks = 2};
     status_show_caveats(true);
     runner_warn(&runner, &result, facts);
     fflush(stderr);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,91 +14,199 @@
 #include "core/file.h"
 #include "core/text.h"
 
-#define CELL_SHOWN 40 /* bytes of a cell shown in a message */
+#define CELL_SHOWN  40 /* bytes of a cell shown in a message */
+#define REAL_DIGITS 9  /* significant digits of a real whose column has no other number of digits */
 
 /* ---- Rows ---- */
 
-void row_add(struct row *row, const char *column, const char *text, enum field_kind kind)
+void row_open(struct row *row, const struct column *columns)
 {
-    struct field field = {strdup(column), strdup(text ? text : ""), kind};
-    if (!field.column || !field.text || !array_grow(&row->fields, row->count, sizeof *row->fields)) {
-        free(field.column);
-        free(field.text);
-        row->failed = true;
-        return;
-    }
-    row->fields[row->count++] = field;
-}
-
-void row_text(struct row *row, const char *column, const char *text)
-{
-    row_add(row, column, text, FIELD_TEXT);
-}
-
-void row_number(struct row *row, const char *column, const char *text)
-{
-    row_add(row, column, text, FIELD_NUMBER);
-}
-
-void row_count(struct row *row, const char *column, unsigned long long value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%llu", value);
-    row_add(row, column, text, FIELD_NUMBER);
-}
-
-void row_real(struct row *row, const char *column, double value)
-{
-    char text[32] = "";
-    if (isfinite(value))
-        snprintf(text, sizeof text, "%.9g", value);
-    row_add(row, column, text, FIELD_NUMBER);
-}
-
-enum status row_check(const struct row *row)
-{
-    if (row->failed)
-        return status_set(STATUS_EXHAUSTED, "out of memory for a row of results");
-    return STATUS_OK;
+    *row = (struct row){.columns = columns};
+    while (columns[row->count].name)
+        row->count++;
+    row->values = calloc(row->count, sizeof *row->values);
+    row->failed = !row->values;
 }
 
 void row_free(struct row *row)
 {
-    for (size_t i = 0; i < row->count; i++) {
-        free(row->fields[i].column);
-        free(row->fields[i].text);
-    }
-    free(row->fields);
+    for (size_t i = 0; row->own && i < row->count; i++)
+        free((char *)row->own[i].name);
+    free(row->own);
+    free(row->values);
+    free(row->words);
     *row = (struct row){0};
 }
 
-void row_set(struct row *row, const char *column, const char *text)
+enum status row_check(const struct row *row)
 {
-    char *copy = strdup(text);
-    for (size_t i = 0; copy && i < row->count; i++)
-        if (strcmp(row->fields[i].column, column) == 0) {
-            free(row->fields[i].text);
-            row->fields[i].text = copy;
-            return;
-        }
-    free(copy);
-    row->failed = true;
+    return row->failed ? status_set(STATUS_EXHAUSTED, "out of memory for a row of results") : STATUS_OK;
 }
 
-const char *row_get(const struct row *row, const char *column)
+size_t row_find(const struct row *row, const char *column)
 {
-    for (size_t i = 0; i < row->count; i++)
-        if (strcmp(row->fields[i].column, column) == 0)
-            return row->fields[i].text;
-    return NULL;
+    size_t i = 0;
+    while (i < row->count && strcmp(row->columns[i].name, column) != 0)
+        i++;
+    return i;
+}
+
+/* Appends a column to a row without a table. */
+static void append(struct row *row, const char *name, enum value_type type)
+{
+    struct column *column =
+        array_grow(&row->own, row->count, sizeof *row->own) ? &row->own[row->count] : NULL;
+    row->failed |= !column || !array_grow(&row->values, row->count, sizeof *row->values);
+    if (row->failed)
+        return;
+    *column = (struct column){strdup(name), type, COMBINE_FIRST, "", "", 0};
+    row->failed |= !column->name;
+    row->values[row->count] = (struct value){VALUE_ABSENT};
+    row->columns = row->own;
+    row->count += !row->failed;
+}
+
+/* Stores a value in a column. */
+static void put(struct row *row, const char *column, enum value_type type, struct value value)
+{
+    size_t at = row_find(row, column);
+    if (row->failed)
+        return;
+    if (at == row->count && row->columns != row->own) {
+        fprintf(stderr, "fdsl-bench: internal error: no column is named '%s'\n", column);
+        abort();
+    }
+    if (at == row->count)
+        append(row, column, type);
+    if (row->failed)
+        return;
+    value.digits = (signed char)row->columns[at].digits;
+    row->values[at] = value;
+}
+
+/* Copies a text into the row. Returns an absent value for an empty text. */
+static struct value word(struct row *row, const char *text)
+{
+    struct value value = {VALUE_ABSENT};
+    size_t bytes = text ? strlen(text) + 1 : 0;
+    if (bytes < 2)
+        return value;
+    char *words = realloc(row->words, row->word_bytes + bytes);
+    row->failed |= !words;
+    if (!words)
+        return value;
+    memcpy(words + row->word_bytes, text, bytes);
+    value = (struct value){.type = VALUE_WORD, .word = row->word_bytes};
+    row->words = words;
+    row->word_bytes += bytes;
+    return value;
+}
+
+void row_text(struct row *row, const char *column, const char *text)
+{
+    put(row, column, VALUE_WORD, word(row, text));
+}
+
+void row_number(struct row *row, const char *column, const char *text)
+{
+    put(row, column, VALUE_REAL, word(row, text));
+}
+
+void row_count(struct row *row, const char *column, unsigned long long value)
+{
+    put(row, column, VALUE_INTEGER, (struct value){.type = VALUE_INTEGER, .integer = value});
+}
+
+void row_real(struct row *row, const char *column, double value)
+{
+    put(row, column, VALUE_REAL,
+        (struct value){.type = isfinite(value) ? VALUE_REAL : VALUE_ABSENT, .real = value});
+}
+
+void row_positive(struct row *row, const char *column, double value)
+{
+    row_real(row, column, value > 0 ? value : NAN);
+}
+
+void row_flag(struct row *row, const char *column, bool value)
+{
+    put(row, column, VALUE_FLAG, (struct value){.type = VALUE_FLAG, .flag = value});
+}
+
+void row_hash(struct row *row, const char *column, uint64_t value)
+{
+    put(row, column, VALUE_HASH, (struct value){.type = VALUE_HASH, .integer = value});
+}
+
+void row_memory(struct row *row, double useful, double allocated)
+{
+    row_count(row, "peak_memory_bytes", (unsigned long long)allocated);
+    row_real(row, "memory_efficiency", useful / allocated);
+}
+
+void row_copy(struct row *row, size_t index, const struct row *from)
+{
+    struct value value = from->values[index];
+    if (value.type == VALUE_WORD)
+        value = word(row, from->words + value.word);
+    if (!row->failed)
+        row->values[index] = value;
+}
+
+const struct value *row_value(const struct row *row, const char *column)
+{
+    size_t at = row_find(row, column);
+    return at < row->count && row->values[at].type != VALUE_ABSENT ? &row->values[at] : NULL;
+}
+
+double row_get_real(const struct row *row, const char *column)
+{
+    const struct value *value = row_value(row, column);
+    return !value                         ? NAN
+           : value->type == VALUE_REAL    ? value->real
+           : value->type == VALUE_INTEGER ? (double)value->integer
+                                          : NAN;
+}
+
+const char *row_get_word(const struct row *row, const char *column)
+{
+    const struct value *value = row_value(row, column);
+    return value && value->type == VALUE_WORD ? row->words + value->word : "";
+}
+
+const char *row_cell(const struct row *row, size_t index, char buffer[VALUE_TEXT_MAX])
+{
+    const struct value *value = &row->values[index];
+    int digits = value->digits;
+    switch ((enum value_type)value->type) {
+    case VALUE_INTEGER:
+        snprintf(buffer, VALUE_TEXT_MAX, "%" PRIu64, value->integer);
+        return buffer;
+    case VALUE_REAL:
+        snprintf(buffer, VALUE_TEXT_MAX, digits < 0 ? "%.*f" : "%.*g", abs(digits ? digits : REAL_DIGITS),
+                 value->real);
+        return buffer;
+    case VALUE_HASH:
+        snprintf(buffer, VALUE_TEXT_MAX, "%016" PRIx64, value->integer);
+        return buffer;
+    case VALUE_FLAG:
+        if (row->columns[index].type == VALUE_SWITCH)
+            return value->flag ? "1" : "0";
+        return value->flag ? "yes" : "no";
+    case VALUE_WORD:
+        return row->words + value->word;
+    default:
+        return "";
+    }
 }
 
 /* ---- CSV lines ---- */
 
 static void write_line(FILE *stream, const struct row *row, bool header)
 {
+    char buffer[VALUE_TEXT_MAX];
     for (size_t i = 0; i < row->count; i++) {
-        const char *text = header ? row->fields[i].column : row->fields[i].text;
+        const char *text = header ? row->columns[i].name : row_cell(row, i, buffer);
         if (i > 0)
             fputc(',', stream);
         if (row->count == 1 && !*text)

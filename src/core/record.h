@@ -1,57 +1,142 @@
-/* Rows of results, and the CSV files they are written to.
+/* Rows of results: typed values over a constant table of columns, and the CSV files that rows are written to.
  *
- * A row is a list of (column, text) pairs. CSV follows RFC 4180. All rows of a file have the same columns:
- * appending to a file with another header is refused. If rows cannot be written completely, the file is
- * restored, unless its file system has no locks. */
+ * A table of columns is the only place that declares a column. A value keeps its type until a row is written;
+ * the text of a value is made then. CSV follows RFC 4180. All rows of a file have the same columns: appending
+ * to a file with another header is refused. If rows cannot be written completely, the file is restored,
+ * unless its file system has no locks. */
 #ifndef FDSL_CORE_RECORD_H
 #define FDSL_CORE_RECORD_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
+#include "core/portable.h"
 #include "core/status.h"
 
-/* The JSON type of a field. CSV writes the text unchanged. */
-enum field_kind {
-    FIELD_TEXT,
-    FIELD_NUMBER, /* a number if the text is one, else a string */
-    FIELD_FLAG    /* "" is null, "0" and "no" are false, all other strings are true */
+/* ---- Columns ---- */
+
+enum value_type {
+    VALUE_ABSENT, /* unknown, or does not apply: an empty cell in CSV, null in JSON. Not a type of a column */
+    VALUE_INTEGER,
+    VALUE_REAL,
+    VALUE_WORD,   /* a text */
+    VALUE_FLAG,   /* "yes" or "no" */
+    VALUE_SWITCH, /* "1" or "0": an option without an argument */
+    VALUE_HASH,   /* 16 hexadecimal digits */
 };
 
-struct field {
-    char *column, *text; /* owned; text is "" if the value does not apply */
-    enum field_kind kind;
+/* How the row of all ranks together (rank=all) gets its value from the values of the ranks. Except with
+ * COMBINE_FIRST, it has no value if the value of any rank is absent. */
+enum combine {
+    COMBINE_FIRST,  /* the value of rank 0 */
+    COMBINE_COMMON, /* the value, if it is the same on all ranks */
+    COMBINE_MIN,
+    COMBINE_MEAN,
+    COMBINE_MAX,
+    COMBINE_SUM, /* of hashes: modulo 2^64 */
+    COMBINE_NONE /* none: the ranks measure it at different times; or the runner computes it for all ranks */
 };
 
+struct column {
+    const char *name;
+    enum value_type type;
+    enum combine combine;
+    const char *unit;  /* "s", "bytes", ...; "" for a word, a count or a share */
+    const char *about; /* one sentence for --columns */
+    int digits;        /* of a real: significant digits, or DECIMALS(n); 0: 9 significant digits */
+};
+
+/* The value of `digits` for a real with N decimals; N > 0 without this macro means N significant digits. */
+#define DECIMALS(n) (-(n))
+
+/* The columns that row_memory() sets: memory is allocated once per rank, so the sum over the ranks is the
+ * memory of all ranks. */
+#define MEMORY_COLUMNS                                                                       \
+    {"peak_memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",                               \
+     .about = "largest amount of memory that the variant has allocated for data at a time"}, \
+    {                                                                                        \
+        "memory_efficiency", VALUE_REAL, COMBINE_MIN, "",                                    \
+            "share of peak_memory_bytes that holds useful data", .digits = 4                 \
+    }
+
+/* ---- Rows ---- */
+
+struct value {
+    unsigned char type; /* enum value_type; a word may stand in a column of another type */
+    signed char digits; /* of a real: as in struct column */
+    union {
+        uint64_t integer; /* also a hash */
+        double real;
+        bool flag;
+        size_t word; /* offset in row->words */
+    };
+};
+
+/* A row. {0} is a row without a table: setting a new column appends it. */
 struct row {
-    struct field *fields;
+    const struct column *columns;
+    struct value *values;
     size_t count;
-    bool failed; /* an earlier call on this row failed; see row_check() */
+    char *words; /* the texts of the row, each with a terminating zero */
+    size_t word_bytes;
+    struct column *own; /* owned; the columns of a row without a table, else NULL */
+    bool failed;        /* an earlier call on this row failed; see row_check() */
 };
 
-/* Append a field. Texts are copied; NULL means "". Reals keep 9 significant digits; NaN and infinities become
- * "". Errors are recorded in the row; row_check() returns them. */
-void row_add(struct row *row, const char *column, const char *text, enum field_kind kind);
+FDSL_C_BEGIN
+
+/* Begins a row over a table, which ends with an entry whose name is NULL and must outlive the row. All values
+ * are absent. Errors are recorded in the row; row_check() returns them. */
+void row_open(struct row *row, const struct column *columns);
+
+/* Set the value of a column. If the row's table lacks the column, they abort the program. Texts are copied;
+ * an empty text, NULL, NaN and infinities make the value absent. */
 void row_text(struct row *row, const char *column, const char *text);
-void row_number(struct row *row, const char *column, const char *text);
 void row_count(struct row *row, const char *column, unsigned long long value);
 void row_real(struct row *row, const char *column, double value);
+void row_positive(struct row *row, const char *column, double value); /* absent unless it is above 0 */
+void row_flag(struct row *row, const char *column, bool value);
+void row_hash(struct row *row, const char *column, uint64_t value);
+
+/* Appends a column to a row without a table. Its text was read from a file, and JSON writes it as a number if
+ * it is one. */
+void row_number(struct row *row, const char *column, const char *text);
+
+/* Sets the columns MEMORY_COLUMNS: the peak memory that a variant has allocated for data, and the share of it
+ * that holds useful data. Both arguments are in bytes. */
+void row_memory(struct row *row, double useful, double allocated);
+
+/* Copies the value of column `index` from a row that has the same column there. */
+void row_copy(struct row *row, size_t index, const struct row *from);
 
 /* Returns STATUS_EXHAUSTED if an earlier call on this row failed. */
 enum status row_check(const struct row *row);
 
-/* Frees the fields; the row is empty afterwards and can be reused. */
+/* Frees the row, which is then empty and can be used again. */
 void row_free(struct row *row);
 
-/* Replaces the text of a column. If the column does not exist or memory runs out, the row is marked as
- * failed. */
-void row_set(struct row *row, const char *column, const char *text);
+/* Return the index of a column (row->count if there is no such column) and its value (NULL if it is absent).
+ */
+size_t row_find(const struct row *row, const char *column);
+const struct value *row_value(const struct row *row, const char *column);
 
-/* Returns the text of a column, owned by the row, or NULL if there is no such column. */
-const char *row_get(const struct row *row, const char *column);
+/* Return the value of a column as a number (NaN if it is absent or no number) or as a word ("" if it is
+ * absent or no word). The word belongs to the row. */
+double row_get_real(const struct row *row, const char *column);
+const char *row_get_word(const struct row *row, const char *column);
 
-/* Write the column names or the fields of a row as one CSV line with "\n". */
+/* Returns the text of column `index` as CSV has it, "" if the value is absent. The text is in `buffer` or
+ * belongs to the row. */
+#define VALUE_TEXT_MAX 32
+const char *row_cell(const struct row *row, size_t index, char buffer[VALUE_TEXT_MAX]);
+
+FDSL_C_END
+
+/* ---- CSV ---- */
+
+/* Write the column names or the values of a row as one CSV line with "\n". */
 void csv_write_header(FILE *stream, const struct row *row);
 void csv_write_row(FILE *stream, const struct row *row);
 

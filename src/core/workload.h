@@ -7,9 +7,9 @@
 
 #include "core/compute.h"
 #include "core/consumer.h"
-#include "core/measures.h"
 #include "core/options.h"
 #include "core/partition.h"
+#include "core/record.h"
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
@@ -48,10 +48,10 @@ struct workload {
      * that is among the chosen variants is used. NULL-terminated. */
     const char *const *baselines;
 
-    /* The workload's own CSV columns; ends with an entry whose column is NULL. */
-    const struct measure *measures;
+    /* The workload's own columns; ends with an entry whose name is NULL. */
+    const struct column *columns;
 
-    /* Measures that the table on stdout shows in addition to the common columns, NULL-terminated. NULL if
+    /* Columns that the table on stdout shows in addition to the common columns, NULL-terminated. NULL if
      * there are none. */
     const char *const *shown;
 
@@ -94,19 +94,17 @@ struct workload {
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
                           uint64_t *wrong);
 
-    /* Sets the measures that describe the latest timed run. Called right after that run, before anything
+    /* Sets the columns that describe the latest timed run. Called right after that run, before anything
      * changes. May be NULL. */
-    enum status (*observe)(const void *input, const struct variant *variant, void *state,
-                           struct measures *measures);
+    enum status (*observe)(const void *input, const struct variant *variant, void *state, struct row *row);
 
-    /* Sets the measures that observe() does not set. Called after the last verification; may run the variant
+    /* Sets the columns that observe() does not set. Called after the last verification; may run the variant
      * again. May be NULL. */
-    enum status (*measure)(const void *input, const struct variant *variant, void *state,
-                           struct measures *measures);
+    enum status (*measure)(const void *input, const struct variant *variant, void *state, struct row *row);
 
-    /* Sets the measures that follow from the median time of a run, in seconds. Called for the row of each
+    /* Sets the columns that follow from the median time of a run, in seconds. Called for the row of each
      * rank, and for the row rank=all with the median time of the slowest rank. May be NULL. */
-    void (*rates)(const void *input, double median_s, struct measures *measures);
+    void (*rates)(const void *input, double median_s, struct row *row);
 
     /* Writes the output files that the user requested, from the results of run 0, the latest run of `state`.
      * `name` is the variant's name if several variants write output, else NULL. May be NULL. */
@@ -140,10 +138,10 @@ struct workload {
         /* Returns a hash of the input files, which must be the same on all ranks. May be NULL. */
         uint64_t (*identity)(const void *input);
 
-        /* Checks that all ranks together did the work that a single rank would do. `total` has the measures
-         * of the row with rank=all. Called on rank 0 if there are several ranks. Returns STATUS_WRONG with
-         * the reason if they did not; the row is then not written. May be NULL. */
-        enum status (*check_total)(const void *input, const struct measures *total);
+        /* Checks that all ranks together did the work that a single rank would do. `total` is the row with
+         * rank=all. Called on rank 0 if there are several ranks. Returns STATUS_WRONG with the reason if they
+         * did not; the row is then not written. May be NULL. */
+        enum status (*check_total)(const void *input, const struct row *total);
     } ranks;
 
     /* For workloads whose batches a training step can consume (--compute). Set step() and either hand_over()

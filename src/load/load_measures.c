@@ -8,45 +8,74 @@
 #include "core/stats.h"
 #include "core/timer.h"
 
-const struct measure load_measures[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"store", COMBINE_FIRST},
-    {"shards", COMBINE_MAX},
-    {"sample_bytes", COMBINE_MAX},
-    {"skipped", COMBINE_SUM},
-    {"jpeg_warnings", COMBINE_SUM},
-    {"displacement", COMBINE_MEAN},
-    {"shards_per_batch", COMBINE_MEAN},
-    {"resident_share_before", COMBINE_MIN},
-    {"resident_share_after", COMBINE_MIN},
-    {"storage_read_bytes", COMBINE_SUM},
-    {"copy_bytes_per_s", COMBINE_NONE},
-    {"copy_share", COMBINE_NONE},
-    {"gds", COMBINE_FIRST},
-    {"decoded_by", COMBINE_FIRST},
-    {"resident_share", COMBINE_MIN},
-    {"jpeg_engine_share", COMBINE_MAX},
-    {"cpu_cores", COMBINE_SUM},
-    {"open_p50_s", COMBINE_MAX},
-    {"open_p99_s", COMBINE_MAX},
-    {"open_p999_s", COMBINE_MAX},
-    {"read_p50_s", COMBINE_MAX},
-    {"read_p99_s", COMBINE_MAX},
-    {"read_p999_s", COMBINE_MAX},
-    {"close_p50_s", COMBINE_MAX},
-    {"close_p99_s", COMBINE_MAX},
-    {"close_p999_s", COMBINE_MAX},
-    {"decode_s", COMBINE_MAX},
-    {"augment_s", COMBINE_MAX},
-    MEMORY_MEASURES,
-    {"checksum", COMBINE_HASHES},
-    COMPUTE_MEASURES,
-    {NULL, COMBINE_FIRST},
+const struct column load_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"store", VALUE_WORD, COMBINE_FIRST, "", .about = "how the samples are stored: files or shards"},
+    {"shards", VALUE_INTEGER, COMBINE_MAX, "", .about = "number of shards; empty for single files"},
+    {"sample_bytes", VALUE_REAL, COMBINE_MAX, "bytes", .about = "mean size of a sample"},
+    {"skipped", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "broken samples that --on-error skip left out of an epoch; empty if the number is unknown"},
+    {"jpeg_warnings", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "images that libjpeg-turbo decoded with warnings in the last timed run"},
+    {"displacement", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "mean distance by which an epoch moves a sample, relative to a random order",
+     .digits = DECIMALS(4)},
+    {"shards_per_batch", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "mean number of shards whose samples a batch mixes", .digits = 4},
+    {"resident_share_before", VALUE_REAL, COMBINE_MIN, "",
+     .about = "share of the data set that is in the page cache before the last timed run",
+     .digits = DECIMALS(4)},
+    {"resident_share_after", VALUE_REAL, COMBINE_MIN, "",
+     .about = "share of the data set that is in the page cache after the last timed run",
+     .digits = DECIMALS(4)},
+    {"storage_read_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
+     .about = "bytes that Linux read from storage devices for this process during the last timed run"},
+    {"copy_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+     .about = "bandwidth of copying the same data on the same threads: an upper bound for the loader",
+     .digits = 6},
+    {"copy_share", VALUE_REAL, COMBINE_NONE, "", .about = "rate of loading divided by the rate of copying",
+     .digits = DECIMALS(4)},
+    {"gds", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "how GPUDirect Storage read: directly, or through the compatibility mode"},
+    {"decoded_by", VALUE_WORD, COMBINE_FIRST, "", .about = "the decoder of the images"},
+    {"resident_share", VALUE_REAL, COMBINE_MIN, "",
+     .about = "share of the data set that is resident in device memory", .digits = DECIMALS(4)},
+    {"jpeg_engine_share", VALUE_REAL, COMBINE_MAX, "",
+     .about = "utilisation of the GPU's JPEG engines at the end of the timed runs", .digits = DECIMALS(2)},
+    {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",
+     .about = "CPU time of all threads divided by the time of a run", .digits = 3},
+    {"open_p50_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "median of the latencies of open calls, in one extra run", .digits = 4},
+    {"open_p99_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99th percentile of the latencies of open calls, in one extra run", .digits = 4},
+    {"open_p999_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99.9th percentile of the latencies of open calls, in one extra run", .digits = 4},
+    {"read_p50_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "median of the latencies of read calls, in one extra run", .digits = 4},
+    {"read_p99_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99th percentile of the latencies of read calls, in one extra run", .digits = 4},
+    {"read_p999_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99.9th percentile of the latencies of read calls, in one extra run", .digits = 4},
+    {"close_p50_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "median of the latencies of close calls, in one extra run", .digits = 4},
+    {"close_p99_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99th percentile of the latencies of close calls, in one extra run", .digits = 4},
+    {"close_p999_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "99.9th percentile of the latencies of close calls, in one extra run", .digits = 4},
+    {"decode_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time that a thread spends decoding in the last timed run", .digits = 6},
+    {"augment_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time that a thread spends augmenting in the last timed run", .digits = 6},
+    MEMORY_COLUMNS,
+    {"checksum", VALUE_HASH, COMBINE_SUM, "",
+     .about = "sum of the hashes of all samples that the last timed run delivered"},
+    COMPUTE_COLUMNS,
+    {.name = NULL},
 };
 
 /* Measures the quality of the order of each thread, and takes the mean over the threads. */
 static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
-                                 struct measures *measures)
+                                 struct row *row)
 {
     struct order_plan plan = load_variant_plan(load, variant, threads);
     CLOSED_BY(order_close) struct order order = {0};
@@ -61,15 +90,15 @@ static enum status measure_order(const struct load *load, const struct variant *
         shards += quality.shards / threads;
         batches = batches && order.count >= load->batch;
     }
-    measures_put(measures, "displacement", "%.4f", displacement);
+    row_real(row, "displacement", displacement);
     if (batches)
-        measures_put(measures, "shards_per_batch", "%.4g", shards);
+        row_real(row, "shards_per_batch", shards);
     return STATUS_OK;
 }
 
 /* Measures the latency of open, read and close in one extra run in which every call is timed. */
 static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
-                                 struct measures *measures)
+                                 struct row *row)
 {
     static const char *const columns_of[LOAD_CALLS][3] = {{"open_p50_s", "open_p99_s", "open_p999_s"},
                                                           {"read_p50_s", "read_p99_s", "read_p999_s"},
@@ -85,8 +114,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
     TRY(variant->fetch(state, result));
     for (int call = 0; call < LOAD_CALLS; call++)
         for (int q = 0; q < 3; q++)
-            measures_real(measures, columns_of[call][q],
-                          latency_quantile_s(&result->latency[call], quantiles[q]), 4);
+            row_real(row, columns_of[call][q], latency_quantile_s(&result->latency[call], quantiles[q]));
     return STATUS_OK;
 }
 
@@ -96,7 +124,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
 /* Measures the copy bandwidth, which is an upper bound on the rate of the loader, and the CPU cores that a
  * run uses. Copies of the working set alternate with runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
-                                struct load_result *result, struct measures *measures)
+                                struct load_result *result, struct row *row)
 {
     const struct load_traits *traits = variant->traits;
     double copies[COPY_ROUNDS], shares[COPY_ROUNDS], cores[COPY_ROUNDS], begin_s = timer_now_s();
@@ -116,19 +144,19 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
         shares[rounds] = rate / copies[rounds];
         rounds++;
     }
-    measures_put(measures, "copy_bytes_per_s", "%.6g", stats_middle(copies, rounds));
-    measures_put(measures, "copy_share", "%.4f", stats_middle(shares, rounds));
-    measures_put(measures, "cpu_cores", "%.3g", stats_middle(cores, rounds));
+    row_real(row, "copy_bytes_per_s", stats_middle(copies, rounds));
+    row_real(row, "copy_share", stats_middle(shares, rounds));
+    row_real(row, "cpu_cores", stats_middle(cores, rounds));
     return STATUS_OK;
 }
 
 static enum status measure_copy_and_order(const struct load *load, const struct variant *variant, void *state,
-                                          struct measures *measures)
+                                          struct row *row)
 {
     FREED struct load_result *result = malloc(sizeof *result);
     TRY(ALLOCATED(result, "out of memory for the result of a run"));
-    TRY(copy_in_turn(load, variant, state, result, measures));
-    return measure_order(load, variant, result->threads, measures);
+    TRY(copy_in_turn(load, variant, state, result, row));
+    return measure_order(load, variant, result->threads, row);
 }
 
 /* Counts the row (status_caveat()) if the latest warm run read from a storage device, or if too few pages are
@@ -146,8 +174,7 @@ static void warn_of_cooling(const struct load *load, const struct load_result *r
             (unsigned long long)read, 100 * cache_share(after));
 }
 
-enum status load_observe(const void *input, const struct variant *variant, void *state,
-                         struct measures *measures)
+enum status load_observe(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
@@ -158,73 +185,71 @@ enum status load_observe(const void *input, const struct variant *variant, void 
     TRY(load_resident(load, &after));
     warn_of_cooling(load, result, &after);
     if (!dataset->uncounted)
-        measures_put(
-            measures, "skipped", "%llu",
-            (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
+        row_count(row, "skipped", (load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs);
     if (!result->before.hidden)
-        measures_put(measures, "resident_share_before", "%.4f", cache_share(&result->before));
+        row_real(row, "resident_share_before", cache_share(&result->before));
     if (!after.hidden)
-        measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
+        row_real(row, "resident_share_after", cache_share(&after));
     if (result->device_known)
-        measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result->device_bytes);
-    measures_memory(measures, result->useful_bytes, (double)result->memory_bytes);
-    measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
+        row_count(row, "storage_read_bytes", result->device_bytes);
+    row_memory(row, result->useful_bytes, (double)result->memory_bytes);
+    row_hash(row, "checksum", result->checksum.sum);
     if (result->gds)
-        measures_put(measures, "gds", "%s", result->gds);
+        row_text(row, "gds", result->gds);
     if (result->decoder)
-        measures_put(measures, "decoded_by", "%s", result->decoder);
+        row_text(row, "decoded_by", result->decoder);
     if (result->decoder && result->jpeg_engine_share >= 0)
-        measures_put(measures, "jpeg_engine_share", "%.2f", result->jpeg_engine_share);
+        row_real(row, "jpeg_engine_share", result->jpeg_engine_share);
     if (((const struct load_traits *)variant->traits)->resident)
-        measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
+        row_real(row, "resident_share", load->control->resident_share);
     if (load->decode) {
-        measures_put(measures, "jpeg_warnings", "%llu", (unsigned long long)result->jpeg_warnings);
-        measures_put(measures, "decode_s", "%.6g", result->decode_s);
+        row_count(row, "jpeg_warnings", result->jpeg_warnings);
+        row_real(row, "decode_s", result->decode_s);
     }
     if (load->augment)
-        measures_put(measures, "augment_s", "%.6g", result->augment_s);
+        row_real(row, "augment_s", result->augment_s);
     return STATUS_OK;
 }
 
-enum status load_measure(const void *input, const struct variant *variant, void *state,
-                         struct measures *measures)
+enum status load_measure(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = load->dataset;
     bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
     const char *timed = kept ? traits->timed : traits->timed_unless_warm;
+    char stages[128];
     if (traits->resident && load->control->resident_share < 1)
         timed = traits->timed_unless_resident;
-    measures_put(measures, "timed_stages", "%s%s%s", timed, load->decode ? "+decode" : "",
-                 load->augment ? "+augment" : "");
-    measures_put(measures, "store", "%s", dataset->shards ? "shards" : "files");
+    snprintf(stages, sizeof stages, "%s%s%s", timed, load->decode ? "+decode" : "",
+             load->augment ? "+augment" : "");
+    row_text(row, "timed_stages", stages);
+    row_text(row, "store", dataset->shards ? "shards" : "files");
     if (dataset->shards)
-        measures_put(measures, "shards", "%u", dataset->file_count);
-    measures_put(measures, "sample_bytes", "%.9g", (double)dataset->bytes / dataset->sample_count);
+        row_count(row, "shards", dataset->file_count);
+    row_real(row, "sample_bytes", (double)dataset->bytes / dataset->sample_count);
     if (load->rates_only)
         return STATUS_OK;
     if (traits->calls)
-        TRY(measure_calls(load, variant, state, measures));
-    return measure_copy_and_order(load, variant, state, measures);
+        TRY(measure_calls(load, variant, state, row));
+    return measure_copy_and_order(load, variant, state, row);
 }
 
-enum status load_check_total(const void *input, const struct measures *total)
+enum status load_check_total(const void *input, const struct row *total)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
-    const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "checksum");
-    if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
+    const struct value *checksum = row_value(total, "checksum");
+    if (dataset->uncounted || row_get_real(total, "skipped") > dataset->skipped)
         return STATUS_OK; /* the lost samples are not known, so there is no expected checksum */
     uint64_t sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         sum += dataset->samples[i].edges;
     sum *= load->epochs;
-    if (strtoull(checksum, NULL, 16) == sum)
+    if (checksum->integer == sum)
         return STATUS_OK;
-    return status_set(
-        STATUS_WRONG,
-        "the ranks together did not deliver the samples of the data set (checksum %s, expected %016" PRIx64
-        "); the time is not recorded",
-        checksum, sum);
+    return status_set(STATUS_WRONG,
+                      "the ranks together did not deliver the samples of the data set (checksum %016" PRIx64
+                      ", expected %016" PRIx64 "); the time is not recorded",
+                      checksum->integer, sum);
 }

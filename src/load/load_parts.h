@@ -56,14 +56,12 @@ enum status load_verify(const void *input, const struct variant *variant, void *
 
 /* The workload's columns. load_observe() fills the columns about the latest timed run. load_measure() makes
  * further runs and fills the other columns. */
-extern const struct measure load_measures[];
-enum status load_observe(const void *input, const struct variant *variant, void *state,
-                         struct measures *measures);
-enum status load_measure(const void *input, const struct variant *variant, void *state,
-                         struct measures *measures);
+extern const struct column load_columns[];
+enum status load_observe(const void *input, const struct variant *variant, void *state, struct row *row);
+enum status load_measure(const void *input, const struct variant *variant, void *state, struct row *row);
 
 /* workload->ranks.check_total(): checks that the ranks together delivered every sample once per epoch. Checks
  * nothing if a run lost samples. STATUS_WRONG if they did not. */
-enum status load_check_total(const void *input, const struct measures *total);
+enum status load_check_total(const void *input, const struct row *total);
 
 #endif

@@ -10,26 +10,41 @@
 #include "data/checksum.h"
 #include "ops/ops_parts.h"
 
-const struct measure ops_measures[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"load_s", COMBINE_MAX},
-    {"rows_in", COMBINE_SUM},
-    {"rows_kept", COMBINE_SUM},
-    {"duplicate_rows", COMBINE_NONE},
-    {"mask_s", COMBINE_MAX},
-    {"dedup_s", COMBINE_MAX},
-    {"compact_s", COMBINE_MAX},
-    {"permute_s", COMBINE_MAX},
-    {"convert_s", COMBINE_MAX},
-    {"hash_s", COMBINE_MAX},
-    {"least_bytes", COMBINE_SUM_REAL},
-    {"stream_bytes_per_s", COMBINE_NONE},
-    {"stream_share", COMBINE_NONE},
-    MEMORY_MEASURES,
-    {"error_max", COMBINE_MAX},
-    {"error_mean", COMBINE_MEAN},
-    {"digest", COMBINE_HASHES},
-    {NULL, COMBINE_FIRST},
+const struct column ops_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"load_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time until the rows of files were mapped and in the page cache; empty for generated rows",
+     .digits = 6},
+    {"rows_in", VALUE_INTEGER, COMBINE_SUM, "", .about = "input rows"},
+    {"rows_kept", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "rows that remain after the mask and the comparison of hashes"},
+    {"duplicate_rows", VALUE_INTEGER, COMBINE_NONE, "",
+     .about = "valid rows whose hash equals that of an earlier valid row; only with the step hash"},
+    {"mask_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that masks bad rows in one extra run, mean over the threads", .digits = 6},
+    {"dedup_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that compares hashes in one extra run, mean over the threads", .digits = 6},
+    {"compact_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that removes rows in one extra run, mean over the threads", .digits = 6},
+    {"permute_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that permutes rows in one extra run, mean over the threads", .digits = 6},
+    {"convert_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that converts values in one extra run, mean over the threads", .digits = 6},
+    {"hash_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the step that hashes rows in one extra run, mean over the threads", .digits = 6},
+    {"least_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
+     .about = "bytes that any program must move for these steps"},
+    {"stream_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+     .about = "reference bandwidth: a copy on a GPU, STREAM triad on a CPU", .digits = 6},
+    {"stream_share", VALUE_REAL, COMBINE_NONE, "",
+     .about = "least_bytes divided by the time and by stream_bytes_per_s", .digits = 4},
+    MEMORY_COLUMNS,
+    {"error_max", VALUE_REAL, COMBINE_MAX, "", .about = "largest absolute error of converted values of run 0",
+     .digits = 5},
+    {"error_mean", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "mean relative error of converted values of run 0 that are not 0", .digits = 5},
+    {"digest", VALUE_HASH, COMBINE_SUM, "", .about = "sum of the hashes of the output rows of run 0"},
+    {.name = NULL},
 };
 
 static enum status summarize(const struct variant *variant, void *state, struct ops_summary *summary)
@@ -42,32 +57,31 @@ static enum status summarize(const struct variant *variant, void *state, struct 
 
 /* Sets the memory columns. Memory efficiency is the bytes of the rows and the results, divided by the bytes
  * allocated. */
-static void put_memory(const struct ops *ops, const struct ops_summary *summary, struct measures *measures)
+static void put_memory(const struct ops *ops, const struct ops_summary *summary, struct row *row)
 {
     double rows = (double)ops->count * (double)ops->row_bytes, useful = rows;
     for (int array = 0; array < OPS_ARRAYS; array++)
         useful += (double)(array == OPS_KEPT ? ops->count : summary->outputs) *
                   (double)ops_array_bytes(ops, (enum ops_array)array);
-    measures_memory(measures, useful, rows + (double)summary->memory_bytes);
+    row_memory(row, useful, rows + (double)summary->memory_bytes);
 }
 
-enum status ops_observe(const void *input, const struct variant *variant, void *state,
-                        struct measures *measures)
+enum status ops_observe(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct ops *ops = input;
     struct ops_summary summary;
-    char stages[MEASURE_TEXT_MAX] = "";
+    char stages[64] = "";
     TRY(summarize(variant, state, &summary));
     for (int step = 0; step < OPS_STEPS; step++)
         if (ops->steps[step])
             text_join(stages, sizeof stages, "+", "%s", ops_step_names[step]);
-    measures_put(measures, "timed_stages", "%s", stages);
+    row_text(row, "timed_stages", stages);
     if (ops->set)
-        measures_real(measures, "load_s", ((const struct ops_job *)input)->load_s, 6);
-    measures_put(measures, "rows_in", "%" PRIu64, ops->count);
-    measures_put(measures, "rows_kept", "%" PRIu64, summary.kept);
-    measures_put(measures, "least_bytes", "%.0f", ops_least_bytes(ops, summary.kept));
-    put_memory(ops, &summary, measures);
+        row_real(row, "load_s", ((const struct ops_job *)input)->load_s);
+    row_count(row, "rows_in", ops->count);
+    row_count(row, "rows_kept", summary.kept);
+    row_count(row, "least_bytes", (unsigned long long)ops_least_bytes(ops, summary.kept));
+    put_memory(ops, &summary, row);
     return STATUS_OK;
 }
 
@@ -75,7 +89,7 @@ enum status ops_observe(const void *input, const struct variant *variant, void *
 
 /* Measures the time of each step in one extra run. */
 static enum status measure_steps(const struct ops *ops, const struct variant *variant, void *state,
-                                 struct measures *measures)
+                                 struct row *row)
 {
     struct run_time unused;
     struct ops_summary summary;
@@ -88,7 +102,7 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
         char column[32];
         snprintf(column, sizeof column, "%s_s", ops_step_names[step]);
         if (ops->steps[step] && summary.step_s[step] >= 0)
-            measures_real(measures, column, summary.step_s[step], 6);
+            row_real(row, column, summary.step_s[step]);
     }
     return STATUS_OK;
 }
@@ -99,7 +113,7 @@ static enum status measure_steps(const struct ops *ops, const struct variant *va
 /* Measures the bandwidth of runs relative to the reference bandwidth. Runs alternate with measurements of the
  * reference bandwidth, so that both see the same state of the machine. */
 static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
-                                  struct measures *measures)
+                                  struct row *row)
 {
     const struct ops_traits *traits = variant->traits;
     double rates[STREAM_ROUNDS], shares[STREAM_ROUNDS], begin_s = timer_now_s();
@@ -116,8 +130,8 @@ static enum status measure_stream(const struct ops *ops, const struct variant *v
         shares[rounds] = bytes / run_s / rates[rounds];
         rounds++;
     }
-    measures_real(measures, "stream_bytes_per_s", stats_middle(rates, rounds), 6);
-    measures_real(measures, "stream_share", stats_middle(shares, rounds), 4);
+    row_real(row, "stream_bytes_per_s", stats_middle(rates, rounds));
+    row_real(row, "stream_share", stats_middle(shares, rounds));
     return STATUS_OK;
 }
 
@@ -208,7 +222,7 @@ static enum status fetch_chunk(const struct ops *ops, const struct variant *vari
 }
 
 static enum status read_results(const struct ops *ops, const struct variant *variant, void *state,
-                                struct chunk *chunk, struct measures *measures)
+                                struct chunk *chunk, struct row *row)
 {
     struct ops_summary summary;
     struct errors errors = {0};
@@ -223,39 +237,37 @@ static enum status read_results(const struct ops *ops, const struct variant *var
             add_errors(ops, summary.tensor_scale, chunk, &errors);
         sum += digest(ops, chunk);
     }
-    measures_put(measures, "digest", "%016" PRIx64, sum);
+    row_hash(row, "digest", sum);
     if (converts && errors.values > 0)
-        measures_real(measures, "error_max", errors.largest, 5);
+        row_real(row, "error_max", errors.largest);
     if (converts && errors.relative > 0)
-        measures_real(measures, "error_mean", errors.sum / (double)errors.relative, 5);
+        row_real(row, "error_mean", errors.sum / (double)errors.relative);
     return STATUS_OK;
 }
 
 static enum status measure_results(const struct ops *ops, const struct variant *variant, void *state,
-                                   struct measures *measures)
+                                   struct row *row)
 {
     FREED struct chunk *chunk = calloc(1, sizeof *chunk);
     FREED uint8_t *values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
     FREED uint8_t *scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
-    TRY(ALLOCATED(chunk && values && scales, "out of memory for measures"));
+    TRY(ALLOCATED(chunk && values && scales, "out of memory for the results"));
     chunk->values = values;
     chunk->scales = scales;
-    return read_results(ops, variant, state, chunk, measures);
+    return read_results(ops, variant, state, chunk, row);
 }
 
-enum status ops_measure(const void *input, const struct variant *variant, void *state,
-                        struct measures *measures)
+enum status ops_measure(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct ops_job *job = input;
     const struct ops *ops = &job->ops;
-    TRY(measure_steps(ops, variant, state, measures));
-    TRY(measure_results(ops, variant, state, measures));
+    TRY(measure_steps(ops, variant, state, row));
+    TRY(measure_results(ops, variant, state, row));
     if (ops->steps[OPS_HASH]) {
         TRY(ops_oracle_hash(ops, job->oracle));
-        measures_put(measures, "duplicate_rows", "%" PRIu64,
-                     job->oracle->valid_count - job->oracle->distinct);
+        row_count(row, "duplicate_rows", job->oracle->valid_count - job->oracle->distinct);
     }
     if (ops->count > 0)
-        TRY(measure_stream(ops, variant, state, measures));
+        TRY(measure_stream(ops, variant, state, row));
     return ops_check_rows(ops);
 }

@@ -3,7 +3,7 @@
 #ifndef FDSL_OPS_OPS_PARTS_H
 #define FDSL_OPS_OPS_PARTS_H
 
-#include "core/measures.h"
+#include "core/record.h"
 #include "core/variant.h"
 #include "core/workload.h"
 #include "machine/guard.h"
@@ -58,10 +58,8 @@ void ops_rows_free(struct ops_job *job);
 extern const char *const ops_step_names[OPS_STEPS];
 
 /* The workload's columns, and the functions of struct workload that fill them. */
-extern const struct measure ops_measures[];
-enum status ops_observe(const void *input, const struct variant *variant, void *state,
-                        struct measures *measures);
-enum status ops_measure(const void *input, const struct variant *variant, void *state,
-                        struct measures *measures);
+extern const struct column ops_columns[];
+enum status ops_observe(const void *input, const struct variant *variant, void *state, struct row *row);
+enum status ops_measure(const void *input, const struct variant *variant, void *state, struct row *row);
 
 #endif

@@ -142,7 +142,7 @@ static enum status consumed_fetch(void *state, void *result)
     return self->job.variant->fetch(consumed_latest(state), result);
 }
 
-enum status consumed_end(void *state, struct measures *measures, double *stall_share)
+enum status consumed_end(void *state, struct row *row)
 {
     struct consumed *self = state;
     const struct consumer_times *sum = &self->sum;
@@ -153,17 +153,16 @@ enum status consumed_end(void *state, struct measures *measures, double *stall_s
         return status_set(STATUS_FAILED, "no step ran: the timed runs delivered no batch");
     double step_s = sum->whole_steps ? sum->whole_s / (double)sum->whole_steps : NAN;
     double after_first_s = sum->span_s - sum->first_wait_s;
-    *stall_share = sum->wait_s / after_first_s;
-    measures_real(measures, "compute_ms", 1e3 * facts->length_s, 9);
-    measures_put(measures, "steps", "%llu", (unsigned long long)sum->steps);
-    measures_real(measures, "stall_share", *stall_share, 6);
-    measures_real(measures, "first_batch_s", sum->first_wait_s, 9);
-    measures_real(measures, "step_s", step_s, 9);
-    measures_real(measures, "busy_share", sum->busy_s / sum->span_s, 6);
-    measures_real(measures, "slowdown", step_s / facts->alone_s, 6);
-    measures_real(measures, "bus_share", facts->bus_share, 6);
-    measures_real(measures, "bus_slowdown", facts->bus_slowdown, 6);
-    measures_real(measures, "loss", sum->loss, 6);
+    row_real(row, "compute_ms", 1e3 * facts->length_s);
+    row_count(row, "steps", sum->steps);
+    row_real(row, "stall_share", sum->wait_s / after_first_s);
+    row_real(row, "first_batch_s", sum->first_wait_s);
+    row_real(row, "step_s", step_s);
+    row_real(row, "busy_share", sum->busy_s / sum->span_s);
+    row_real(row, "slowdown", step_s / facts->alone_s);
+    row_real(row, "bus_share", facts->bus_share);
+    row_real(row, "bus_slowdown", facts->bus_slowdown);
+    row_real(row, "loss", sum->loss);
     return STATUS_OK;
 }
 

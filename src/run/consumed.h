@@ -31,9 +31,9 @@ extern const struct variant consumed_variant;
  * deliver() and measure(). */
 void *consumed_latest(void *state);
 
-/* Call after the timed runs: waits for their last steps and sets the measures COMPUTE_MEASURES and
- * `*stall_share`. STATUS_FAILED if a step fails or none ran. */
-enum status consumed_end(void *state, struct measures *measures, double *stall_share);
+/* Call after the timed runs: waits for their last steps and sets the columns COMPUTE_COLUMNS.
+ * STATUS_FAILED if a step fails or none ran. */
+enum status consumed_end(void *state, struct row *row);
 
 /* Detaches the consumer from the wrapped variant. Later runs pass no batches to the consumer. */
 void consumed_detach(void *state);

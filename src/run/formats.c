@@ -48,22 +48,26 @@ static json_t *json_text(const char *text)
     return string ? string : json_string(text_printable(text, printable, sizeof printable));
 }
 
-/* Converts a field to JSON; null if the value does not apply. */
-static json_t *json_field(const struct field *field)
+/* Converts the value of column `index` to JSON. Numbers have the digits that CSV shows. A word in a column of
+ * numbers may be a number too. */
+static json_t *json_value(const struct row *row, size_t index)
 {
-    if (*field->text == '\0')
+    const struct value *value = &row->values[index];
+    const enum value_type type = row->columns[index].type;
+    char buffer[VALUE_TEXT_MAX], *end;
+    const char *text = row_cell(row, index, buffer);
+    if (value->type == VALUE_ABSENT)
         return json_null();
-    if (field->kind == FIELD_FLAG)
-        return json_boolean(strcmp(field->text, "0") != 0 && strcmp(field->text, "no") != 0);
-    if (field->kind == FIELD_TEXT)
-        return json_text(field->text);
-    char *end;
+    if (value->type == VALUE_FLAG)
+        return json_boolean(value->flag);
+    if (type == VALUE_WORD || type == VALUE_HASH)
+        return json_text(text);
     errno = 0;
-    long long whole = strtoll(field->text, &end, 10);
+    long long whole = strtoll(text, &end, 10);
     if (*end == '\0') /* integers that need more than 63 bits become strings, to stay exact */
-        return errno == 0 ? json_integer(whole) : json_string(field->text);
-    double real = strtod(field->text, &end); /* not every text is a number: rank may be "all" */
-    return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);
+        return errno == 0 ? json_integer(whole) : json_string(text);
+    double real = strtod(text, &end);
+    return *end == '\0' && isfinite(real) ? json_real(real) : json_string(text);
 }
 
 static enum status print_json(json_t *document)
@@ -79,7 +83,7 @@ static json_t *json_row(const struct row *row)
 {
     json_t *object = json_object();
     for (size_t i = 0; i < row->count; i++)
-        json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
+        json_object_set_new(object, row->columns[i].name, json_value(row, i));
     return object;
 }
 #endif

@@ -7,45 +7,9 @@
 
 #include "machine/comm.h"
 
-/* ---- Packed rows: zero-terminated strings in one buffer ---- */
-
-static size_t packed_bytes(const struct row *row)
-{
-    size_t bytes = 0;
-    for (size_t i = 0; i < row->count; i++)
-        bytes += strlen(row->fields[i].text) + 1;
-    return bytes;
-}
-
-static void pack(const struct row *row, char *to)
-{
-    for (size_t i = 0; i < row->count; i++)
-        to = stpcpy(to, row->fields[i].text) + 1;
-}
-
-/* Unpacks a row with the columns of `like`. */
-static enum status unpack(const char *from, const struct row *like, struct row *row)
-{
-    for (size_t i = 0; i < like->count; i++) {
-        const struct field *field = &like->fields[i];
-        row_add(row, field->column, from, field->kind);
-        from += strlen(from) + 1;
-    }
-    return row_check(row);
-}
-
-static enum status unpack_all(const char *packed, size_t bytes, const struct row *like, struct row **rows)
-{
-    *rows = calloc((size_t)comm_size(), sizeof **rows);
-    TRY(ALLOCATED(*rows, "out of memory for the rows of %d ranks", comm_size()));
-    for (int i = 0; i < comm_size(); i++)
-        TRY(unpack(packed + (size_t)i * bytes, like, &(*rows)[i]));
-    return STATUS_OK;
-}
-
 void ranks_free_rows(struct row *rows)
 {
-    for (int i = 0; rows && i < comm_size(); i++)
+    for (int i = 0; rows && i <= comm_size(); i++)
         row_free(&rows[i]);
     free(rows);
 }
@@ -71,22 +35,38 @@ static enum status gather(const void *mine, size_t bytes, void **all)
     return status;
 }
 
+/* Makes the rows of all ranks from their values and texts. `word_bytes` is the distance between the texts of
+ * two ranks. */
+static enum status take_rows(const struct row *mine, const struct value *values, const char *words,
+                             size_t word_bytes, struct row **rows)
+{
+    *rows = calloc((size_t)comm_size() + 1, sizeof **rows);
+    TRY(ALLOCATED(*rows, "out of memory for the rows of %d ranks", comm_size()));
+    for (size_t i = 0; i < (size_t)comm_size(); i++) {
+        struct row *row = &(*rows)[i];
+        row_open(row, mine->columns);
+        row->words = malloc(word_bytes);
+        row->failed |= !row->words;
+        TRY(row_check(row));
+        row->word_bytes = word_bytes;
+        memcpy(row->values, values + i * row->count, row->count * sizeof *values);
+        memcpy(row->words, words + i * word_bytes, word_bytes);
+    }
+    return STATUS_OK;
+}
+
 static enum status gather_rows(const struct row *mine, struct row **rows)
 {
-    double longest = (double)packed_bytes(mine);
+    double longest = (double)mine->word_bytes;
     TRY(comm_max(&longest, 1));
-    size_t bytes = (size_t)longest;
-    FREED void *all = NULL;
-    FREED char *packed = calloc(1, bytes);
-    enum status status = ALLOCATED(packed, "out of memory for a row of %zu bytes", bytes);
-    if (packed)
-        pack(mine, packed);
-    status = comm_agree(status);
-    if (status == STATUS_OK)
-        status = gather(packed, bytes, &all);
-    if (status == STATUS_OK && all)
-        status = unpack_all(all, bytes, mine, rows);
-    return comm_agree(status);
+    size_t word_bytes = (size_t)longest;
+    FREED void *values = NULL, *words = NULL;
+    FREED char *padded = calloc(1, word_bytes);
+    TRY(comm_agree(ALLOCATED(padded, "out of memory for a row of %zu bytes", word_bytes)));
+    memcpy(padded, mine->words, mine->word_bytes);
+    TRY(gather(mine->values, mine->count * sizeof *mine->values, &values));
+    TRY(gather(padded, word_bytes, &words));
+    return comm_agree(values ? take_rows(mine, values, words, word_bytes, rows) : STATUS_OK);
 }
 
 enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
@@ -123,59 +103,62 @@ struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count)
     return all;
 }
 
-static void combine(const struct row *rows, int count, const char *column, enum combine how,
-                    struct row *total)
+/* Returns the number that a row shows. */
+static double shown(const struct value *value)
 {
-    const char *first = row_get(&rows[0], column);
-    char text[32] = "";
-    if (!first || !*first || how == COMBINE_NONE)
-        return;
-    bool common = true;
-    for (int i = 1; how == COMBINE_COMMON && i < count; i++)
-        common &= strcmp(row_get(&rows[i], column), first) == 0;
-    if (how == COMBINE_FIRST || how == COMBINE_SAME || how == COMBINE_COMMON) {
-        row_set(total, column, common ? first : "");
-        return;
-    }
-    unsigned long long sum = 0;
-    double smallest = INFINITY, largest = -INFINITY, mean = 0, sum_real = 0;
-    for (int i = 0; i < count; i++) {
-        const char *cell = row_get(&rows[i], column);
-        if (!*cell) /* the combined value is unknown if the value of any rank is unknown */
-            return;
-        sum += strtoull(cell, NULL, how == COMBINE_HASHES ? 16 : 10);
-        double value = strtod(cell, NULL);
-        smallest = fmin(smallest, value);
-        largest = fmax(largest, value);
-        mean += value / count;
-        sum_real += value;
-    }
-    if (how == COMBINE_MIN || how == COMBINE_MAX || how == COMBINE_MEAN || how == COMBINE_SUM_REAL)
-        snprintf(text, sizeof text, "%.9g",
-                 how == COMBINE_MIN    ? smallest
-                 : how == COMBINE_MAX  ? largest
-                 : how == COMBINE_MEAN ? mean
-                                       : sum_real);
-    else
-        snprintf(text, sizeof text, how == COMBINE_HASHES ? "%016llx" : "%llu", sum);
-    row_set(total, column, text);
+    if (value->type == VALUE_INTEGER)
+        return (double)value->integer;
+    if (value->digits == 0 || value->real == 0)
+        return value->real;
+    int decimals =
+        value->digits < 0 ? -value->digits : value->digits - 1 - (int)floor(log10(fabs(value->real)));
+    return rint(value->real * pow(10, decimals)) / pow(10, decimals);
 }
 
-void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total)
+static bool is_same(const struct row *a, const struct row *b, size_t column)
 {
-    static const struct measure shared[] = {{"threads", COMBINE_SUM},
-                                            {"ranks_per_device", COMBINE_MAX},
-                                            {"batch", COMBINE_SUM},
-                                            {"wrong", COMBINE_SUM},
-                                            {"sm_clock_mhz", COMBINE_MIN},
-                                            {"memory_clock_mhz", COMBINE_MIN},
-                                            {"instruction_set", COMBINE_COMMON},
-                                            {NULL, COMBINE_FIRST}};
-    row_set(total, "rank", "all");
-    for (const struct measure *measure = shared; measure->column; measure++)
-        combine(rows, count, measure->column, measure->combine, total);
-    for (const struct measure *measure = measures; measure->column; measure++)
-        combine(rows, count, measure->column, measure->combine, total);
+    char first[VALUE_TEXT_MAX], second[VALUE_TEXT_MAX];
+    return strcmp(row_cell(a, column, first), row_cell(b, column, second)) == 0;
+}
+
+/* Sets the value of a column that all ranks have. */
+static void combine(const struct row *rows, int count, size_t column, enum combine how, struct value *total)
+{
+    double smallest = INFINITY, largest = -INFINITY, mean = 0, sum = 0;
+    *total = rows[0].values[column];
+    for (int i = 0; i < count; i++) {
+        const struct value *value = &rows[i].values[column];
+        double number = shown(value);
+        smallest = fmin(smallest, number);
+        largest = fmax(largest, number);
+        mean += number / count;
+        sum += number;
+        if (i > 0 && how == COMBINE_SUM && value->type != VALUE_REAL)
+            total->integer += value->integer; /* exact, and for hashes modulo 2^64 */
+    }
+    if (how == COMBINE_SUM && total->type != VALUE_REAL)
+        return;
+    double real = how == COMBINE_MIN    ? smallest
+                  : how == COMBINE_MAX  ? largest
+                  : how == COMBINE_MEAN ? mean
+                                        : sum;
+    *total = (struct value){.type = VALUE_REAL, .real = real};
+}
+
+void ranks_combine(const struct row *rows, int count, struct row *total)
+{
+    for (size_t column = 0; column < total->count; column++) {
+        enum combine how = total->columns[column].combine;
+        bool known = true, same = true;
+        for (int i = 0; i < count; i++) {
+            known &= rows[i].values[column].type != VALUE_ABSENT;
+            same &= is_same(&rows[0], &rows[i], column);
+        }
+        if (how == COMBINE_FIRST || (how == COMBINE_COMMON && same))
+            row_copy(total, column, &rows[0]);
+        else if (how != COMBINE_COMMON && how != COMBINE_NONE && known)
+            combine(rows, count, column, how, &total->values[column]);
+    }
 }
 
 double ranks_efficiency(const struct partition *partition, double alone_s, double together_s)

@@ -12,20 +12,20 @@
 #include "run/bench.h"
 #include "core/record.h"
 
-/* Values of one rank that the combined row needs and that cannot be read from the row of the rank. */
+/* Values of one rank that the combined row needs and that the row of the rank does not have. */
 struct rank_facts {
-    double items, bytes;
+    double bytes; /* struct work */
     struct roofline roofline;
     int sharers; /* number of ranks that share its device; 1 on a CPU, where each rank has its own cores */
-    double median_s; /* median time of its runs */
     uint64_t throttle_reasons;
     double run_j;                      /* energy per run in joules; NaN if unknown */
     double cpu_share, preempted_per_s; /* from runner_cpu_use(), which says when they are NaN */
 };
 
 /* Collective: gathers the rows and facts of all ranks. On rank 0, `*rows` and `*facts` become arrays of
- * comm_size() elements in rank order; on other ranks, they become NULL. All rows must have the same columns.
- * The caller frees `*rows` with ranks_free_rows() and `*facts` with free(). */
+ * comm_size() elements in rank order, and `*rows` has room for one more row; on other ranks, they become
+ * NULL. All rows must have the same columns. The caller frees `*rows` with ranks_free_rows() and `*facts`
+ * with free(). */
 enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
                          struct rank_facts **facts);
 void ranks_free_rows(struct row *rows);
@@ -37,10 +37,9 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
 /* Returns the combined roofline of `count` ranks that run concurrently. */
 struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
 
-/* Combines the rows of `count` ranks into `total`, a row with the same columns. Sets `rank` to "all",
- * combines some shared columns (`threads`, `batch` and `wrong` are sums), and combines each measure as its
- * enum combine says. Leaves the other columns unchanged. */
-void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
+/* Sets the columns of `total`, an open row over the same table, from the rows of `count` ranks as the table
+ * says. Real numbers are combined as the rows show them, with the digits of their columns. */
+void ranks_combine(const struct row *rows, int count, struct row *total);
 
 /* Returns the parallel efficiency; 1 is ideal. `together_s` is the time of all ranks; `alone_s` is the time
  * of rank 0 alone, for the work of one rank (weak scaling) or of all ranks (strong scaling). Returns 0

@@ -43,7 +43,7 @@ static void gpu_peak_fields(const struct machine_peaks *peaks, struct row *row)
                   {"gpu_cache_bytes", peaks->cache_bytes},
                   {"gpu_chip_bytes", peaks->chip_bytes}};
     for (size_t i = 0; i < COUNT_OF(fields); i++)
-        row_known(row, fields[i].column, fields[i].value > 0 ? fields[i].value : -1);
+        row_positive(row, fields[i].column, fields[i].value);
 }
 
 static void gpu_fields(struct row *row, int number)
@@ -94,7 +94,7 @@ static enum status env_row(int device, struct row *row)
     row_count(row, "hardware_threads", (unsigned long long)env.threads);
     row_count(row, "allowed_threads", (unsigned long long)env.allowed_threads);
     row_count(row, "allowed_cores", (unsigned long long)env.allowed_cores);
-    row_known(row, "max_clock_hz", env.max_clock_hz > 0 ? env.max_clock_hz : -1);
+    row_positive(row, "max_clock_hz", env.max_clock_hz);
     row_text(row, "affinity", env.affinity);
     row_count(row, "memory_bytes", env.memory_bytes);
     row_count(row, "memory_available_bytes", env.memory_available_bytes);
@@ -109,9 +109,10 @@ enum status report_env(int device, int format)
     if (format != FORMAT_TABLE)
         return format_row(&row, format);
     for (size_t i = 0; i < row.count; i++)
-        if (*row.fields[i].text) {
-            printf("%-26s ", row.fields[i].column);
-            text_print(stdout, row.fields[i].text);
+        if (row.values[i].type != VALUE_ABSENT) {
+            char buffer[VALUE_TEXT_MAX];
+            printf("%-26s ", row.columns[i].name);
+            text_print(stdout, row_cell(&row, i, buffer));
             putchar('\n');
         }
     return STATUS_OK;
@@ -148,7 +149,7 @@ static void describe_variant(const struct variant_entry *entry, bool available, 
     row_text(row, "workload", entry->workload);
     row_text(row, "variant", entry->name);
     row_text(row, "platform", entry->variant ? entry->variant->platform : "");
-    row_add(row, "available", available ? "yes" : "no", FIELD_FLAG);
+    row_flag(row, "available", available);
     row_text(row, "reason", available ? "" : status_text());
     row_text(row, "summary", entry->summary);
 }
@@ -252,7 +253,7 @@ static void print_options(const struct settings *settings)
 
 /* Prints the caption and the header of the table. Workloads with epochs have one line per epoch, with its
  * number; other workloads have the number of samples. */
-static void print_caption(const struct report *report, const struct result *result)
+static void print_caption(const struct report *report, const struct row *row)
 {
     const struct settings *settings = report->settings;
     const struct workload *workload = settings->workload;
@@ -262,7 +263,7 @@ static void print_caption(const struct report *report, const struct result *resu
         printf(" on %d ranks", comm_size());
     if (comm_size() > 1 && settings->axes.count == 0 &&
         !workload->ranks.joint) /* in a sweep, the work differs from line to line */
-        printf(", %s scaling: %.0f %s per run", settings_scaling(settings), result->work.items,
+        printf(", %s scaling: %.0f %s per run", settings_scaling(settings), row_get_real(row, "items"),
                workload->item);
     if (report->baseline)
         printf("; speed-up over %s", report->baseline);
@@ -285,89 +286,78 @@ static void print_caption(const struct report *report, const struct result *resu
     putchar('\n');
 }
 
-/* Prints imbalance and efficiency. */
-static void print_together(const struct result *result)
+/* Formats a number of the row, multiplied by `scale`; "-" if the column has no value. Returns `text`. */
+static const char *number_text(const struct row *row, const char *column, const char *format, double scale,
+                               char text[32])
 {
-    char imbalance[32] = "-", efficiency[32] = "-";
-    if (result->imbalance > 0)
-        snprintf(imbalance, sizeof imbalance, "%.3f", result->imbalance);
-    if (result->efficiency > 0)
-        snprintf(efficiency, sizeof efficiency, "%.3f", result->efficiency);
-    printf(" %10s %10s", imbalance, efficiency);
+    double value = row_get_real(row, column);
+    snprintf(text, 32, isnan(value) ? "-" : format, scale * value);
+    return text;
 }
 
-/* Returns a column of the last row, which covers all ranks; "-" if it has no value. */
-static const char *shown_text(const char *column, const struct result *result)
+/* Formats a column of the row as CSV has it; "-" if it has no value. */
+static const char *shown_text(const struct row *row, const char *column, char buffer[VALUE_TEXT_MAX])
 {
-    const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
-    return text && *text ? text : "-";
-}
-
-static void print_stall(const struct result *result)
-{
-    char stall[32] = "-";
-    if (result->stall_share >= 0)
-        snprintf(stall, sizeof stall, "%.2f%%", 100 * result->stall_share);
-    printf(" %9s", stall);
+    const char *text = row_value(row, column) ? row_cell(row, row_find(row, column), buffer) : "";
+    return *text ? text : "-";
 }
 
 /* Formats the error of the median, with a mark if the median did not settle. Workloads whose runs are
  * epochs have no mark, because an epoch is not repeated. */
-static void error_text(struct report *report, const struct result *result, char *text, size_t size)
+static const char *error_text(struct report *report, const struct row *row, char text[32])
 {
-    double error = result->bench.time.median_error;
-    bool unsettled = !report->settings->workload->epochs.more && !result->bench.settled;
-    const char *mark = unsettled ? "*" : "";
+    const struct value *settled = row_value(row, "settled");
+    bool unsettled = settled && !settled->flag;
+    double error = row_get_real(row, "median_error");
     report->unsettled |= unsettled;
-    if (isfinite(error))
-        snprintf(text, size, "%.*f%%%s", error < 1 ? 2 : 0, 100 * error, mark);
+    if (isnan(error))
+        snprintf(text, 32, "-%s", unsettled ? "*" : "");
     else
-        snprintf(text, size, "-%s", mark);
+        snprintf(text, 32, "%.*f%%%s", error < 1 ? 2 : 0, 100 * error, unsettled ? "*" : "");
+    return text;
+}
+
+/* Formats a time per item. */
+static const char *item_time_text(const struct row *row, const char *column, char text[32])
+{
+    double time_s = row_get_real(row, column) / row_get_real(row, "items");
+    if (!isfinite(time_s))
+        return "-";
+    return format_time(time_s, text, 32);
 }
 
 /* Prints the line of a result. If its results are wrong, the line has no time. */
-static void print_line(struct report *report, const struct result *result)
+static void print_line(struct report *report, const struct row *row)
 {
-    char time[32] = "-", error[32] = "-", p99[32] = "-", rate[32] = "-", speed_up[32] = "-",
-         roofline[32] = "-", samples[32] = "", wrong[32] = "-";
-    if (result->row_count) {
-        const struct stats *stats = &result->bench.time;
-        double items = result->work.items, per_s = result_rate(report->settings, result, items);
-        error_text(report, result, error, sizeof error);
-        if (items > 0) {
-            format_time(stats->median / items, time, sizeof time);
-            format_time(stats->p99 / items, p99, sizeof p99);
-        }
-        if (per_s > 0)
-            snprintf(rate, sizeof rate, "%.*f", per_s < 1000 ? 2 : 0, per_s);
-        if (result->speedup > 0)
-            snprintf(speed_up, sizeof speed_up, "%.*fx", result->speedup < 100 ? 2 : 0, result->speedup);
-        if (result->roofline.floor_s > 0)
-            snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * result->roofline.floor_s / stats->median,
-                     roofline_bound_name(result->roofline.bound));
-    }
     const struct workload *workload = report->settings->workload;
-    bool checked = result->verified || (result->row_count && workload->checks.every_run);
-    if (checked)
-        snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
-    snprintf(samples, sizeof samples, "%zu", result->bench.count);
-    const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
+    const struct value *wrong = row_value(row, "wrong");
+    const char *colour = !report->coloured || !wrong ? "" : wrong->integer ? "\033[31m" : "\033[32m";
     const struct axes *axes = &report->settings->axes;
-    printf("%-18s", result->variant);
+    double per_s = row_get_real(row, "items_per_s"), speedup = row_get_real(row, "speedup");
+    char text[32], roofline[64] = "-";
+    if (row_value(row, "roofline_share"))
+        snprintf(roofline, sizeof roofline, "%.2f%% %s", 100 * row_get_real(row, "roofline_share"),
+                 row_get_word(row, "bound"));
+    printf("%-18s", row_get_word(row, "variant"));
     for (size_t i = 0; i < axes->count; i++)
         printf(" %*s", axes_width(axes, i), axes_text(axes, i, report->settings->combination));
-    printf(" %12s %8s", time, error);
+    printf(" %12s", item_time_text(row, "time_median_s", text));
+    printf(" %8s", error_text(report, row, text));
     if (workload->shows_p99)
-        printf(" %12s", p99);
-    printf(" %14s %9s %15s %8s %s%8s%s", rate, speed_up, roofline,
-           workload->epochs.more ? shown_text("epoch", result) : samples, colour, wrong,
-           *colour ? "\033[0m" : "");
+        printf(" %12s", item_time_text(row, "time_p99_s", text));
+    printf(" %14s", number_text(row, "items_per_s", per_s < 1000 ? "%.2f" : "%.0f", 1, text));
+    printf(" %9s", number_text(row, "speedup", speedup < 100 ? "%.2fx" : "%.0fx", 1, text));
+    printf(" %15s", roofline);
+    printf(" %8s", shown_text(row, workload->epochs.more ? "epoch" : "samples", text));
+    printf(" %s%8s%s", colour, shown_text(row, "wrong", text), *colour ? "\033[0m" : "");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
-        printf(" %10s", shown_text(workload->shown[i], result));
-    if (comm_size() > 1)
-        print_together(result);
+        printf(" %10s", shown_text(row, workload->shown[i], text));
+    if (comm_size() > 1) {
+        printf(" %10s", number_text(row, "imbalance", "%.3f", 1, text));
+        printf(" %10s", number_text(row, "efficiency", "%.3f", 1, text));
+    }
     if (shows_stall(report->settings))
-        print_stall(result);
+        printf(" %9s", number_text(row, "stall_share", "%.2f%%", 100, text));
     putchar('\n');
     fflush(stdout); /* show each line immediately, because an epoch can take long */
 }
@@ -442,11 +432,6 @@ enum status report_monitor(struct report *report, const struct monitor *monitor)
 
 /* ---- The report ---- */
 
-double result_rate(const struct settings *settings, const struct result *result, double amount)
-{
-    return settings->workload->ranks.joint && comm_size() == 1 ? NAN : amount / result->bench.time.median;
-}
-
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report)
 {
     *report = calloc(1, sizeof **report);
@@ -461,16 +446,18 @@ enum status report_begin(const struct settings *settings, const char *baseline, 
     return STATUS_OK;
 }
 
-enum status report_add(struct report *report, const struct result *result)
+enum status report_add(struct report *report, const struct row *rows, size_t count)
 {
+    const struct row *last = &rows[count - 1];
+    bool timed = row_value(last, "time_median_s");
     if (report->settings->format == FORMAT_TABLE) {
         if (report->lines++ == 0)
-            print_caption(report, result);
-        print_line(report, result);
+            print_caption(report, last);
+        print_line(report, last);
     }
-    report->rows += result->row_count > 0;
-    for (size_t i = 0; i < result->row_count && report->settings->format != FORMAT_TABLE; i++)
-        rows_add(&report->printer, &result->rows[i]);
+    report->rows += timed;
+    for (size_t i = 0; timed && i < count && report->settings->format != FORMAT_TABLE; i++)
+        rows_add(&report->printer, &rows[i]);
     return format_flush();
 }
 

@@ -17,28 +17,27 @@
 
 /* ---- One variant ---- */
 
-/* Sets the measures that describe the timed runs, before another run changes the state. With --compute, also
- * sets the measures of the training steps. */
-static enum status observe(const struct runner *runner, void *state, struct result *result,
-                           struct measures *measures)
+/* Sets the columns that describe the timed runs, before another run changes the state. With --compute, also
+ * sets the columns of the training steps. */
+static enum status observe(const struct runner *runner, void *state, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     if (runner->consumer)
-        TRY(consumed_end(state, measures, &result->stall_share));
+        TRY(consumed_end(state, row));
     return workload->observe ? workload->observe(runner->input, runner->entry->variant,
-                                                 runner_own_state(runner, state), measures)
+                                                 runner_own_state(runner, state), row)
                              : STATUS_OK;
 }
 
-/* Sets the measures that observe() does not set. May perform more runs. */
-static enum status measure(const struct runner *runner, void *state, struct measures *measures)
+/* Sets the columns that observe() does not set. May perform more runs. */
+static enum status measure(const struct runner *runner, void *state, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
     phase_enter(PHASE_MEASURE);
     if (runner->consumer)
         consumed_detach(state);
     return workload->measure ? workload->measure(runner->input, runner->entry->variant,
-                                                 runner_own_state(runner, state), measures)
+                                                 runner_own_state(runner, state), row)
                              : STATUS_OK;
 }
 
@@ -46,7 +45,7 @@ static enum status measure(const struct runner *runner, void *state, struct meas
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
-    const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
+    const struct row_columns *columns;
     const char *kept = settings->workload->epochs.kept
                            ? settings->workload->epochs.kept(runner_own_state(runner, state))
                            : "";
@@ -54,7 +53,9 @@ static enum status complete_rows(struct runner *runner, void *state)
     if (!*kept || !settings->out || !runner_leads(runner))
         return STATUS_OK;
     CLOSED_BY(row_free) struct row like = {0};
-    enum status status = runner_row(runner, &none, NULL, &like);
+    TRY(runner_columns(settings->workload, &columns));
+    row_open(&like, columns->row);
+    enum status status = row_check(&like);
     if (status == STATUS_OK)
         status = csv_complete(settings->out, &like, kept, &added);
     if (status == STATUS_USAGE) {
@@ -68,50 +69,44 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
-/* Fills in the GPU's clocks, throttling and energy during the timed runs, and the variant's instruction set.
- * The energy per run is unknown if more than a tenth of the sampling time was between runs, or if ranks share
- * the GPU. */
+/* Sets the roofline, the throttling of the GPU and the energy per run. The energy is unknown if more than a
+ * tenth of the sampling time was between runs, or if ranks share the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
-    const struct gpu_watched *watched = &runner->watched;
     const struct bench *bench = &result->bench;
-    const struct variant *variant = runner->entry->variant;
     bool alone = runner->sharers < 2 && bench->timed_s >= 0.9 * bench->span_s;
-    result->throttle_reasons = watched->throttle_reasons;
-    result->sm_clock_mhz = watched->sm_clock_mhz;
-    result->mem_clock_mhz = watched->mem_clock_mhz;
-    result->run_j = alone ? watched->power_w * bench->span_s / (double)bench->count : NAN;
-    result->instruction_set = variant->instruction_set ? variant->instruction_set() : "";
+    result->roofline = runner_roofline(runner, &result->work);
+    result->throttle_reasons = runner->watched.throttle_reasons;
+    result->run_j = alone ? runner->watched.power_w * bench->span_s / (double)bench->count : NAN;
 }
 
 /* After timing: verifies timed runs if --verify is given, then builds and publishes the rows. With several
  * ranks, `all` has the timing of all ranks combined. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
+    const struct workload *workload = runner->settings->workload;
+    const struct row_columns *columns;
+    CLOSED_BY(row_free) struct row row = {0};
     phase_enter(PHASE_MEASURE);
     describe_machine(runner, result);
-    result->roofline = runner_roofline(runner, &result->work);
-    struct measures measures = {.columns = runner->settings->workload->measures};
-    CLOSED_BY(row_free) struct row row = {0};
-    TRY(comm_agree(observe(runner, state, result, &measures)));
+    TRY(comm_agree(runner_columns(workload, &columns)));
+    row_open(&row, columns->row);
+    TRY(comm_agree(row_check(&row)));
+    TRY(comm_agree(observe(runner, state, &row)));
     TRY(runner_verify_timed(runner, state, result));
-    enum status status = measure(runner, state, &measures);
-    if (status == STATUS_OK && runner->settings->workload->rates)
-        runner->settings->workload->rates(runner->input, result->bench.time.median, &measures);
+    enum status status = measure(runner, state, &row);
+    if (status == STATUS_OK && workload->rates)
+        workload->rates(runner->input, result->bench.time.median, &row);
     if (status == STATUS_OK)
-        status = runner_compare(runner, false, result);
-    if (status == STATUS_OK)
-        status = runner_row(runner, result, &measures, &row);
-    status = comm_agree(status);
+        status = runner_compare(runner, false, result, &row);
+    runner_set_run(runner, result, &row);
+    runner_set_result(runner, result, &row);
+    status = comm_agree(status == STATUS_OK ? row_check(&row) : status);
+    const struct rank_facts facts = runner_facts(runner, result);
     if (status == STATUS_OK && runner->partition.ranks > 1)
         status = runner_publish_ranks(runner, state, &row, result, all);
-    else if (status == STATUS_OK) {
-        struct result single = *result;
-        const struct rank_facts facts = runner_facts(runner, result);
-        single.rows = &row;
-        single.row_count = 1;
-        status = runner_publish(runner, state, &single, single.bench.samples, &facts);
-    }
+    else if (status == STATUS_OK)
+        status = runner_publish(runner, state, result, &row, 1, result->bench.samples, &facts);
     if (status == STATUS_OK)
         runner_warn_of_few_looks(runner, result->bench.wall_s);
     return status;
@@ -233,8 +228,8 @@ typedef enum status variant_job(struct runner *runner, void *state, struct resul
 static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
     void *state = NULL;
-    range_push(result->variant);
-    enum status status = monitor_begin(runner->monitor, result->variant);
+    range_push(runner->entry->name);
+    enum status status = monitor_begin(runner->monitor, runner->entry->name);
     if (status == STATUS_OK)
         status = set_up(runner, &state);
     status = comm_agree(status);
@@ -271,8 +266,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
         runner_say_what_is_kept(runner);
     memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);
     const struct workload *workload = runner->settings->workload;
-    struct result result = {
-        .variant = entry->name, .stall_share = -1, .work = workload->work(runner->input, entry->variant)};
+    struct result result = {.work = workload->work(runner->input, entry->variant)};
     /* Rank 0 is not timed alone if the workload has epochs, because epochs are not repeated, or if one rank
      * alone cannot process an item. */
     bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more && !workload->ranks.joint;
@@ -388,32 +382,18 @@ static enum status keep_runnable(struct runner *runner)
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
 
-/* Returns any variant of the workload that this build has, or NULL. Used to build a header, because all
- * variants of a workload have the same columns. */
-static const struct variant_entry *built_variant(const struct settings *settings)
-{
-    for (size_t i = 0; i < variant_count; i++)
-        if (strcmp(variant_table[i].workload, settings->workload->name) == 0 && variant_table[i].variant)
-            return &variant_table[i];
-    return NULL;
-}
-
 /* Checks that rows can be appended to the output files. Called before any measurement. */
-static enum status check_outputs(struct runner *runner)
+static enum status check_outputs(const struct settings *settings)
 {
-    const struct settings *settings = runner->settings;
-    const struct result none = {.work.items = 1, .bench.time.median = 1, .run_j = NAN};
-    const struct sample no_sample = {0};
-    CLOSED_BY(row_free) struct row row = {0}, sample_row = {0};
-    runner->entry = built_variant(settings);
-    if (!runner->entry)
-        return STATUS_OK;
-    TRY(runner_row(runner, &none, NULL, &row));
-    TRY(runner_sample_row(&row, &no_sample, 0, &sample_row));
+    const struct row_columns *columns;
+    CLOSED_BY(row_free) struct row row = {0}, sample = {0};
+    TRY(runner_columns(settings->workload, &columns));
+    row_open(&row, columns->row);
+    row_open(&sample, columns->sample);
     if (settings->out)
         TRY(csv_check(settings->out, &row));
     if (settings->samples)
-        TRY(csv_check(settings->samples, &sample_row));
+        TRY(csv_check(settings->samples, &sample));
     return settings->monitor ? monitor_check(settings->monitor) : STATUS_OK;
 }
 
@@ -516,7 +496,7 @@ static enum status run_watched(struct runner *runner)
 static enum status prepare(struct runner *runner)
 {
     env_capture(&runner->env);
-    TRY(comm_agree(runner_leads(runner) ? check_outputs(runner) : STATUS_OK));
+    TRY(comm_agree(runner_leads(runner) ? check_outputs(runner->settings) : STATUS_OK));
     TRY(keep_runnable(runner));
     TRY(runner_choose_baseline(runner));
     return describe_device(runner);

@@ -57,17 +57,19 @@ static enum status add_time(struct baseline_times *times, double item_s)
     return STATUS_OK;
 }
 
-enum status runner_compare(struct runner *runner, bool all, struct result *result)
+enum status runner_compare(struct runner *runner, bool all, const struct result *result, struct row *row)
 {
     struct baseline *baseline = &runner->baseline;
     struct baseline_times *times = all ? &baseline->all : &baseline->own;
     double item_s = result->bench.time.median / result->work.items;
     bool itself = baseline->entry == runner->entry;
-    result->speedup = itself ? 1 : 0;
     if (itself)
         TRY(add_time(times, item_s));
-    else if (times->count > 0) /* the median over the baseline's rows; there may be one row per epoch */
-        result->speedup = stats_quantile(times->item_s, times->count, 0.5) / item_s;
-    result->baseline = result->speedup > 0 ? baseline->entry->name : "";
+    if (times->count == 0)
+        return STATUS_OK;
+    /* The median over the baseline's rows; there may be one row per epoch. */
+    row_positive(row, "speedup", itself ? 1 : stats_quantile(times->item_s, times->count, 0.5) / item_s);
+    if (row_value(row, "speedup"))
+        row_text(row, "baseline", baseline->entry->name);
     return STATUS_OK;
 }

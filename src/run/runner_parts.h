@@ -40,6 +40,19 @@ struct baseline {
     } own, all;
 };
 
+/* What the runs of a variant gave, on one rank or on all ranks together, until it is in a row. */
+struct result {
+    struct bench bench; /* owned by the runner; no samples if the variant was not timed */
+    struct work work;
+    struct roofline roofline;
+    uint64_t runs_before; /* untimed runs before bench_measure(), to verify results or write output files;
+                             counted as warm-ups */
+    uint64_t throttle_reasons; /* of the GPU during the timed runs */
+    double run_j;              /* energy of the whole GPU per run, in joules; NaN if unknown */
+    bool verified;
+    uint64_t wrong;
+};
+
 /* The state of the runner: values that all rows of a combination share, and the current variant. */
 struct runner {
     struct settings *settings;
@@ -99,20 +112,26 @@ int runner_cores(const struct runner *runner);
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s);
 
-/* Builds the CSV row of a result, with the workload's measures (NULL: none). The caller calls row_free(),
- * even after a failure. */
-enum status runner_row(const struct runner *runner, const struct result *result,
-                       const struct measures *measures, struct row *row);
+/* The tables of columns of a workload. They are made once and kept. */
+struct row_columns {
+    const struct workload *workload;
+    struct column *row, *sample; /* of the rows of --out and of --samples-out */
+    size_t shared;               /* number of first columns, which identify the run, in both tables */
+};
+enum status runner_columns(const struct workload *workload, const struct row_columns **columns);
 
-/* Builds a row of --samples-out: one sample, after the identifying columns of the result's row `whole`. The
- * caller calls row_free(), even after a failure. */
-enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
-                              struct row *row);
+/* Sets the columns that the row of all ranks gets from those of the ranks: they describe the run, the
+ * options, the machine and the verification. */
+void runner_set_run(const struct runner *runner, const struct result *result, struct row *row);
+
+/* Sets the columns of the time, the work, the roofline, the throttling and the energy, of one rank or of all.
+ */
+void runner_set_result(const struct runner *runner, const struct result *result, struct row *row);
 
 /* Appends the samples of `rank_count` ranks to the CSV file at `path`. `ranks` has one row per rank.
  * `samples` has `count` samples per rank, in rank order. */
-enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
-                                  const struct sample *samples, size_t count);
+enum status runner_append_samples(const struct workload *workload, const char *path, const struct row *ranks,
+                                  size_t rank_count, const struct sample *samples, size_t count);
 
 /* ---- runner_progress.c ---- */
 
@@ -170,10 +189,10 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
 enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 
-/* Sets result->speedup and result->baseline from the times of the baseline on this rank, or on all ranks
+/* Sets the columns `speedup` and `baseline` from the times of the baseline on this rank, or on all ranks
  * combined if `all` is true. If the current variant is the baseline, first adds the time of `result` to these
  * times. STATUS_EXHAUSTED if memory runs out. */
-enum status runner_compare(struct runner *runner, bool all, struct result *result);
+enum status runner_compare(struct runner *runner, bool all, const struct result *result, struct row *row);
 
 /* ---- runner_warn.c ---- */
 
@@ -195,11 +214,13 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 /* Returns the roofline of the current variant on its device or on the cores that it uses. */
 struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
-/* Lets the workload save `state` with the rows of `result`. Then appends the rows to --out and the samples to
+/* Lets the workload save `state` with the `count` rows of `result`. Then appends the rows to --out and the
+ * samples to
  * --samples-out, adds the result to the report, and prints warnings. If the rows cannot be appended, prints
  * them to stderr and omits the samples, but still adds the result to the report. */
 enum status runner_publish(struct runner *runner, void *state, const struct result *result,
-                           const struct sample *samples, const struct rank_facts *facts);
+                           const struct row *rows, size_t count, const struct sample *samples,
+                           const struct rank_facts *facts);
 
 /* Returns the facts of this rank for ranks_gather(). */
 struct rank_facts runner_facts(const struct runner *runner, const struct result *result);

@@ -37,6 +37,21 @@ static enum status run_and_verify(struct runner *runner, void *state, uint64_t n
     return status == STATUS_OK ? ended : status;
 }
 
+/* Adds a line without a time to the report. */
+static enum status report_wrong(const struct runner *runner, const struct result *result)
+{
+    const struct row_columns *columns;
+    CLOSED_BY(row_free) struct row row = {0};
+    TRY(runner_columns(runner->settings->workload, &columns));
+    row_open(&row, columns->row);
+    row_text(&row, "variant", runner->entry->name);
+    row_count(&row, "samples", result->bench.count);
+    row_real(&row, "items", result->work.items);
+    row_count(&row, "wrong", result->wrong);
+    TRY(row_check(&row));
+    return report_add(runner->report, &row, 1);
+}
+
 /* Adds up the wrong items of all ranks. If there are any, adds a line without a time to the report and
  * returns STATUS_WRONG. The message begins with `which`, the name of the run ("" for run 0). */
 static enum status judge(struct runner *runner, void *state, struct result *result, const char *which)
@@ -49,7 +64,7 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
     runner_show_phase(runner, NULL);
     result->wrong = wrong;
     if (runner_leads(runner))
-        TRY(report_add(runner->report, result));
+        TRY(report_wrong(runner, result));
     char what[128];
     if (workload->checks.item)
         snprintf(what, sizeof what, "%llu %s", (unsigned long long)wrong, workload->checks.item);

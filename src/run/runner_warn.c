@@ -8,39 +8,36 @@
 #define CPU_SHARE_MIN   0.9  /* warn if threads got less than this share of the CPU time available to them */
 #define PREEMPTED_MAX_S 10.0 /* warn above this number of involuntary context switches per second */
 
-static void warn_of_median(const struct settings *settings, const struct result *result)
+static void warn_of_median(const struct settings *settings, const char *variant, const struct bench *bench)
 {
-    const struct bench *bench = &result->bench;
     const char *more = settings->loops ? "raise --loops or reduce background load"
                                        : "raise --max-time or reduce background load";
     if (bench->count < STATS_INTERVAL_MIN)
         status_caveat("took too few samples for the error of the median",
                       settings->loops ? "raise --loops" : "raise --min-samples",
                       "%s: too few samples (%zu) for the error of the median; take at least %d with --%s",
-                      result->variant, bench->count, STATS_INTERVAL_MIN,
-                      settings->loops ? "loops" : "min-samples");
+                      variant, bench->count, STATS_INTERVAL_MIN, settings->loops ? "loops" : "min-samples");
     else if (!bench->settled && isinf(bench->time.median_error))
         status_caveat("did not settle", more,
                       "%s: the error of the median is unknown: samples are correlated, so %zu of them are "
                       "worth only %.0f independent ones; %s",
-                      result->variant, bench->count, bench->time.effective, more);
+                      variant, bench->count, bench->time.effective, more);
     else if (!bench->settled)
         status_caveat("did not settle", more, "%s: median uncertain by +-%.1f %% after %zu samples; %s",
-                      result->variant, 100 * bench->time.median_error, bench->count, more);
+                      variant, 100 * bench->time.median_error, bench->count, more);
     else if (bench->time.outliers * 10 > bench->count)
         status_caveat("had many outliers", "stop other processes on this machine",
                       "%s: %zu of %zu samples are outliers; other processes may be using this machine",
-                      result->variant, bench->time.outliers, bench->count);
+                      variant, bench->time.outliers, bench->count);
 }
 
 /* Warns if other processes used the cores, because a median can settle even on a busy machine. Describes the
  * rank that got the smallest share of its cores. */
-static void warn_of_busy_cores(const struct runner *runner, const struct result *result,
-                               const struct rank_facts *facts, uint64_t ranks)
+static void warn_of_busy_cores(const struct runner *runner, const struct rank_facts *facts)
 {
     bool one = runner_threads(runner) == 1;
     double share = 1, preempted = 0;
-    for (uint64_t i = 0; i < ranks; i++)
+    for (uint64_t i = 0; i < runner->partition.ranks; i++)
         if (facts[i].cpu_share < share && facts[i].preempted_per_s > PREEMPTED_MAX_S) {
             share = facts[i].cpu_share;
             preempted = facts[i].preempted_per_s;
@@ -50,7 +47,7 @@ static void warn_of_busy_cores(const struct runner *runner, const struct result 
             "lost CPU time to other processes, so times are too long", "stop other processes",
             "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
             "times are too long: stop other processes%s",
-            result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
+            runner->entry->name, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
             one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
 }
 
@@ -63,10 +60,10 @@ void runner_warn(const struct runner *runner, const struct result *result, const
                       "cool the GPU, raise its power limit, or compare only with throttled runs",
                       "%s: the GPU's clocks were throttled (%s); cool the GPU, raise its power limit, or "
                       "compare only with runs that were throttled too",
-                      result->variant, words);
+                      runner->entry->name, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
-        warn_of_median(settings, result);
-    warn_of_busy_cores(runner, result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
+        warn_of_median(settings, runner->entry->name, &result->bench);
+    warn_of_busy_cores(runner, facts);
 }
 
 void runner_warn_of_options(const struct settings *settings)

@@ -1,4 +1,4 @@
-/* The workload `synth`: options, input, verification, measures and output files. */
+/* The workload `synth`: options, input, verification, columns and output files. */
 #include "synth/input.h"
 
 #include <math.h>
@@ -124,13 +124,19 @@ static const struct option_section sections[] = {
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
                                                 "oval-x",   "oval-y", "freq1", "freq2",      NULL};
 
-static const struct measure columns[] = {{"timed_stages", COMBINE_FIRST},
-                                         {"noise_s", COMBINE_MAX},
-                                         {"vertices_s", COMBINE_MAX},
-                                         {"painting_s", COMBINE_MAX},
-                                         {"digest", COMBINE_HASHES},
-                                         COMPUTE_MEASURES,
-                                         {NULL, COMBINE_FIRST}};
+static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"noise_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the stage that draws random numbers, in one extra run"},
+    {"vertices_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the stage that computes vertices, in one extra run"},
+    {"painting_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time of the stage that paints the canvas, in one extra run"},
+    {"digest", VALUE_HASH, COMBINE_SUM, "",
+     .about = "sum of the hashes of the images of run 0; empty if repeated runs give different images"},
+    COMPUTE_COLUMNS,
+    {.name = NULL},
+};
 
 static const char *const baselines[] = {"naive", NULL};
 
@@ -425,7 +431,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
         "supports only u8 images of one channel at the size of the canvas; use %s for other images", names);
 }
 
-/* ---- Work, checks, measures ---- */
+/* ---- Work, checks, columns ---- */
 
 /* The roofline counts only the bytes of the images and labels. It omits arithmetic on vertices, because an
  * implementation can avoid much of it. For example, if the noise coefficient is 0, all images of a class have
@@ -470,7 +476,7 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
  * seeded with the image's index in the global batch. The digest of a global batch is the sum of the ranks'
  * digests. Swapped images change the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
-                          struct measures *measures)
+                          struct row *row)
 {
     size_t bytes = synth_output_bytes(synth);
     FREED uint8_t *pixels = malloc(bytes);
@@ -481,37 +487,38 @@ static enum status digest(const struct synth *synth, const struct variant *varia
         TRY(variant->fetch(state, &fetch));
         sum += XXH3_64bits_withSeed(pixels, bytes, synth->position + j);
     }
-    measures_put(measures, "digest", "%016llx", sum);
+    row_hash(row, "digest", sum);
     return STATUS_OK;
 }
 #else
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
-                          struct measures *measures)
+                          struct row *row)
 {
-    (void)synth, (void)variant, (void)state, (void)measures;
+    (void)synth, (void)variant, (void)state, (void)row;
     return STATUS_OK;
 }
 #endif
 
 static enum status synth_measure(const void *input, const struct variant *variant, void *state,
-                                 struct measures *measures)
+                                 struct row *row)
 {
     const struct synth *synth = input;
     const struct synth_traits *traits = variant->traits;
-    measures_put(measures, "timed_stages", "%s%s", traits->timed,
-                 output_is_canvas(&synth->output) ? "" : "+output");
+    char stages[64];
+    snprintf(stages, sizeof stages, "%s%s", traits->timed, output_is_canvas(&synth->output) ? "" : "+output");
+    row_text(row, "timed_stages", stages);
     if (traits->stages) {
         double noise_s, vertices_s, painting_s;
         TRY(traits->stages(state, &noise_s, &vertices_s, &painting_s));
-        measures_real(measures, "noise_s", noise_s, 9);
-        measures_real(measures, "vertices_s", vertices_s, 9);
-        measures_real(measures, "painting_s", painting_s, 9);
+        row_real(row, "noise_s", noise_s);
+        row_real(row, "vertices_s", vertices_s);
+        row_real(row, "painting_s", painting_s);
     }
     if (traits->racy) /* a repeated run may give different images, so a digest is meaningless */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));
-    return digest(synth, variant, state, measures);
+    return digest(synth, variant, state, row);
 }
 
 static enum status synth_deliver(const void *input, const char *name, const struct variant *variant,
@@ -533,7 +540,7 @@ const struct workload workload_synth = {
     .option_count = COUNT_OF(options),
     .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
-    .measures = columns,
+    .columns = columns,
     .baselines = baselines,
     .open = synth_open,
     .close = synth_close,

@@ -33,11 +33,22 @@ static const struct option_section sections[] = {
     {NULL, NULL},
 };
 
-static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST}, {"count", COMBINE_SAME},      {"redop", COMBINE_FIRST},
-    {"calls", COMBINE_SAME},         {"time_us", COMBINE_NONE},    {"algbw_gbs", COMBINE_NONE},
-    {"busbw_gbs", COMBINE_NONE},     {"checksum", COMBINE_COMMON}, {"memory_bytes", COMBINE_SUM},
-    {"nccl_version", COMBINE_FIRST}, {NULL, COMBINE_FIRST},
+static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"count", VALUE_INTEGER, COMBINE_FIRST, "", .about = "values in the array of a rank"},
+    {"redop", VALUE_WORD, COMBINE_FIRST, "", .about = "the reduction: always sum"},
+    {"calls", VALUE_INTEGER, COMBINE_FIRST, "", .about = "all-reduces per run"},
+    {"time_us", VALUE_REAL, COMBINE_NONE, "us", .about = "median time per all-reduce", .digits = 5},
+    {"algbw_gbs", VALUE_REAL, COMBINE_NONE, "GB/s",
+     .about = "bytes of the array divided by the time of an all-reduce", .digits = 5},
+    {"busbw_gbs", VALUE_REAL, COMBINE_NONE, "GB/s",
+     .about = "algbw_gbs times 2 (N - 1) / N with N ranks: the rate over the links of a rank", .digits = 5},
+    {"checksum", VALUE_HASH, COMBINE_COMMON, "", .about = "hash of the sums of the last timed run"},
+    {"memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
+     .about = "GPU memory of the method without the array"},
+    {"nccl_version", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "version of the NCCL library; only for the variant nccl"},
+    {.name = NULL},
 };
 static const char *const shown[] = {"count", "time_us", "algbw_gbs", "busbw_gbs", NULL};
 static const char *const baselines[] = {"nccl", "mpi", NULL};
@@ -200,10 +211,10 @@ static enum status exchange_verify(const void *input, const struct variant *vari
 }
 
 /* Checks, even without --verify, that all ranks have bit-identical sums. */
-static enum status exchange_check_total(const void *input, const struct measures *total)
+static enum status exchange_check_total(const void *input, const struct row *total)
 {
     (void)input;
-    return *measures_get(total, "checksum")
+    return row_value(total, "checksum")
                ? STATUS_OK
                : status_set(STATUS_WRONG, "the ranks have different sums; the time is not recorded");
 }
@@ -211,38 +222,38 @@ static enum status exchange_check_total(const void *input, const struct measures
 /* ---- Rows ---- */
 
 static enum status exchange_observe(const void *input, const struct variant *variant, void *state,
-                                    struct measures *measures)
+                                    struct row *row)
 {
     const struct allreduce_job *job = input;
     const struct allreduce_traits *traits = variant->traits;
     struct allreduce_result result;
     enum status status = fetch_values(job, variant, state, &result);
     if (status == STATUS_OK)
-        measures_put(measures, "checksum", "%016" PRIx64, fnv_add(FNV_BEGIN, result.values, job->bytes));
+        row_hash(row, "checksum", fnv_add(FNV_BEGIN, result.values, job->bytes));
     free(result.values);
-    measures_put(measures, "timed_stages", traits->updates ? "all-reduce+update" : "all-reduce");
-    measures_put(measures, "count", "%zu", job->count);
-    measures_put(measures, "redop", "sum");
-    measures_put(measures, "calls", "%d", ALLREDUCE_CALLS);
+    row_text(row, "timed_stages", traits->updates ? "all-reduce+update" : "all-reduce");
+    row_count(row, "count", job->count);
+    row_text(row, "redop", "sum");
+    row_count(row, "calls", ALLREDUCE_CALLS);
     if (traits->memory_bytes)
-        measures_put(measures, "memory_bytes", "%" PRIu64, traits->memory_bytes(state));
+        row_count(row, "memory_bytes", traits->memory_bytes(state));
     if (traits->nccl_version)
-        measures_put(measures, "nccl_version", "%s", traits->nccl_version());
+        row_text(row, "nccl_version", traits->nccl_version());
     return status;
 }
 
 /* The bandwidths are defined as in nccl-tests. To all-reduce an array of B bytes, each of N ranks must send
  * 2 B (N - 1) / N bytes, and receive as many. If the links are the limit, the bus bandwidth does not depend
  * on N. */
-static void exchange_rates(const void *input, double median_s, struct measures *measures)
+static void exchange_rates(const void *input, double median_s, struct row *row)
 {
     const struct allreduce_job *job = input;
     double call_s = median_s / ALLREDUCE_CALLS, algbw_gbs = 1e-9 * (double)job->bytes / call_s;
-    measures_real(measures, "time_us", 1e6 * call_s, 5);
+    row_real(row, "time_us", 1e6 * call_s);
     if (job->ranks == 1) /* nothing is sent */
         return;
-    measures_real(measures, "algbw_gbs", algbw_gbs, 5);
-    measures_real(measures, "busbw_gbs", algbw_gbs * 2 * (job->ranks - 1) / job->ranks, 5);
+    row_real(row, "algbw_gbs", algbw_gbs);
+    row_real(row, "busbw_gbs", algbw_gbs * 2 * (job->ranks - 1) / job->ranks);
 }
 
 const struct workload workload_exchange = {
@@ -254,7 +265,7 @@ const struct workload workload_exchange = {
     .option_count = COUNT_OF(options),
     .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
-    .measures = columns,
+    .columns = columns,
     .shown = shown,
     .baselines = baselines,
     .open = exchange_open,

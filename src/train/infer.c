@@ -37,11 +37,21 @@ static const struct option_section sections[] = {
     {NULL, NULL},
 };
 
-static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST}, {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"skipped", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},     {"test_acc", COMBINE_SAME},     {"memory_bytes", COMBINE_SAME},
-    {"batch_probes", COMBINE_SAME},  {NULL, COMBINE_FIRST},
+static const struct column columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"model", VALUE_WORD, COMBINE_FIRST, "", .about = "the network"},
+    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "", .about = "epochs that the network was trained for"},
+    {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},
+    {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
+    {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "broken samples that --on-error skip left out; empty if the number is unknown"},
+    {"test_loss", VALUE_REAL, COMBINE_FIRST, "", .about = "mean loss over the whole test set"},
+    {"test_acc", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "share of the whole test set that is classified correctly", .digits = 6},
+    {"memory_bytes", VALUE_INTEGER, COMBINE_FIRST, "bytes", .about = "memory that the engine allocates"},
+    {"batch_probes", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "batches that --batch max tried; empty if --batch is a number"},
+    {.name = NULL},
 };
 static const char *const shown[] = {"test_acc", NULL};
 static const char *const baselines[] = {"infer-naive", NULL};
@@ -268,24 +278,23 @@ static enum status infer_accepts(const void *input, const struct variant *varian
 }
 
 static enum status infer_measure(const void *input, const struct variant *variant, void *state,
-                                 struct measures *measures)
+                                 struct row *row)
 {
     const struct opened *opened = input;
     double loss, accuracy;
     (void)variant;
     TRY(judge(opened, state, &loss, &accuracy));
-    measures_put(measures, "timed_stages", "gather+forward");
-    measures_put(measures, "model", "%s", opened->model.name);
-    measures_put(measures, "epoch", "%" PRIu32, opened->checkpoint.history.epochs);
-    measures_put(measures, "parameters", "%zu", opened->model.parameters);
-    measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
-    job_put_skipped(&opened->data, measures);
-    if (isfinite(loss))
-        measures_put(measures, "test_loss", "%.9g", loss);
-    measures_put(measures, "test_acc", "%.6g", accuracy);
-    measures_put(measures, "memory_bytes", "%" PRIu64, inferrer_memory_bytes(state));
+    row_text(row, "timed_stages", "gather+forward");
+    row_text(row, "model", opened->model.name);
+    row_count(row, "epoch", opened->checkpoint.history.epochs);
+    row_count(row, "parameters", opened->model.parameters);
+    row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
+    job_put_skipped(&opened->data, row);
+    row_real(row, "test_loss", loss);
+    row_real(row, "test_acc", accuracy);
+    row_count(row, "memory_bytes", inferrer_memory_bytes(state));
     if (opened->probes)
-        measures_put(measures, "batch_probes", "%" PRIu32, opened->probes);
+        row_count(row, "batch_probes", opened->probes);
     return STATUS_OK;
 }
 
@@ -298,7 +307,7 @@ const struct workload workload_infer = {
     .option_count = COUNT_OF(options),
     .option_sections = sections,
     .parameters_bytes = sizeof(struct parameters),
-    .measures = columns,
+    .columns = columns,
     .shown = shown,
     .shows_p99 = true,
     .baselines = baselines,

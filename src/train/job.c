@@ -56,11 +56,10 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
     return data_open(&request, data);
 }
 
-void job_put_skipped(const struct data *data, struct measures *measures)
+void job_put_skipped(const struct data *data, struct row *row)
 {
     if (data->skips)
-        measures_put(measures, "skipped", "%" PRIu32,
-                     data->sets[DATA_TRAIN].skipped + data->sets[DATA_TEST].skipped);
+        row_count(row, "skipped", data->sets[DATA_TRAIN].skipped + data->sets[DATA_TEST].skipped);
 }
 
 const char *job_lacking(const struct job_parameters *parameters, const char *option)

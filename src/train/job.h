@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/measures.h"
+#include "core/record.h"
 #include "core/options.h"
 #include "core/partition.h"
 #include "core/status.h"
@@ -79,7 +79,7 @@ void job_hide_secrets(struct job_parameters *parameters);
 
 /* Sets the measure `skipped`: the number of broken samples that were left out, if it is known and --on-error
  * has an effect. */
-void job_put_skipped(const struct data *data, struct measures *measures);
+void job_put_skipped(const struct data *data, struct row *row);
 
 /* Opens the data that these parameters choose. The caller closes the data, even after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);

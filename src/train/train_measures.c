@@ -1,47 +1,76 @@
 /* The columns of the rows of the workload `train`, and the work of a run. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 
 #include "train/augment.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 
-const struct measure train_columns[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},
-    {"test_samples", COMBINE_SAME},
-    {"skipped", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},
-    {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},
-    {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},
-    {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},
-    {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},
-    {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},
-    {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM},
-    {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},
-    {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},
-    {"batch_probes", COMBINE_SAME},
-    {"gradient_norm", COMBINE_SAME},
-    {"ema_test_loss", COMBINE_SAME},
-    {"ema_test_acc", COMBINE_SAME},
-    {NULL, COMBINE_FIRST},
+const struct column train_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"epoch", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "number of the epoch, from 1; a resumed run continues counting"},
+    {"steps", VALUE_INTEGER, COMBINE_FIRST, "", .about = "steps in the epoch"},
+    {"parameters", VALUE_INTEGER, COMBINE_FIRST, "", .about = "parameters of the network"},
+    {"train_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the training set"},
+    {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
+    {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "broken samples that --on-error skip left out of both sets; empty if the number is unknown"},
+    {"train_loss", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "mean loss over the training samples of the epoch, computed by the training steps"},
+    {"train_acc", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "share of the epoch's training samples that the training steps classified correctly",
+     .digits = 6},
+    {"test_loss", VALUE_REAL, COMBINE_FIRST, "", .about = "mean loss over the test set after the epoch"},
+    {"test_acc", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "share of the test set that is classified correctly after the epoch", .digits = 6},
+    {"last_lr", VALUE_REAL, COMBINE_FIRST, "", .about = "learning rate of the epoch's last step"},
+    {"trained_s", VALUE_REAL, COMBINE_FIRST, "s",
+     .about = "time of all epochs so far, including those before a resumption"},
+    {"to_98_s", VALUE_REAL, COMBINE_FIRST, "s",
+     .about =
+         "trained_s after the first epoch in which at least 98 % of the test set is classified correctly"},
+    {"to_99_s", VALUE_REAL, COMBINE_FIRST, "s",
+     .about =
+         "trained_s after the first epoch in which at least 99 % of the test set is classified correctly"},
+    {"data_share", VALUE_REAL, COMBINE_MAX, "",
+     .about = "share of the epoch's time in which training waited for samples or gathered them", .digits = 4},
+    {"memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes", .about = "memory that the engine allocates"},
+    {"generate_share", VALUE_REAL, COMBINE_MAX, "",
+     .about = "share of the epoch's time in which live samples were generated", .digits = 4},
+    {"generated_per_s", VALUE_REAL, COMBINE_SUM, "samples/s",
+     .about = "generated samples divided by the time in which samples were generated", .digits = 6},
+    {"opening_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to read or generate the data before the first epoch", .digits = 6},
+    {"init", VALUE_WORD, COMBINE_FIRST, "", .about = "hash of the parameters that --init started from"},
+    {"skipped_steps", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "steps of the epoch that loss scaling skipped"},
+    {"loss_scale", VALUE_REAL, COMBINE_FIRST, "", .about = "scale of the loss after the epoch"},
+    {"exchange", VALUE_WORD, COMBINE_FIRST, "", .about = "how the ranks add up their gradients"},
+    {"exchange_share", VALUE_REAL, COMBINE_MAX, "",
+     .about = "share of the epoch's time in which this rank exchanged gradients", .digits = 4},
+    {"samples_per_step", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "samples of a step that this rank trains on"},
+    {"layers", VALUE_WORD, COMBINE_COMMON, "",
+     .about = "first and last layer of this rank's stage of the pipeline"},
+    {"bubble", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "measured share of a step in which the stage waited for messages", .digits = 4},
+    {"bubble_ideal", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "simulated bubble if messages took no time and each pass its mean time", .digits = 4},
+    {"bubble_formula", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "computed bubble with equal stages, by the formula of the schedule", .digits = 4},
+    {"batch_probes", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "batches that --batch max tried; empty if --batch is a number"},
+    {"gradient_norm", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "mean norm of the gradients before clipping, over the steps since the previous row; only with "
+              "--clip-norm",
+     .digits = 6},
+    {"ema_test_loss", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "test_loss of the moving average of the parameters"},
+    {"ema_test_acc", VALUE_REAL, COMBINE_FIRST, "",
+     .about = "test_acc of the moving average of the parameters", .digits = 6},
+    {.name = NULL},
 };
 
 /* Returns the bytes of the parameters, their moving average and their optimizer state, which every step must
@@ -71,70 +100,69 @@ struct work train_work(const void *input, const struct variant *variant)
 }
 
 /* Values that are unknown (NaN) leave their column empty. */
-static void put_learning(const struct train_epoch *epoch, struct measures *measures)
+static void put_learning(const struct train_epoch *epoch, struct row *row)
 {
-    measures_real(measures, "train_loss", epoch->loss, 9);
-    measures_real(measures, "train_acc", epoch->train_accuracy, 6);
-    measures_real(measures, "test_loss", epoch->test_loss, 9);
-    measures_real(measures, "test_acc", epoch->test_accuracy, 6);
-    measures_real(measures, "gradient_norm", epoch->gradient_norm, 6);
-    measures_real(measures, "ema_test_loss", epoch->ema_loss, 9);
-    measures_real(measures, "ema_test_acc", epoch->ema_accuracy, 6);
-    measures_real(measures, "last_lr", epoch->rate, 9);
-    measures_real(measures, "trained_s", epoch->history.trained_s, 9);
-    measures_real(measures, "to_98_s", epoch->history.to_98_s < 0 ? NAN : epoch->history.to_98_s, 9);
-    measures_real(measures, "to_99_s", epoch->history.to_99_s < 0 ? NAN : epoch->history.to_99_s, 9);
+    row_real(row, "train_loss", epoch->loss);
+    row_real(row, "train_acc", epoch->train_accuracy);
+    row_real(row, "test_loss", epoch->test_loss);
+    row_real(row, "test_acc", epoch->test_accuracy);
+    row_real(row, "gradient_norm", epoch->gradient_norm);
+    row_real(row, "ema_test_loss", epoch->ema_loss);
+    row_real(row, "ema_test_acc", epoch->ema_accuracy);
+    row_real(row, "last_lr", epoch->rate);
+    row_real(row, "trained_s", epoch->history.trained_s);
+    row_real(row, "to_98_s", epoch->history.to_98_s < 0 ? NAN : epoch->history.to_98_s);
+    row_real(row, "to_99_s", epoch->history.to_99_s < 0 ? NAN : epoch->history.to_99_s);
 }
 
-static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_plan *plan,
-                         struct measures *measures)
+static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_plan *plan, struct row *row)
 {
-    measures_put(measures, "layers", "%s", epoch->layers);
-    measures_real(measures, "bubble", epoch->bubble, 4);
-    measures_real(measures, "bubble_ideal", epoch->bubble_ideal, 4);
-    measures_real(measures, "bubble_formula", pipe_bubble(plan->schedule, plan->stages, plan->micros), 4);
+    row_text(row, "layers", epoch->layers);
+    row_real(row, "bubble", epoch->bubble);
+    row_real(row, "bubble_ideal", epoch->bubble_ideal);
+    row_real(row, "bubble_formula", pipe_bubble(plan->schedule, plan->stages, plan->micros));
 }
 
-enum status train_measure(const void *input, const struct variant *variant, void *state,
-                          struct measures *measures)
+enum status train_measure(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct opened *opened = input;
     struct train_epoch epoch;
+    char stages[96];
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    measures_put(measures, "timed_stages", "%s%sgather+forward+%sbackward+%supdate",
-                 opened->data.feed == DATA_LIVE ? "generate+" : "",
-                 augment_computes(&opened->job.train.augment) ? "augment+" : "",
-                 opened->job.train.checkpoint_activations ? "recompute+" : "",
-                 *epoch.exchange ? "exchange+" : "");
-    measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);
-    measures_put(measures, "steps", "%" PRIu32, epoch.steps);
-    measures_put(measures, "parameters", "%zu", opened->model.parameters);
-    measures_put(measures, "train_samples", "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
-    measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
-    job_put_skipped(&opened->data, measures);
-    put_learning(&epoch, measures);
-    measures_real(measures, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s, 4);
-    measures_put(measures, "memory_bytes", "%" PRIu64, epoch.memory_bytes);
+    snprintf(stages, sizeof stages, "%s%sgather+forward+%sbackward+%supdate",
+             opened->data.feed == DATA_LIVE ? "generate+" : "",
+             augment_computes(&opened->job.train.augment) ? "augment+" : "",
+             opened->job.train.checkpoint_activations ? "recompute+" : "",
+             *epoch.exchange ? "exchange+" : "");
+    row_text(row, "timed_stages", stages);
+    row_count(row, "epoch", epoch.history.epochs);
+    row_count(row, "steps", epoch.steps);
+    row_count(row, "parameters", opened->model.parameters);
+    row_count(row, "train_samples", opened->data.sets[DATA_TRAIN].count);
+    row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
+    job_put_skipped(&opened->data, row);
+    put_learning(&epoch, row);
+    row_real(row, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s);
+    row_count(row, "memory_bytes", epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
-        measures_real(measures, "generate_share", epoch.generate_s / epoch.epoch_s, 4);
-        measures_real(measures, "generated_per_s",
-                      (double)train_share_of_epoch(&opened->job.train) / epoch.generate_s, 6);
+        row_real(row, "generate_share", epoch.generate_s / epoch.epoch_s);
+        row_real(row, "generated_per_s", (double)train_share_of_epoch(&opened->job.train) / epoch.generate_s);
     }
-    measures_real(measures, "opening_s", opened->data.opening_s, 6);
-    measures_put(measures, "init", "%s", opened->init);
+    row_real(row, "opening_s", opened->data.opening_s);
+    row_text(row, "init", opened->init);
     if (epoch.scales_loss) {
-        measures_put(measures, "skipped_steps", "%" PRIu64, epoch.skipped);
-        measures_real(measures, "loss_scale", epoch.loss_scale, 9);
+        row_count(row, "skipped_steps", epoch.skipped);
+        row_real(row, "loss_scale", epoch.loss_scale);
     }
-    measures_put(measures, "exchange", "%s", epoch.exchange);
+    row_text(row, "exchange", epoch.exchange);
     if (*epoch.exchange)
-        measures_real(measures, "exchange_share", epoch.exchange_s / epoch.epoch_s, 4);
+        row_real(row, "exchange_share", epoch.exchange_s / epoch.epoch_s);
     if (opened->job.shares)
-        measures_put(measures, "samples_per_step", "%" PRIu64, train_share(&opened->job.train, 0).count);
+        row_count(row, "samples_per_step", train_share(&opened->job.train, 0).count);
     if (opened->job.pipeline.stages)
-        put_pipeline(&epoch, &opened->job.pipeline, measures);
+        put_pipeline(&epoch, &opened->job.pipeline, row);
     if (opened->probes)
-        measures_put(measures, "batch_probes", "%" PRIu32, opened->probes);
+        row_count(row, "batch_probes", opened->probes);
     return STATUS_OK;
 }

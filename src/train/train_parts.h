@@ -114,9 +114,8 @@ enum status train_set_batch(void *input, void *parameters, const struct partitio
 
 /* ---- train_measures.c: functions of workload_train with these names ---- */
 
-extern const struct measure train_columns[];
+extern const struct column train_columns[];
 struct work train_work(const void *input, const struct variant *variant);
-enum status train_measure(const void *input, const struct variant *variant, void *state,
-                          struct measures *measures);
+enum status train_measure(const void *input, const struct variant *variant, void *state, struct row *row);
 
 #endif
