@@ -46,6 +46,13 @@ enum status source_check_target(const char *source, const char *target)
                : STATUS_OK;
 }
 
+enum status source_reader_open(const char *name, const struct source_request *request,
+                               struct source_reader *reader)
+{
+    *reader = (struct source_reader){.source = source_find(name), .skip = request->skip};
+    return reader->source->open(request, &reader->facts, &reader->state);
+}
+
 enum status source_open(const char *name, const char *const words[], const struct source_request *request,
                         struct source_reader *reader)
 {
