@@ -63,9 +63,9 @@ Test(live, generators_generate_any_sample)
     struct source_request one = {.parameters = &by_naive, .resources = {.threads = 1}};
     struct source_reader naive, reader;
     uint8_t right[NUMBERS][RES * RES];
-    must(source_reader_open("synth", &one, &naive));
+    must(source_open("synth", &one, &naive));
     one.parameters = &values;
-    must(source_reader_open("synth", &one, &reader));
+    must(source_open("synth", &one, &reader));
     for (uint32_t i = 0; i < NUMBERS; i++) {
         uint64_t label;
         make_alone(&naive, numbers[i], right[i], &label);
@@ -104,7 +104,7 @@ Test(live, missing_device_is_reported)
     struct source_reader reader;
     struct generator *generator;
     const struct source_request open = {.parameters = &values, .resources = request.resources};
-    must(source_reader_open("synth", &open, &reader));
+    must(source_open("synth", &open, &reader));
     cr_expect_eq(reader.source->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
     source_close(&reader);
 }

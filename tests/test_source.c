@@ -24,7 +24,7 @@ Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
         struct source_sample sample = {0};
         const struct source_request request = {.parameters = sources[i].parameters,
                                                .resources = {.threads = 1}};
-        cr_assert(source_reader_open(sources[i].name, &request, &reader) == STATUS_OK, "%s", status_text());
+        cr_assert(source_open(sources[i].name, &request, &reader) == STATUS_OK, "%s", status_text());
         cr_assert(source_make(reader.source, reader.state, 0, 1, &sample) == STATUS_OK, "%s", status_text());
         const struct source_member *member = source_member(&sample, "npy");
         cr_assert_not_null(member, "%s", sources[i].name);

@@ -56,7 +56,7 @@ struct source_facts {
 };
 
 /* ---- Values of the sources' options ----
- * --prepare parses its command line into these structs. Other callers of source_reader_open() fill them.
+ * --prepare parses its command line into these structs. Other callers of source_open() fill them.
  * Choices without a value are -1; other values that are 0 or NULL are not given. */
 
 /* Of `synth`. --prepare fills only the first two members, because the workload has the other options. */
@@ -212,26 +212,17 @@ void source_describe(const struct source *source, const void *state, uint64_t nu
 
 /* ---- Reading samples without a folder ---- */
 
-/* An open source with its options. */
+/* An open source. */
 struct source_reader {
     const struct source *source;
     void *state;
     bool skip; /* as in the request */
     struct source_facts facts;
-    struct options options;
-    void *parameters, *workload_parameters; /* owned */
 };
 
 /* Opens the source `name`, which must exist, with the values in request->parameters. The caller closes
  * `reader`, even after a failure. */
-enum status source_reader_open(const char *name, const struct source_request *request,
-                               struct source_reader *reader);
-
-/* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
- * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The options in `request`
- * are not read. The caller closes `reader`, even after a failure. */
-enum status source_open(const char *name, const char *const words[], const struct source_request *request,
-                        struct source_reader *reader);
+enum status source_open(const char *name, const struct source_request *request, struct source_reader *reader);
 void source_close(struct source_reader *reader);
 
 /* Returns the member with this extension, or NULL. */

@@ -588,12 +588,12 @@ enum status data_named(const struct data_request *request, enum status status)
                : status_prefix(status, "--data %s", request->name);
 }
 
-enum status data_read(const struct data_request *request, const char *source, const char *const words[],
+enum status data_read(const struct data_request *request, const char *source, const void *parameters,
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct source_reader reader;
-    const struct source_request with = {.resources = request->resources};
-    enum status status = source_open(source, words, &with, &reader);
+    const struct source_request with = {.parameters = parameters, .resources = request->resources};
+    enum status status = source_open(source, &with, &reader);
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
