@@ -10,11 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/dtype.h"
 #include "core/generator.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 
 #define SOURCE_MEMBERS_MAX 4
 #define SOURCE_COLUMNS_MAX 4
@@ -229,6 +230,16 @@ void source_close(struct source_reader *reader);
 const struct source_member *source_member(const struct source_sample *sample, const char *extension);
 
 /* ---- Producing samples ---- */
+
+FDSL_C_BEGIN
+
+/* Fills `values` with the `count` values of sample `number`. They are uniformly distributed: bytes from 0 to
+ * 255, float16 in [1, 2), float32 in [0, 1). The values are computed from consecutive Philox blocks. A byte
+ * uses one byte of a block, a float16 uses two bytes, and a float32 uses four. The Philox key is the seed.
+ * The counter is (block, low word of `number`, high word of `number`, 0x4C4F4144). */
+void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count, void *values);
+
+FDSL_C_END
 
 /* File formats of an image in a sample. */
 #define SOURCE_JPEG_QUALITY 90

@@ -18,7 +18,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/words.h"
-#include "data/boxes.h"
+#include "data/random_boxes.h"
 #include "data/remote.h"
 
 #define CIFAR_BATCHES 5

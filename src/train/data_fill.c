@@ -10,7 +10,7 @@
 #include "core/timer.h"
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/label.h"
+#include "data/members.h"
 #include "machine/memory.h"
 
 #define CHUNK       256                   /* at most this many samples are requested at a time */

@@ -11,10 +11,9 @@
 #endif
 
 #include "core/file.h"
-#include "data/cifar.h"
-#include "data/idx.h"
+#include "data/labelled_files.h"
 #include "data/npy.h"
-#include "data/paths.h"
+#include "data/file_list.h"
 #include "data/source.h"
 
 #define FILES_MAX 16
