@@ -586,7 +586,7 @@ static enum status open_shard_alone(struct dataset *dataset)
         *slash = '\0'; /* messages add a slash */
     return dataset->directory >= 0
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "--data %s: %s", dataset->path, strerror(errno));
+               : status_set(STATUS_USAGE, "--%s %s: %s", dataset->option, dataset->path, strerror(errno));
 }
 
 /* Opens the folder, the tar file or the URL. */
@@ -610,7 +610,7 @@ static enum status open_place(const char *path, const struct remote_options *opt
         (text_ends_in(dataset->path, ".tar") || text_ends_in(dataset->path, ".wids.json")))
         return open_shard_alone(dataset);
     return status_set(
-        STATUS_USAGE, "--data %s: %s%s", path, strerror(errno),
+        STATUS_USAGE, "--%s %s: %s%s", dataset->option, path, strerror(errno),
         errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
         : errno == ENOENT && strpbrk(path, "{*?[")
             ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
@@ -623,6 +623,7 @@ enum status dataset_find(const char *path, bool skip, bool compare, const struct
 {
     *dataset = (struct dataset){.path = strdup(path),
                                 .directory = -1,
+                                .option = options && options->option ? options->option : "data",
                                 .skip = skip,
                                 .compare = compare,
                                 .options = options,
@@ -690,12 +691,13 @@ enum status dataset_check(const char *url, struct dataset *dataset)
         (dataset->listed > 0 || dataset->uncounted))
         return STATUS_OK; /* the caller decides whether it needs samples */
     if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
-        return status_set(STATUS_FAILED, "--data %s: all samples are broken; see the warnings above", path);
+        return status_set(STATUS_FAILED, "--%s %s: all samples are broken; see the warnings above",
+                          dataset->option, path);
     if (dataset->sample_count == 0)
-        return status_set(STATUS_USAGE, "--data %s: no samples found; fdsl-bench --prepare %s creates some",
-                          path, path);
+        return status_set(STATUS_USAGE, "--%s %s: no samples found; fdsl-bench --prepare %s creates some",
+                          dataset->option, path, path);
     if (dataset->bytes == 0)
-        return status_set(STATUS_USAGE, "--data %s: the samples contain no data", path);
+        return status_set(STATUS_USAGE, "--%s %s: the samples contain no data", dataset->option, path);
     return STATUS_OK;
 }
 

@@ -54,6 +54,7 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
+    const char *option;                   /* the option that names the data set, for messages */
     int directory;                        /* open file descriptor; -1 if `remote` is set */
     struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
     const struct remote_options *options; /* of dataset_find(), and its path or URL */
@@ -167,8 +168,9 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
                          const struct remote_options *options, struct dataset *dataset);
 
 /* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
- * `url` is the path or the URL. If `compare` is set, the first also compares the md5 of each shard with the
- * wids index. If they differ, it returns STATUS_FAILED, even if `skip` is true. */
+ * `url` is the path or the URL. If `compare` is set, the
+ * first also compares the md5 of each shard with the wids index. If they differ, it returns STATUS_FAILED,
+ * even if `skip` is true. */
 enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 enum status dataset_check(const char *url, struct dataset *dataset);

@@ -473,7 +473,7 @@ static enum status check_distinct(struct dataset *dataset, const char *place, co
 {
     enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
                                          : paths_check_distinct(dataset->directory, names, count);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--data %s", place);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--%s %s", dataset->option, place);
 }
 
 /* Scans these shards. `place` has the list of them, for messages. `wids` is the index that names them, or
@@ -819,8 +819,8 @@ static bool begins_extended(const struct index *index, const struct index_unit *
 
 static enum status refuse_files(const struct dataset *dataset)
 {
-    return status_set(STATUS_USAGE, "--data %s: only tar shards can be read from a URL, not single files",
-                      dataset->path);
+    return status_set(STATUS_USAGE, "--%s %s: only tar shards can be read from a URL, not single files",
+                      dataset->option, dataset->path);
 }
 
 /* Reads the names of the classes. */
@@ -897,8 +897,8 @@ static enum status find_one(const struct dataset *dataset, const struct dataset_
         if (!text_ends_in(names->items[i], end))
             continue;
         if (*found)
-            return status_set(STATUS_USAGE, "--data %s: the folder contains both %s and %s; %s",
-                              dataset->path, *found, names->items[i], remedy);
+            return status_set(STATUS_USAGE, "--%s %s: the folder contains both %s and %s; %s",
+                              dataset->option, dataset->path, *found, names->items[i], remedy);
         *found = names->items[i];
     }
     return STATUS_OK;

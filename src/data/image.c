@@ -39,67 +39,6 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch)
            scratch->resampler.rows_bytes;
 }
 
-/* ---- Formats ---- */
-
-/* Returns the name of a format that cannot be decoded, from the first bytes of a file; otherwise NULL. */
-static const char *foreign_content(const uint8_t *data, size_t size)
-{
-    static const struct {
-        const char *name, *begin; /* '.' stands for any byte */
-        size_t length;
-    } formats[] = {
-        {"webp", "RIFF....WEBP", 12}, {"gif", "GIF8", 4},          {"bmp", "BM....\0\0\0\0", 10},
-        {"tiff", "II*\0", 4},         {"tiff", "MM\0*", 4},        {"heic", "....ftyphei", 11},
-        {"heic", "....ftyphev", 11},  {"heic", "....ftypmif", 11}, {"avif", "....ftypavif", 12},
-    };
-    for (size_t i = 0; i < COUNT_OF(formats); i++) {
-        bool same = size >= formats[i].length;
-        for (size_t b = 0; same && b < formats[i].length; b++)
-            same = formats[i].begin[b] == '.' || data[b] == (uint8_t)formats[i].begin[b];
-        if (same)
-            return formats[i].name;
-    }
-    return NULL;
-}
-
-static bool is_foreign_extension(const char *extension)
-{
-    static const char *const foreign[] = {"ppm", "bmp", "pgm", "tif", "tiff", "webp"};
-    bool found = false;
-    for (size_t i = 0; i < COUNT_OF(foreign); i++)
-        found |= strcasecmp(extension, foreign[i]) == 0;
-    return found;
-}
-
-enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
-{
-    static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G'};
-    if (strcasecmp(extension, "npy") == 0)
-        return IMAGE_NPY;
-    bool is_png = strcasecmp(extension, "png") == 0, is_foreign = is_foreign_extension(extension);
-    if (!is_png && !is_foreign && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
-        return IMAGE_NONE;
-    if (size >= sizeof jpeg && memcmp(data, jpeg, sizeof jpeg) == 0)
-        return IMAGE_JPEG;
-    if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
-        return IMAGE_PNG;
-    if (is_foreign || foreign_content(data, size))
-        return IMAGE_FOREIGN;
-    return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will report what is wrong */
-}
-
-static enum status refuse_foreign(const char *extension, const uint8_t *data, size_t size)
-{
-    const char *content = foreign_content(data, size), *name = content ? content : extension;
-    char told[80] = "";
-    if (!is_foreign_extension(extension))
-        snprintf(told, sizeof told, "the file is named .%.16s, but its content is %s; ", extension, name);
-    return status_set(STATUS_FAILED,
-                      "%s%s images cannot be decoded; convert them to PNG or JPEG, for example with mogrify "
-                      "-format png, and remove the originals",
-                      told, name);
-}
-
 /* ---- Decoding ---- */
 
 /* Describes an image of interleaved bytes. */
@@ -201,53 +140,141 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image *im
     return STATUS_OK;
 }
 
+static enum status check_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                             struct image *image)
+{
+    struct png_shape shape;
+    (void)scratch;
+    TRY(png_shape(data, size, &shape));
+    *image = interleaved(shape.channels, shape.height, shape.width, NULL);
+    return STATUS_OK;
+}
+
+static enum status check_jpeg(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                              struct image *image)
+{
+    struct jpeg_shape shape;
+    TRY(begin_jpeg(scratch, data, size, &shape));
+    *image = interleaved(shape.channels, shape.height, shape.width, NULL);
+    return STATUS_OK;
+}
+
+/* ---- Formats ---- */
+
+/* A format of images. To add one, write check() and decode(), and add a line here; image_format() finds it by
+ * its extensions and its first bytes. Formats without decode() are only recognised. */
+static const struct codec {
+    enum image_format format;
+    const char *name;
+    const char *extensions[3];
+    const char *begin; /* first bytes of a file; '.' stands for any byte; NULL: they are not known */
+    size_t begin_bytes;
+
+    /* Reads only the header, and sets the shape in `image`, as stored. */
+    enum status (*check)(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                         struct image *image);
+
+    /* Decodes the image into `scratch`, upright. */
+    enum status (*decode)(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                          struct image *image);
+} codecs[] = {
+    {IMAGE_JPEG, "jpeg", {"jpg", "jpeg"}, "\xff\xd8\xff", 3, check_jpeg, decode_jpeg},
+    {IMAGE_PNG, "png", {"png"}, "\x89PNG", 4, check_png, decode_png},
+    {IMAGE_FOREIGN, "webp", {"webp"}, "RIFF....WEBP", 12, NULL, NULL},
+    {IMAGE_FOREIGN, "gif", {NULL}, "GIF8", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "bmp", {"bmp"}, "BM....\0\0\0\0", 10, NULL, NULL},
+    {IMAGE_FOREIGN, "tiff", {"tif", "tiff"}, "II*\0", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "tiff", {NULL}, "MM\0*", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "ppm", {"ppm"}, NULL, 0, NULL, NULL},
+    {IMAGE_FOREIGN, "pgm", {"pgm"}, NULL, 0, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftyphei", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftyphev", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftypmif", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "avif", {NULL}, "....ftypavif", 12, NULL, NULL},
+};
+
+/* Returns the format that a file name says, or NULL. */
+static const struct codec *codec_named(const char *extension)
+{
+    for (size_t i = 0; i < COUNT_OF(codecs); i++)
+        for (const char *const *name = codecs[i].extensions; *name; name++)
+            if (strcasecmp(extension, *name) == 0)
+                return &codecs[i];
+    return NULL;
+}
+
+/* Returns the format that the first bytes of a file say, or NULL. */
+static const struct codec *codec_of_content(const uint8_t *data, size_t size)
+{
+    for (size_t i = 0; i < COUNT_OF(codecs); i++) {
+        const char *begin = codecs[i].begin;
+        bool same = begin && size >= codecs[i].begin_bytes;
+        for (size_t b = 0; same && b < codecs[i].begin_bytes; b++)
+            same = begin[b] == '.' || data[b] == (uint8_t)begin[b];
+        if (same)
+            return &codecs[i];
+    }
+    return NULL;
+}
+
+/* Returns the format of a member, or NULL if its extension is not that of an image. The content decides,
+ * unless it is of no known format: then the decoder of the named format will report what is wrong. */
+static const struct codec *find_codec(const char *extension, const uint8_t *data, size_t size)
+{
+    const struct codec *named = codec_named(extension), *found = codec_of_content(data, size);
+    return !named || !found || (!found->decode && !named->decode) ? named : found;
+}
+
+enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
+{
+    if (strcasecmp(extension, "npy") == 0)
+        return IMAGE_NPY;
+    const struct codec *codec = find_codec(extension, data, size);
+    return codec ? codec->format : IMAGE_NONE;
+}
+
+static enum status refuse_foreign(const char *extension, const uint8_t *data, size_t size)
+{
+    const struct codec *content = codec_of_content(data, size);
+    const char *name = content ? content->name : extension;
+    char told[80] = "";
+    if (codec_named(extension)->decode)
+        snprintf(told, sizeof told, "the file is named .%.16s, but its content is %s; ", extension, name);
+    return status_set(STATUS_FAILED,
+                      "%s%s images cannot be decoded; convert them to PNG or JPEG, for example with mogrify "
+                      "-format png, and remove the originals",
+                      told, name);
+}
+
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image)
 {
-    enum image_format format = image_format(extension, data, size);
-    *is_image = format != IMAGE_NONE;
-    switch (format) {
-    case IMAGE_PNG:
-        return decode_png(data, size, scratch, image);
-    case IMAGE_JPEG:
-        return decode_jpeg(data, size, scratch, image);
-    case IMAGE_NPY:
+    const bool array = strcasecmp(extension, "npy") == 0;
+    const struct codec *codec = array ? NULL : find_codec(extension, data, size);
+    if (array)
         return decode_npy(data, size, image, is_image);
-    case IMAGE_FOREIGN:
-        return refuse_foreign(extension, data, size);
-    case IMAGE_NONE:
-        break;
-    }
-    return STATUS_OK;
+    *is_image = codec != NULL;
+    if (!codec)
+        return STATUS_OK;
+    return codec->decode ? codec->decode(data, size, scratch, image) : refuse_foreign(extension, data, size);
 }
 
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
                                struct image_scratch *scratch, struct image *image)
 {
-    struct png_shape png;
-    struct jpeg_shape jpeg;
+    const struct codec *codec = find_codec(extension, data, size);
     *image = (struct image){.channels = 0};
-    switch (image_format(extension, data, size)) {
-    case IMAGE_PNG:
-        TRY(png_shape(data, size, &png));
-        *image = interleaved(png.channels, png.height, png.width, NULL);
-        break;
-    case IMAGE_JPEG:
-        TRY(begin_jpeg(scratch, data, size, &jpeg));
-        *image = interleaved(jpeg.channels, jpeg.height, jpeg.width, NULL);
-        break;
-    case IMAGE_FOREIGN: /* may be a valid image, unless its name says otherwise */
-        return is_foreign_extension(extension) ? STATUS_OK : refuse_foreign(extension, data, size);
-    case IMAGE_NPY: /* may be a valid array of a type that is not read here */
-    case IMAGE_NONE:
-        break;
-    }
-    return STATUS_OK;
+    if (!codec)
+        return STATUS_OK;
+    if (codec->check)
+        return codec->check(data, size, scratch, image);
+    /* It may be a valid image, unless its name says otherwise. */
+    return codec_named(extension)->decode ? refuse_foreign(extension, data, size) : STATUS_OK;
 }
 
-const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
-
 /* ---- The part of the image ---- */
+
+const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
 
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample)

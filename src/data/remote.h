@@ -15,6 +15,7 @@
 #define REMOTE_CONNECTIONS 16 /* default number of connections */
 
 struct remote_options {
+    const char *option;    /* the option that names the data set, for messages; NULL: "data" */
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
     const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */

@@ -25,6 +25,7 @@ const struct source *const source_table[] = {
 };
 
 const char *const source_encodings[] = {"png", "npy", "jpeg", NULL};
+const char *const source_extensions[] = {"png", "npy", "jpg"};
 const char *const source_label_columns[] = {"class", NULL};
 
 const struct source *source_find(const char *name)
@@ -71,18 +72,22 @@ void source_add(struct source_sample *sample, const char *extension, void *bytes
     sample->members[sample->count++] = (struct source_member){extension, bytes, size};
 }
 
-enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
-                             const struct png_shape *shape)
+enum status source_encode(int encoding, int quality, const uint8_t *pixels, const struct png_shape *shape,
+                          void **bytes, size_t *size)
 {
     const struct jpeg_shape jpeg = {
         .width = shape->width, .height = shape->height, .channels = shape->channels};
+    return encoding == SOURCE_JPEG ? jpeg_encode(pixels, &jpeg, quality, bytes, size)
+                                   : png_encode(pixels, shape, bytes, size);
+}
+
+enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
+                             const struct png_shape *shape)
+{
     void *bytes;
     size_t size;
-    if (encoding == SOURCE_JPEG)
-        TRY(jpeg_encode(pixels, &jpeg, SOURCE_JPEG_QUALITY, &bytes, &size));
-    else
-        TRY(png_encode(pixels, shape, &bytes, &size));
-    source_add(sample, encoding == SOURCE_JPEG ? "jpg" : "png", bytes, size);
+    TRY(source_encode(encoding, SOURCE_JPEG_QUALITY, pixels, shape, &bytes, &size));
+    source_add(sample, source_extensions[encoding], bytes, size);
     return STATUS_OK;
 }
 

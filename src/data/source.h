@@ -244,7 +244,12 @@ FDSL_C_END
 /* File formats of an image in a sample. */
 #define SOURCE_JPEG_QUALITY 90
 enum source_encoding { SOURCE_PNG, SOURCE_NPY, SOURCE_JPEG };
-extern const char *const source_encodings[]; /* option values, in enum order */
+extern const char *const source_encodings[];  /* option values, in enum order */
+extern const char *const source_extensions[]; /* extensions of the members, in enum order */
+
+/* Encodes an image as a PNG file, or with SOURCE_JPEG as a JPEG file. The caller frees `*bytes`. */
+enum status source_encode(int encoding, int quality, const uint8_t *pixels, const struct png_shape *shape,
+                          void **bytes, size_t *size);
 
 /* Adds a member and takes ownership of `bytes`. Does not check SOURCE_MEMBERS_MAX. */
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size);

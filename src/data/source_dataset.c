@@ -145,17 +145,13 @@ static const char *const fit_words[] = {"resize", "crop", "longest", "shortest",
 /* Encodes an image. The caller frees `*bytes`. */
 static enum status encode(const struct image *image, int encoding, int quality, void **bytes, size_t *size)
 {
-    const struct jpeg_shape jpeg = {
-        .width = image->width, .height = image->height, .channels = image->channels};
     const struct png_shape png = {image->width, image->height, image->channels};
     const size_t plane = (size_t)image->width * image->height;
     char shape[NPY_SHAPE_MAX];
     struct source_sample array = {.count = 0};
     void *room;
-    if (encoding == SOURCE_JPEG)
-        return jpeg_encode(image->pixels, &jpeg, quality, bytes, size);
-    if (encoding == SOURCE_PNG)
-        return png_encode(image->pixels, &png, bytes, size);
+    if (encoding != SOURCE_NPY)
+        return source_encode(encoding, quality, image->pixels, &png, bytes, size);
     if (image->channels == 1)
         snprintf(shape, sizeof shape, "%u, %u", image->height, image->width);
     else
@@ -238,15 +234,15 @@ static enum status resize_image(const struct resizing *resizing, const struct da
 static enum status rename_image(struct copy *copy, const struct dataset_sample *from, int encoding,
                                 struct source_sample *sample)
 {
-    static const char *const endings[] = {"png", "npy", "jpg"}; /* in the order of enum source_encoding */
     struct source_member *member = &sample->members[from->image];
     const char *format = members_format(member->extension);
     char name[256];
-    if (copy->resizing.encoding < 0 || sample->broken || strcasecmp(format, endings[encoding]) == 0 ||
+    if (copy->resizing.encoding < 0 || sample->broken ||
+        strcasecmp(format, source_extensions[encoding]) == 0 ||
         (encoding == SOURCE_JPEG && strcasecmp(format, "jpeg") == 0))
         return STATUS_OK;
     snprintf(name, sizeof name, "%.*s%s", (int)(format - member->extension), member->extension,
-             endings[encoding]);
+             source_extensions[encoding]);
     for (size_t m = 0; m < sample->count; m++)
         if (strcasecmp(sample->members[m].extension, name) == 0)
             return status_set(
@@ -439,18 +435,16 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Opens the data set. In --prepare, messages name the option --source, not --data. */
 static enum status open_source(const struct source_request *request, const struct members *members,
                                struct copy *copy)
 {
-    static const char option[] = "--data ";
     const struct dataset_values *parameters = request->parameters;
     const struct copy *like = request->like;
-    char rest[1024];
+    const struct remote_options remote = {.option = request->target ? "source" : NULL};
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
     const bool compare = !request->only_held || !like;
     enum status status =
-        dataset_find(parameters->source, request->skip, compare, members, NULL, &copy->dataset);
+        dataset_find(parameters->source, request->skip, compare, members, &remote, &copy->dataset);
     copy->advises = !request->target && !request->skip;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
@@ -466,10 +460,7 @@ static enum status open_source(const struct source_request *request, const struc
                     copy->dataset.empty_classes == 1 ? "" : "s");
     if (status != STATUS_OK && copy->advises && copy->dataset.faults)
         dataset_advise_skip(status);
-    if (status == STATUS_OK || !request->target || strncmp(status_text(), option, strlen(option)) != 0)
-        return status;
-    snprintf(rest, sizeof rest, "%s", status_text() + strlen(option));
-    return status_set(status, "--source %s", rest);
+    return status;
 }
 
 /* Called for shards at a URL. */
