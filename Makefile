@@ -392,11 +392,11 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/remote_cache.c src/data/jpeg_image.c src/data/orientation.c src/data/resample.c src/data/image.c src/data/image_fit.c src/data/tar.c src/data/key.c src/data/members.c src/data/npy.c src/data/idx.c src/data/cifar.c \
-                src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/data/tensor_file.c \
-                src/data/safetensors.c src/data/safetensors_read.c src/data/zip.c src/data/pickle.c src/data/torch_file.c src/core/dtype.c src/core/file.c \
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+                src/data/index.c src/data/png_image.c src/data/tensor_file.c \
+                src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/formats.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/model_tables.c src/data/remote_shown.c
+                src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/model_tables.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

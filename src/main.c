@@ -21,7 +21,6 @@
 #include "run/settings.h"
 #include "launcher.h"
 #include "data/prepare.h"
-#include "data/verify_set.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"

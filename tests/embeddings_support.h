@@ -15,7 +15,7 @@
 #include "core/dtype.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
-#include "data/safetensors.h"
+#include "data/tensor_file.h"
 #include "folder.h"
 #include "machine/guard.h"
 #include "torch_writer.h"

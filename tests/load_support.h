@@ -16,7 +16,7 @@
 
 #include "core/options.h"
 #include "core/workload.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 #include "data/tar.h"
 #include "load/input.h"
 #include "must.h"

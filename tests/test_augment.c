@@ -1,8 +1,8 @@
-/* Tests the augmentation of an image (train/augment.h, data/boxes.h). Compares each step with a definition in
- * double precision, or with values computed by hand. */
+/* Tests the augmentation of an image (train/augment.h, data/random_boxes.h). Compares each step with a
+ * definition in double precision, or with values computed by hand. */
 #include "train_support.h"
 
-#include "data/boxes.h"
+#include "data/random_boxes.h"
 #include "train/augment.h"
 #include "train/feed.h"
 

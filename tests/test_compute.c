@@ -8,7 +8,7 @@
 #include "core/compute.h"
 #include "core/array.h"
 #include "core/dtype.h"
-#include "data/jpeg_image.h"
+#include "data/image_formats.h"
 #include "data/npy.h"
 #include "synth/input.h"
 

@@ -12,12 +12,11 @@
 #endif
 
 #include "core/file.h"
-#include "data/cifar.h"
-#include "data/counter.h"
-#include "data/idx.h"
+#include "data/labelled_files.h"
+#include "data/source.h"
 #include "data/index.h"
 #include "data/npy.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 
 static void expect_text(const char *words)
 {

@@ -1,4 +1,4 @@
-/* Tests how images are decoded and resized: data/jpeg_image.h, data/resample.h, data/image_fit.h. */
+/* Tests how images are decoded and resized: data/image_formats.h, data/image.h, data/resample.h. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -7,9 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "data/image_fit.h"
-#include "data/orientation.h"
-#include "data/png_image.h"
+#include "data/image.h"
+#include "data/resample.h"
+#include "data/image_formats.h"
 #include "image_support.h"
 #include "must.h"
 

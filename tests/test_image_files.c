@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "core/file.h"
-#include "data/image_fit.h"
-#include "data/orientation.h"
-#include "data/png_image.h"
+#include "data/image.h"
+#include "data/resample.h"
+#include "data/image_formats.h"
 #include "image_support.h"
 #include "must.h"
 

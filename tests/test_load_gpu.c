@@ -5,8 +5,8 @@
 
 #include <math.h>
 
-#include "data/dataset_open.h"
-#include "data/label.h"
+#include "data/dataset.h"
+#include "data/members.h"
 #include "data/npy.h"
 #include "load/arrays.h"
 #include "load/convert.h"

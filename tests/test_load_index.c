@@ -1,6 +1,6 @@
 /* Tests how `load` uses an index of a data set. The faults are missing samples, flipped bits, and names or
  * lists that do not match the shards. */
-#include "data/dataset_open.h"
+#include "data/dataset.h"
 #include "load_support.h"
 
 TestSuite(load_index, .timeout = 60);

@@ -16,11 +16,11 @@
 
 #include "core/file.h"
 #include "core/timer.h"
-#include "data/cifar.h"
-#include "data/counter.h"
+#include "data/labelled_files.h"
+#include "data/source.h"
 #include "data/index.h"
 #include "data/npy.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 #include "data/tar.h"
 
 #ifdef HAVE_XXHASH

@@ -3,7 +3,7 @@
 #include "figures.h"
 
 #include "core/portable.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 #include "train/mix.h"
 
 TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);

@@ -12,7 +12,7 @@
 #endif
 
 #include "core/file.h"
-#include "data/key.h"
+#include "data/members.h"
 #include "data/tar.h"
 
 enum { SHARD_MAX = 1 << 20, LISTING_MAX = 1 << 16 };

@@ -315,7 +315,7 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
 }
 
 /* With control->whole: compares the hash over all bytes of a sample with the hash that the plain reader
- * (data/plain.h) computed. If they are equal, counts the sample in control->seen. */
+ * (data/plain_reader.h) computed. If they are equal, counts the sample in control->seen. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];

@@ -71,7 +71,7 @@ uint32_t reader_stream_slots(const struct load *load);
 enum status reader_ready(void *state, uint64_t number);
 
 /* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the checksum of the
- * delivered samples differs from the plain reader's (data/plain.h). */
+ * delivered samples differs from the plain reader's (data/plain_reader.h). */
 enum status reader_run(void *state, uint64_t number, struct run_time *time);
 
 /* Implements fetch() of the variants. `result` is a struct load_result. */

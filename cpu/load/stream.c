@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
-#include "data/key.h"
+#include "data/members.h"
 #include "data/tar.h"
 #include "reader.h"
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "omp_kernel.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")

@@ -19,7 +19,7 @@
 #include "core/variant.h"
 #include "load/arrays.h"
 #include "load/device_memory.cuh"
-#include "data/plain.h"
+#include "data/plain_reader.h"
 #include "load/input.h"
 #include "load/verifier.h"
 #include "load/unpack.cuh"
@@ -73,7 +73,7 @@ struct output_queue {
     uint32_t first;            /* slot of the epoch's first sample */
 
     struct losses losses;   /* samples that could not be read in this run */
-    uint64_t jpeg_warnings; /* accepted warnings of libjpeg in this run (data/jpeg_image.h) */
+    uint64_t jpeg_warnings; /* accepted warnings of libjpeg in this run (data/image_formats.h) */
     enum status status;
     bool stopped;       /* failed only because another worker failed */
     char failure[1024]; /* error message, if the run failed */

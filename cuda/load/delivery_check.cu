@@ -1,11 +1,11 @@
-/* For --verify: compares batches on the device with the data set. The plain reader (data/plain.h) reads the
- * samples again, and the host converts them. */
+/* For --verify: compares batches on the device with the data set. The plain reader (data/plain_reader.h)
+ * reads the samples again, and the host converts them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/check.cuh"
-#include "data/draws.h"
-#include "data/label.h"
+#include "data/random_draws.h"
+#include "data/members.h"
 #include "load/delivery.cuh"
 
 /* Slots are copied in groups of about this size, because even a small copy takes 10 to 20 µs. */

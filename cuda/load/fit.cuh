@@ -9,7 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
-#include "data/orientation.h"
+#include "data/resample.h"
 
 #define FIT_CHANNELS_MAX 3
 

@@ -8,7 +8,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "core/timer.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 #include "load/fit.cuh"
 
 #define PIXEL_ALIGNMENT 256 /* alignment of decoded images, in bytes */

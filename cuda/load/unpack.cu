@@ -1,4 +1,4 @@
-#include "data/label.h"
+#include "data/members.h"
 #include "load/unpack.cuh"
 
 #include <cuda_bf16.h>

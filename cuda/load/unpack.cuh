@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "data/label.h"
+#include "data/members.h"
 #include "data/checksum.h"
 #include "load/arrays.h"
 #include "load/convert.h"

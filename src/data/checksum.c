@@ -1,6 +1,15 @@
 #include "data/checksum.h"
 
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/types.h>
+#include <unistd.h>
+#ifdef HAVE_CRYPTO
+#include <openssl/evp.h>
+#endif
 #ifdef HAVE_XXHASH
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -42,4 +51,105 @@ uint64_t checksum_edges(const uint8_t *data, size_t size)
 uint64_t checksum_sample(uint64_t key, const uint64_t *members, size_t count)
 {
     return XXH3_64bits_withSeed(members, count * sizeof *members, key);
+}
+
+/* ---- md5 ---- */
+
+#define READ_BYTES ((size_t)1 << 20)
+
+#ifdef HAVE_CRYPTO
+
+enum status md5_begin(void **md5)
+{
+    *md5 = EVP_MD_CTX_new();
+    return *md5 && EVP_DigestInit_ex(*md5, EVP_md5(), NULL)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "libcrypto has no md5 here (FIPS mode?); build with CRYPTO=0");
+}
+
+enum status md5_add(void *md5, const void *bytes, size_t count)
+{
+    return EVP_DigestUpdate(md5, bytes, count) ? STATUS_OK
+                                               : status_set(STATUS_FAILED, "libcrypto: md5 failed");
+}
+
+enum status md5_end(void *md5, char hex[33])
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned length = 0;
+    if (!EVP_DigestFinal_ex(md5, digest, &length) || length != 16)
+        return status_set(STATUS_FAILED, "libcrypto: md5 failed");
+    for (unsigned i = 0; i < length; i++)
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    return STATUS_OK;
+}
+
+void md5_free(void *md5)
+{
+    EVP_MD_CTX_free(md5);
+}
+
+#else
+
+enum status md5_begin(void **md5)
+{
+    *md5 = NULL;
+    return STATUS_OK;
+}
+
+enum status md5_add(void *md5, const void *bytes, size_t count)
+{
+    (void)md5, (void)bytes, (void)count;
+    return STATUS_OK;
+}
+
+enum status md5_end(void *md5, char hex[33])
+{
+    (void)md5;
+    hex[0] = '\0';
+    return STATUS_OK;
+}
+
+void md5_free(void *md5)
+{
+    (void)md5;
+}
+
+#endif
+
+/* Computes the md5 of an open file. */
+static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
+{
+    void *md5 = NULL;
+    ssize_t count = 0;
+    off_t at = 0; /* the descriptor's own position may be anywhere: memory is reused for several shards */
+    enum status status = md5_begin(&md5);
+    for (; status == STATUS_OK && (count = pread(fd, buffer, READ_BYTES, at)) > 0; at += count)
+        status = md5_add(md5, buffer, (size_t)count);
+    if (status == STATUS_OK && count < 0)
+        status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
+    if (status == STATUS_OK)
+        status = md5_end(md5, hex);
+    md5_free(md5);
+    return status;
+}
+
+enum status md5_check_file(int fd, const char *expected)
+{
+    char hex[33] = "";
+#ifdef HAVE_CRYPTO
+    uint8_t *buffer = malloc(READ_BYTES);
+    TRY(ALLOCATED(buffer, "out of memory to compute an md5"));
+    enum status status = md5_of(fd, buffer, hex);
+    free(buffer);
+    TRY(status);
+#else
+    (void)fd, (void)md5_of;
+#endif
+    return !*hex || strcasecmp(hex, expected) == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "the shard's md5 is %s, but its wids index says %s: the shard may be damaged, or "
+                            "be another one",
+                            hex, expected);
 }

@@ -1,19 +1,27 @@
 #include "data/dataset.h"
 
-#include <limits.h>
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/array.h"
-#include "data/dataset_parts.h"
+#include "core/file.h"
+#include "core/text.h"
+#include "data/checksum.h"
+#include "data/file_list.h"
+#include "data/plain_reader.h"
 #include "data/remote.h"
-#include "data/label.h"
 
+#define WARNINGS_MAX 8 /* number of reported faults; further faults are only counted */
 #define AHEAD_BYTES \
     (UINT64_C(256) << 20) /* at most this many bytes, but at least one shard, are requested ahead */
 
@@ -87,7 +95,7 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     dataset->faults++;
     if (!dataset->skip)
         return status;
-    if (dataset->faults <= DATASET_WARNINGS_MAX)
+    if (dataset->faults <= WARNINGS_MAX)
         status_warn("%s%s",
                     samples == DATASET_UNKNOWN ? "skipped an unknown number of samples: "
                     : samples == DATASET_KEPT  ? ""
@@ -244,4 +252,504 @@ void dataset_close(struct dataset *dataset)
     free(dataset->held);
     index_free(&dataset->index);
     free(dataset->path);
+}
+
+/* ---- Choosing the members of samples ---- */
+
+bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    const char *extensions[DATASET_MEMBERS_MAX];
+    const uint32_t count = sample->members < DATASET_MEMBERS_MAX ? sample->members : DATASET_MEMBERS_MAX;
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = dataset->members[sample->member + m].extension;
+    return members_look_split(extensions, count);
+}
+
+/* Collects the extensions of a sample. Upper and lower case do not matter, so "cls" and "CLS" are the same.
+ * On failure, sets `*at` to the member with the fault. */
+static enum status list_extensions(const struct dataset *dataset, const struct dataset_sample *sample,
+                                   const char *extensions[DATASET_MEMBERS_MAX], uint32_t *at)
+{
+    if (sample->members > DATASET_MEMBERS_MAX)
+        return status_set(STATUS_FAILED, "it has %u members, more than %d%s", sample->members,
+                          DATASET_MEMBERS_MAX,
+                          dataset_looks_split(dataset, sample) ? "; " MEMBERS_SPLIT : "");
+    for (uint32_t m = 0; m < sample->members; m++) {
+        extensions[m] = dataset->members[sample->member + m].extension;
+        for (uint32_t other = 0; other < m; other++)
+            if (strcasecmp(extensions[m], extensions[other]) == 0) {
+                *at = m;
+                return status_set(STATUS_FAILED, "it has '%s' twice", extensions[m]);
+            }
+    }
+    return STATUS_OK;
+}
+
+/* Removes all members except `first` and `second` from a sample. */
+static void keep_members(struct dataset *dataset, struct dataset_sample *sample, uint32_t first,
+                         uint32_t second)
+{
+    struct dataset_member *members = &dataset->members[sample->member];
+    uint32_t kept = 0, places[DATASET_MEMBERS_MAX + 1]; /* new number of each member that is kept */
+    memset(places, 0xff, sizeof places);
+    for (uint32_t m = 0; m < sample->members; m++)
+        if (m == first || m == second) {
+            members[kept] = members[m];
+            places[m] = kept++;
+        }
+    sample->image = places[sample->image] < kept ? places[sample->image] : kept;
+    sample->label = places[sample->label] < kept ? places[sample->label] : kept;
+    if (sample->label == kept && sample->rule && !sample->rule->folder)
+        sample->rule = NULL;
+    sample->members = kept;
+}
+
+static enum status choose(struct dataset *dataset, struct dataset_sample *sample, uint32_t *at)
+{
+    const struct members *choice = &dataset->choice;
+    const char *extensions[DATASET_MEMBERS_MAX];
+    const struct member_rule *rule;
+    uint32_t count = sample->members;
+    TRY(list_extensions(dataset, sample, extensions, at));
+    sample->class_folder = dataset_class_of(dataset, sample->key);
+    sample->image = members_find(&choice->image, extensions, count, false, &rule);
+    sample->label =
+        members_find(&choice->label, extensions, count, sample->class_folder != LABEL_NONE, &sample->rule);
+    if (choice->only.count) {
+        uint32_t only = members_find(&choice->only, extensions, count, false, &rule);
+        if (only == count)
+            return members_lack(&choice->only, "member", extensions, count);
+        keep_members(dataset, sample, only, only);
+    } else if (dataset->chosen) {
+        if (sample->image == count)
+            return members_lack(&choice->image, "image", extensions, count);
+        if (!sample->rule && choice->label.given)
+            return members_lack(&choice->label, "label", extensions, count);
+        keep_members(dataset, sample, sample->image, sample->label);
+    }
+    return STATUS_OK;
+}
+
+/* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
+ * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
+ * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
+static enum status choose_members(struct dataset *dataset, struct dataset_sample *sample)
+{
+    uint32_t at = 0;
+    enum status status = choose(dataset, sample, &at);
+    return status == STATUS_OK ? STATUS_OK
+                               : dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
+}
+
+/* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
+ * --image or --label was given, or if the first sample has an image, but never with --member. */
+static void decide_members(struct dataset *dataset)
+{
+    const struct members *choice = &dataset->choice;
+    const struct dataset_sample *first = dataset->samples;
+    dataset->chosen = choice->image.given || choice->label.given;
+    for (uint32_t m = 0; dataset->sample_count && m < first->members; m++) {
+        const char *extension = dataset->members[first->member + m].extension;
+        const struct member_rule *rule;
+        dataset->chosen |= members_find(&choice->image, &extension, 1, false, &rule) == 0;
+    }
+    dataset->chosen &= !choice->all && !choice->only.count;
+    if (dataset->sample_count && !dataset->indexed && !choice->image.given && !choice->only.count &&
+        dataset_looks_split(dataset, first) && dataset_warns(dataset))
+        status_warn("%s: the sample '%s' has %u images (.%s, .%s, ...); " MEMBERS_SPLIT, dataset->path,
+                    first->key, first->members, dataset->members[first->member].extension,
+                    dataset->members[first->member + 1].extension);
+}
+
+/* Removes from the list of files those that hold no chosen member. Only for samples in single files. */
+static void drop_files(struct dataset *dataset)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        for (uint32_t m = 0; m < dataset->samples[i].members; m++) {
+            struct dataset_member *member = &dataset->members[dataset->samples[i].member + m];
+            dataset->files[kept] = dataset->files[member->file];
+            member->file = kept++;
+        }
+    dataset->file_count = kept;
+}
+
+/* ---- Holding out samples ---- */
+
+/* A sample whose class is known, so that it can be held out. `key` is a hash of its key. */
+struct candidate {
+    int32_t label;
+    uint32_t number;
+    uint64_t key;
+};
+
+static int by_class_and_key(const void *a, const void *b)
+{
+    const struct candidate *left = a, *right = b;
+    if (left->label != right->label)
+        return left->label < right->label ? -1 : 1;
+    if (left->key != right->key)
+        return left->key < right->key ? -1 : 1;
+    return (left->number > right->number) - (left->number < right->number);
+}
+
+/* Returns how many of `count` samples of a class are held out. */
+static uint32_t held_of(uint32_t count, double share)
+{
+    const uint32_t held = (uint32_t)llround(count * share);
+    if (held == 0)
+        return count > 1;
+    return held < count ? held : count - 1;
+}
+
+/* Holds out dataset->test_share of the candidates of each class: allocates and sets dataset->held. Of n
+ * candidates, takes round(n * test_share), but at least one and at most n - 1, and none if n is 1. Takes
+ * those whose keys have the smallest hashes. The choice therefore depends neither on the order of the samples
+ * nor on other classes, and a new sample replaces at most one of the held-out samples of its class. Sorts the
+ * candidates. */
+static enum status hold_out(struct dataset *dataset, struct candidate *candidates, uint32_t count)
+{
+    dataset->held = calloc((size_t)dataset->listed + 1, 1);
+    if (!dataset->held)
+        return dataset_out_of_memory();
+    if (count > 0)
+        qsort(candidates, count, sizeof *candidates, by_class_and_key);
+    for (uint32_t first = 0, next; first < count; first = next) {
+        for (next = first; next < count && candidates[next].label == candidates[first].label;)
+            next++;
+        for (uint32_t i = first; i < first + held_of(next - first, dataset->test_share); i++)
+            dataset->held[candidates[i].number] = 1;
+    }
+    return STATUS_OK;
+}
+
+/* ---- Checking the samples ---- */
+
+/* Reads a label, if --label was given, so that a wrong --label fails before the run. */
+static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
+{
+    int32_t label;
+    if (!plain->dataset->choice.label.given)
+        return STATUS_OK;
+    enum status status = plain_label(plain, sample, 0, &label);
+    return status == STATUS_OK ? status
+                               : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
+}
+
+/* Requests `shard`, which is read next, and the shards after it. */
+static void ask_shards(const struct dataset *dataset, uint32_t shard, uint32_t *next)
+{
+    if (dataset->remote && *next <= shard && dataset->shard_first[shard] < dataset->shard_first[shard + 1]) {
+        dataset_file_ask(dataset, shard);
+        *next = shard + 1;
+    }
+    for (uint32_t f = shard + 1; f < dataset->file_count; f++)
+        if (dataset->shard_first[f] < dataset->shard_first[f + 1] &&
+            !dataset_ask_ahead(dataset, shard + 1, f, next))
+            return;
+}
+
+/* The samples whose classes are known. */
+struct candidates {
+    struct candidate *items; /* room for all samples; NULL: no sample is held out */
+    uint32_t count;
+};
+
+/* Hashes the key of a sample without its class folder and its extension. So the name of the folder does not
+ * matter, and --prepare --store imagefolder and shards have the same hashes. */
+static uint64_t hash_key(const struct dataset_sample *sample)
+{
+    const char *slash = strchr(sample->key, '/');
+    const char *name = sample->class_folder != LABEL_NONE && slash ? slash + 1 : sample->key;
+    const char *last = strrchr(name, '/'), *dot = strrchr(last ? last : name, '.');
+    return checksum_key(name, dot ? (size_t)(dot - name) : strlen(name));
+}
+
+/* Adds a sample, after choose_members(). If its label cannot be read, leaves it out: a reader of the sample
+ * reports that. */
+static void add_candidate(struct candidates *candidates, struct plain *plain,
+                          const struct dataset_sample *sample)
+{
+    int32_t label;
+    if (candidates->items && plain_label(plain, sample, 0, &label) == STATUS_OK)
+        candidates->items[candidates->count++] = (struct candidate){label, sample->number, hash_key(sample)};
+}
+
+static bool is_wanted(const struct dataset *dataset, const struct dataset_sample *sample)
+{
+    return (!dataset->wanted || dataset->wanted(sample->number)) &&
+           (!dataset->only_held || (dataset->held && dataset->held[sample->number]));
+}
+
+/* Adds all samples, without reading more than their labels. Not inlined: `plain` needs a third of the
+ * smallest stack that must suffice. */
+static __attribute__((noinline)) void find_candidates(struct dataset *dataset, struct candidates *candidates)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    uint32_t shard = 0, next = 0;
+    for (uint32_t i = 0; i < dataset->sample_count; i++) {
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
+            ask_shards(dataset, shard, &next);
+        if (choose_members(dataset, &dataset->samples[i]) == STATUS_OK)
+            add_candidate(candidates, &plain, &dataset->samples[i]);
+    }
+    plain_close(&plain);
+}
+
+/* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
+ * the list. Adds the samples to `candidates`, also those that it skips. */
+static enum status read_all_samples(struct dataset *dataset, bool whole, struct candidates *candidates)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    uint32_t kept = 0, shard = 0, next = 0;
+    bool closed = false; /* the latest file could not be opened; this is already reported */
+    enum status status = STATUS_OK;
+    dataset->bytes = dataset->sample_bytes_max = 0;
+    for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
+        struct dataset_sample *sample = &dataset->samples[i];
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++) {
+            ask_shards(dataset, shard, &next);
+            dataset->shard_first[shard] = kept;
+        }
+        if (!is_wanted(dataset, sample))
+            continue;
+        bool said = closed && dataset->members[sample->member].file == plain.file;
+        status = choose_members(dataset, sample);
+        const bool chosen = status == STATUS_OK;
+        if (status == STATUS_OK)
+            status = plain_sample(&plain, sample, whole);
+        if (status == STATUS_OK && kept == 0)
+            status = try_label(&plain, sample);
+        closed = plain.fd < 0;
+        if (status != STATUS_OK && said && dataset->skip) {
+            status = STATUS_OK;
+            dataset->skipped++;
+            continue;
+        }
+        if (status != STATUS_OK) {
+            status = dataset_skip(dataset, status, 1);
+            if (status == STATUS_OK && chosen && !(closed && dataset->shards))
+                add_candidate(candidates, &plain, sample);
+            continue;
+        }
+        add_candidate(candidates, &plain, sample);
+        dataset->bytes += sample->bytes;
+        if (sample->bytes > dataset->sample_bytes_max)
+            dataset->sample_bytes_max = sample->bytes;
+        dataset->samples[kept++] = *sample;
+    }
+    plain_close(&plain);
+    if (status != STATUS_OK)
+        return status;
+    for (; dataset->shards && shard <= dataset->file_count; shard++)
+        dataset->shard_first[shard] = kept;
+    dataset->sample_count = kept;
+    dataset->hashed = whole;
+    return STATUS_OK;
+}
+
+/* Compares a shard's md5 with the md5 in the wids index, if this build has libcrypto. A mismatch does not
+ * tell which sample changed, so it is a failure even if dataset->skip is set. */
+static enum status check_md5(const struct dataset *dataset, uint32_t file)
+{
+    const struct dataset_file *shard = &dataset->files[file];
+    int fd;
+    enum status status = dataset_file_open(dataset, file, 0, &fd);
+    if (status != STATUS_OK) /* read_all_samples() skips and counts the shard's samples */
+        return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    status = md5_check_file(fd, shard->md5);
+    dataset_file_close(dataset, fd);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
+}
+
+enum status dataset_hash(struct dataset *dataset)
+{
+    if (dataset->hashed)
+        return STATUS_OK;
+    for (uint32_t f = 0; f < dataset->file_count; f++)
+        if (dataset->files[f].md5)
+            TRY(check_md5(dataset, f));
+    return read_all_samples(dataset, true, &(struct candidates){0});
+}
+
+/* ---- Opening ---- */
+
+/* Opens the folder of the tar file or wids index that dataset->path names, to read only this file. */
+static enum status open_shard_alone(struct dataset *dataset)
+{
+    char *slash = strrchr(dataset->path, '/');
+    const char *leaf = slash ? slash + 1 : dataset->path;
+    TRY(dataset_keep_name(dataset, leaf, strlen(leaf), &dataset->shard));
+    strcpy(slash ? slash : dataset->path, slash ? "/" : "."); /* shorter than the name of the file */
+    dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (slash && slash > dataset->path)
+        *slash = '\0'; /* messages add a slash */
+    return dataset->directory >= 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--%s %s: %s", dataset->option, dataset->path, strerror(errno));
+}
+
+/* Opens the folder, the tar file or the URL. */
+static enum status open_place(const char *path, const struct remote_options *options, struct dataset *dataset)
+{
+    const char *local = remote_local(path);
+    if (!local && remote_is(path)) {
+        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* the query may contain a secret */
+        char *slash = strrchr(dataset->path, '/');
+        const char *leaf = slash + 1;
+        if (!*leaf || strpbrk(leaf, ".{"))
+            *slash = '\0'; /* messages add a slash and the name of a file */
+        return remote_open(path, options, &dataset->remote);
+    }
+    if (local) /* remove "file://", because indexes are opened by path */
+        memmove(dataset->path, dataset->path + (local - path), strlen(local) + 1);
+    dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dataset->directory >= 0)
+        return STATUS_OK;
+    if (errno == ENOTDIR &&
+        (text_ends_in(dataset->path, ".tar") || text_ends_in(dataset->path, ".wids.json")))
+        return open_shard_alone(dataset);
+    return status_set(
+        STATUS_USAGE, "--%s %s: %s%s", dataset->option, path, strerror(errno),
+        errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
+        : errno == ENOENT && strpbrk(path, "{*?[")
+            ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
+              "the folder, whose shards are all read"
+            : "");
+}
+
+enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset)
+{
+    *dataset = (struct dataset){.path = strdup(path),
+                                .directory = -1,
+                                .option = options && options->option ? options->option : "data",
+                                .skip = skip,
+                                .compare = compare,
+                                .options = options,
+                                .url = path};
+    if (!dataset->path)
+        return dataset_out_of_memory();
+    if (choice)
+        dataset->choice = *choice;
+    else
+        TRY(members_parse(NULL, NULL, "all", &dataset->choice));
+    TRY(open_place(path, options, dataset));
+    TRY(dataset_list_samples(dataset));
+    dataset->listed = dataset->sample_count + (uint32_t)dataset->skipped;
+    decide_members(dataset);
+    return STATUS_OK;
+}
+
+/* Refuses class folders without an image, as ImageFolder does. */
+static enum status check_empty_classes(const struct dataset *dataset)
+{
+    if (!dataset->empty_classes || dataset->allow_empty)
+        return STATUS_OK;
+    enum status status = status_set(
+        STATUS_FAILED,
+        "%s/%s: the class folder has no image, so ImageFolder refuses the data set (%u such folder%s); add "
+        "images, or copy the data set with --prepare --store shards, which keeps the numbers of the classes; "
+        "to remove the folder would give the following classes smaller numbers",
+        dataset->path, dataset->empty_class, dataset->empty_classes, dataset->empty_classes == 1 ? "" : "s");
+    if (!dataset->skip)
+        return status;
+    status_warn("%s", status_text());
+    return STATUS_OK;
+}
+
+/* Reads the samples, and chooses those that are held out. With dataset->only_held, chooses them first. */
+static enum status read_and_hold_out(struct dataset *dataset)
+{
+    FREED struct candidate *items = NULL;
+    const bool holds = dataset->test_share > 0;
+    if (holds && !(items = calloc((size_t)dataset->sample_count + 1, sizeof *items)))
+        return dataset_out_of_memory();
+    struct candidates all = {items, 0}, none = {NULL, 0};
+    if (holds && dataset->only_held) {
+        find_candidates(dataset, &all);
+        TRY(hold_out(dataset, items, all.count));
+    }
+    TRY(read_all_samples(dataset, dataset->skip && dataset->indexed, dataset->only_held ? &none : &all));
+    return holds && !dataset->only_held ? hold_out(dataset, items, all.count) : STATUS_OK;
+}
+
+enum status dataset_check(const char *url, struct dataset *dataset)
+{
+    char path[PATH_MAX]; /* without secrets */
+    remote_shown(url, path, sizeof path);
+    TRY(check_empty_classes(dataset));
+    TRY(read_and_hold_out(dataset));
+    if (!dataset->shards)
+        drop_files(dataset);
+    if (dataset->faults > WARNINGS_MAX)
+        status_warn("%s: %llu more faults like these; %llu samples skipped in total%s", path,
+                    (unsigned long long)(dataset->faults - WARNINGS_MAX),
+                    (unsigned long long)dataset->skipped,
+                    dataset->uncounted ? ", and an unknown number more" : "");
+    if (dataset->sample_count == 0 && (dataset->only_held || dataset->wanted) &&
+        (dataset->listed > 0 || dataset->uncounted))
+        return STATUS_OK; /* the caller decides whether it needs samples */
+    if (dataset->sample_count == 0 && (dataset->skipped > 0 || dataset->uncounted))
+        return status_set(STATUS_FAILED, "--%s %s: all samples are broken; see the warnings above",
+                          dataset->option, path);
+    if (dataset->sample_count == 0)
+        return status_set(STATUS_USAGE, "--%s %s: no samples found; fdsl-bench --prepare %s creates some",
+                          dataset->option, path, path);
+    if (dataset->bytes == 0)
+        return status_set(STATUS_USAGE, "--%s %s: the samples contain no data", dataset->option, path);
+    return STATUS_OK;
+}
+
+enum status dataset_open(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset)
+{
+    TRY(dataset_find(path, skip, false, choice, options, dataset));
+    return dataset_check(path, dataset);
+}
+
+/* ---- The classes of two data sets ---- */
+
+const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count)
+{
+    const struct member_rule *rule = dataset->sample_count ? dataset->samples[0].rule : NULL;
+    bool folder = rule && rule->folder, cls = rule && strcasecmp(rule->extension, "cls") == 0;
+    bool listed = dataset->class_names && dataset->class_name_count >= dataset->class_count;
+    *count = folder || cls ? (listed ? dataset->class_name_count : dataset->class_count) : 0;
+    return *count == 0 ? NULL : (const char *const *)(listed ? dataset->class_names : dataset->classes);
+}
+
+/* Does the same as dataset_class_names(), before dataset_check(). */
+static const char *const *find_class_names(struct dataset *dataset, uint32_t *count)
+{
+    bool known = dataset->sample_count && (dataset->classes || dataset->class_names) &&
+                 choose_members(dataset, dataset->samples) == STATUS_OK;
+    *count = 0; /* if the choice failed, dataset_check() reports it */
+    return known ? dataset_class_names(dataset, count) : NULL;
+}
+
+enum status dataset_same_classes(struct dataset *train, struct dataset *test)
+{
+    uint32_t count, other_count;
+    const char *const *names = find_class_names(train, &count);
+    const char *const *others = find_class_names(test, &other_count);
+    const bool folders = train->classes && test->classes;
+    for (uint32_t i = 0; names && others && (i < count || i < other_count); i++) {
+        const char *one = i < count ? names[i] : NULL, *other = i < other_count ? others[i] : NULL;
+        if ((one && other && strcmp(one, other) == 0) || (!folders && (!one || !other)))
+            continue;
+        if (!folders)
+            return status_set(
+                STATUS_USAGE,
+                "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the classes, "
+                "so prepare both from folders with the same classes",
+                i, one, train->path, other, test->path);
+        bool ours = !other || (one && text_order(one, other) < 0);
+        return status_set(STATUS_USAGE,
+                          "%s has the class folder '%s', but %s does not; labels are the numbers of the "
+                          "folders, so both need the same folders, which may be empty",
+                          ours ? train->path : test->path, ours ? one : other,
+                          ours ? test->path : train->path);
+    }
+    return STATUS_OK;
 }

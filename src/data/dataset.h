@@ -1,9 +1,9 @@
 /* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
  * has the position of every member. The list is built before any timing: from our index (the index of
  * --prepare) if there is one, otherwise from shard headers or file names. If only a wids index exists, only
- * the shards that it names are read. After the list is built, the plain reader (data/plain.h) reads the first
- * and last bytes of every member; dataset_hash() reads all bytes. The reader's checksums are the reference
- * for the output of the variants. */
+ * the shards that it names are read. After the list is built, the plain reader (data/plain_reader.h) reads
+ * the first and last bytes of every member; dataset_hash() reads all bytes. The reader's checksums are the
+ * reference for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -54,6 +54,7 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
+    const char *option;                   /* the option that names the data set, for messages */
     int directory;                        /* open file descriptor; -1 if `remote` is set */
     struct remote *remote;                /* the source of the files if `path` is a URL, otherwise NULL */
     const struct remote_options *options; /* of dataset_find(), and its path or URL */
@@ -149,6 +150,114 @@ bool dataset_looks_split(const struct dataset *dataset, const struct dataset_sam
 /* Sets the message that a sample lacks a member for an option; see members_lack(). */
 enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
                           const struct member_list *list, const char *option);
+
+/* ---- Opening ---- */
+
+/* Opens a directory, or a URL (data/remote.h), and lists its samples. `choice` selects the members of each
+ * sample; NULL selects all. `options` are for URLs; NULL selects their defaults.
+ *
+ * If `skip` is false, returns STATUS_FAILED at the first broken sample or shard, with a message that names
+ * the shard and the offset. If `skip` is true, skips broken samples and shards with a warning, and counts
+ * them in dataset->skipped. If the directory has our index, `skip` also makes this function compare every
+ * byte and every shard header with the index.
+ *
+ * STATUS_USAGE if the directory cannot be opened, is incomplete, contains no samples or contains two indexes.
+ * STATUS_FAILED, even if `skip` is true, if a wids index at a URL names a shard on another server or outside
+ * its folder. The caller closes the dataset, even after a failure. */
+enum status dataset_open(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset);
+
+/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
+ * `url` is the path or the URL. If `compare` is set, the
+ * first also compares the md5 of each shard with the wids index. If they differ, it returns STATUS_FAILED,
+ * even if `skip` is true. */
+enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset);
+enum status dataset_check(const char *url, struct dataset *dataset);
+
+/* Compares the names of the classes of two data sets (dataset_class_names()), after dataset_find().
+ * STATUS_USAGE if equal labels mean different classes. Two sets of class folders must have the same folders;
+ * otherwise, one list of names may be longer than the other. */
+enum status dataset_same_classes(struct dataset *train, struct dataset *test);
+
+/* Returns the names of the classes after dataset_check(): those of classes.txt beside the index or the
+ * shards, or of the class folders. Sets `*count`. NULL and 0 if the classes have no names, or if labels are
+ * read from a member other than "cls". */
+const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *count);
+
+/* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
+ * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names
+ * another member than our index. If dataset->skip is set, skips broken samples; otherwise returns
+ * STATUS_FAILED with the shard and the offset. In builds with libcrypto, also compares each shard's md5 with
+ * the wids index; returns STATUS_FAILED if they differ, even if dataset->skip is set. */
+enum status dataset_hash(struct dataset *dataset);
+
+/* ---- Filling the list ----
+ * Only for dataset.c, dataset_list.c (indexes and shards) and dataset_files.c (single files). */
+
+/* Finds out what kind of data set the folder or URL is, and adds its samples. */
+enum status dataset_list_samples(struct dataset *dataset);
+
+#define DATASET_UNKNOWN UINT64_MAX       /* the number of lost samples is unknown */
+#define DATASET_KEPT    (UINT64_MAX - 1) /* no sample is lost */
+
+/* Sets a message about the list of samples and returns STATUS_EXHAUSTED. */
+enum status dataset_out_of_memory(void);
+
+/* Makes room for one more sample or file in an array, like array_grow(). */
+enum status dataset_grow(void *array, uint32_t count, size_t size);
+
+/* Copies a name. The copy lives as long as the dataset. */
+enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept);
+
+/* Append to the lists of the dataset. A new sample has no members. The members that are added next belong to
+ * this sample, and the caller increments sample->members for each. */
+enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes);
+enum status dataset_add_member(struct dataset *dataset, struct dataset_member member);
+enum status dataset_add_sample(struct dataset *dataset, const char *key);
+
+/* Handles a failure whose message is already set. `samples` is the number of samples that this failure
+ * affects, DATASET_UNKNOWN or DATASET_KEPT. If dataset->skip is set and `status` is STATUS_FAILED, prints the
+ * message as a warning (at most DATASET_WARNINGS_MAX times), counts these samples as skipped and returns
+ * STATUS_OK. Otherwise returns `status`: a failure with any other status is not the fault of a sample. */
+enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
+
+/* Returns whether warnings about the contents of the data set's folder are printed. A run with lists of
+ * options opens one folder several times, but warns only the first time. */
+bool dataset_warns(struct dataset *dataset);
+
+struct dataset_names {
+    const char **items; /* relative to the dataset's directory; they live as long as the dataset */
+    uint32_t count;
+    const char *folder; /* without `deep`: the first folder in the directory, or NULL */
+    uint32_t hidden;    /* with `deep`: folders and images whose names begin with a dot */
+    const char *first_hidden;
+};
+
+/* Adds the names of the regular files in the dataset's directory, in any order. If `deep` is set, includes
+ * the files in all subfolders, adds the folders in the directory to dataset->classes, and also lists pipes
+ * and devices whose names are those of images, so that opening them fails. Ignores names that begin with a
+ * dot. Has only one folder open at a time, however deep the folders are. The caller frees names->items, even
+ * after a failure. STATUS_USAGE if a link leads back to a parent folder. */
+enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
+
+/* Returns the number of images in the folders that are directly in the dataset's directory, by their names.
+ * Leaves out folders that cannot be read. */
+uint64_t dataset_count_images(const struct dataset *dataset);
+
+/* Adds the samples of single files, and finds class folders: dataset->classes remains only if the folders in
+ * the dataset's directory are classes. See dataset_files.c for the definition of a sample. */
+enum status dataset_open_files(struct dataset *dataset);
+
+/* Sets dataset->classes to the folders that the keys of all samples begin with, for INDEX_IMAGEFOLDER. */
+enum status dataset_index_classes(struct dataset *dataset);
+
+/* Returns the number of the class folder that a key begins with; LABEL_NONE if there are no class folders. */
+int32_t dataset_class_of(const struct dataset *dataset, const char *key);
+
+/* Returns whether the name of a file is that of an image: with --image or --member, of a file that they name.
+ */
+bool dataset_is_image(const struct dataset *dataset, const char *name);
 
 FDSL_C_END
 

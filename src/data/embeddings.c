@@ -13,7 +13,7 @@
 
 #include "core/array.h"
 #include "core/text.h"
-#include "data/paths.h"
+#include "data/file_list.h"
 #include "data/tensor_file.h"
 
 /* Linux limits a process to about 65,000 mappings. Therefore, files with at most this many bytes of values

@@ -5,10 +5,11 @@
 #include <string.h>
 #include <strings.h>
 
-#include "data/image_parts.h"
+#include "data/random_boxes.h"
 #include "data/npy.h"
-#include "data/orientation.h"
-#include "data/png_image.h"
+
+#define PIXEL RESAMPLE_PIXEL_BYTES
+#define ROWS  16 /* rows that are decoded at a time */
 
 /* ---- Scratch memory ---- */
 
@@ -36,67 +37,6 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch)
 {
     return scratch->pixels_bytes + scratch->turned_bytes + scratch->resized_bytes +
            scratch->resampler.rows_bytes;
-}
-
-/* ---- Formats ---- */
-
-/* Returns the name of a format that cannot be decoded, from the first bytes of a file; otherwise NULL. */
-static const char *foreign_content(const uint8_t *data, size_t size)
-{
-    static const struct {
-        const char *name, *begin; /* '.' stands for any byte */
-        size_t length;
-    } formats[] = {
-        {"webp", "RIFF....WEBP", 12}, {"gif", "GIF8", 4},          {"bmp", "BM....\0\0\0\0", 10},
-        {"tiff", "II*\0", 4},         {"tiff", "MM\0*", 4},        {"heic", "....ftyphei", 11},
-        {"heic", "....ftyphev", 11},  {"heic", "....ftypmif", 11}, {"avif", "....ftypavif", 12},
-    };
-    for (size_t i = 0; i < COUNT_OF(formats); i++) {
-        bool same = size >= formats[i].length;
-        for (size_t b = 0; same && b < formats[i].length; b++)
-            same = formats[i].begin[b] == '.' || data[b] == (uint8_t)formats[i].begin[b];
-        if (same)
-            return formats[i].name;
-    }
-    return NULL;
-}
-
-static bool is_foreign_extension(const char *extension)
-{
-    static const char *const foreign[] = {"ppm", "bmp", "pgm", "tif", "tiff", "webp"};
-    bool found = false;
-    for (size_t i = 0; i < COUNT_OF(foreign); i++)
-        found |= strcasecmp(extension, foreign[i]) == 0;
-    return found;
-}
-
-enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
-{
-    static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G'};
-    if (strcasecmp(extension, "npy") == 0)
-        return IMAGE_NPY;
-    bool is_png = strcasecmp(extension, "png") == 0, is_foreign = is_foreign_extension(extension);
-    if (!is_png && !is_foreign && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
-        return IMAGE_NONE;
-    if (size >= sizeof jpeg && memcmp(data, jpeg, sizeof jpeg) == 0)
-        return IMAGE_JPEG;
-    if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
-        return IMAGE_PNG;
-    if (is_foreign || foreign_content(data, size))
-        return IMAGE_FOREIGN;
-    return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will report what is wrong */
-}
-
-static enum status refuse_foreign(const char *extension, const uint8_t *data, size_t size)
-{
-    const char *content = foreign_content(data, size), *name = content ? content : extension;
-    char told[80] = "";
-    if (!is_foreign_extension(extension))
-        snprintf(told, sizeof told, "the file is named .%.16s, but its content is %s; ", extension, name);
-    return status_set(STATUS_FAILED,
-                      "%s%s images cannot be decoded; convert them to PNG or JPEG, for example with mogrify "
-                      "-format png, and remove the originals",
-                      told, name);
 }
 
 /* ---- Decoding ---- */
@@ -139,15 +79,16 @@ static enum status decode_png(const uint8_t *data, size_t size, struct image_scr
     return make_upright(orientation, scratch, image);
 }
 
-enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
-                             struct jpeg_shape *shape)
+/* Reads the header of a JPEG file with the decoder of the scratch. */
+static enum status begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
+                              struct jpeg_shape *shape)
 {
     if (!scratch->jpeg)
         scratch->jpeg = jpeg_open();
     return jpeg_begin(scratch->jpeg, data, size, shape);
 }
 
-/* Decodes the whole image, after image_begin_jpeg(), as it is stored. */
+/* Decodes the whole image, after begin_jpeg(), as it is stored. */
 static enum status decode_begun(const struct jpeg_shape *shape, enum jpeg_format format,
                                 struct image_scratch *scratch, struct image *image)
 {
@@ -165,7 +106,7 @@ enum status image_decode_stored(const uint8_t *data, size_t size, struct image_s
                                 struct image *image)
 {
     struct jpeg_shape shape;
-    TRY(image_begin_jpeg(scratch, data, size, &shape));
+    TRY(begin_jpeg(scratch, data, size, &shape));
     return decode_begun(&shape, JPEG_RGB, scratch, image);
 }
 
@@ -173,7 +114,7 @@ static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_sc
                                struct image *image)
 {
     struct jpeg_shape shape;
-    TRY(image_begin_jpeg(scratch, data, size, &shape));
+    TRY(begin_jpeg(scratch, data, size, &shape));
     TRY(decode_begun(&shape, (enum jpeg_format)shape.channels, scratch, image));
     return make_upright(shape.orientation, scratch, image);
 }
@@ -199,46 +140,397 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image *im
     return STATUS_OK;
 }
 
+static enum status check_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                             struct image *image)
+{
+    struct png_shape shape;
+    (void)scratch;
+    TRY(png_shape(data, size, &shape));
+    *image = interleaved(shape.channels, shape.height, shape.width, NULL);
+    return STATUS_OK;
+}
+
+static enum status check_jpeg(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                              struct image *image)
+{
+    struct jpeg_shape shape;
+    TRY(begin_jpeg(scratch, data, size, &shape));
+    *image = interleaved(shape.channels, shape.height, shape.width, NULL);
+    return STATUS_OK;
+}
+
+/* ---- Formats ---- */
+
+/* A format of images. To add one, write check() and decode(), and add a line here; image_format() finds it by
+ * its extensions and its first bytes. Formats without decode() are only recognised. */
+static const struct codec {
+    enum image_format format;
+    const char *name;
+    const char *extensions[3];
+    const char *begin; /* first bytes of a file; '.' stands for any byte; NULL: they are not known */
+    size_t begin_bytes;
+
+    /* Reads only the header, and sets the shape in `image`, as stored. */
+    enum status (*check)(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                         struct image *image);
+
+    /* Decodes the image into `scratch`, upright. */
+    enum status (*decode)(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                          struct image *image);
+} codecs[] = {
+    {IMAGE_JPEG, "jpeg", {"jpg", "jpeg"}, "\xff\xd8\xff", 3, check_jpeg, decode_jpeg},
+    {IMAGE_PNG, "png", {"png"}, "\x89PNG", 4, check_png, decode_png},
+    {IMAGE_FOREIGN, "webp", {"webp"}, "RIFF....WEBP", 12, NULL, NULL},
+    {IMAGE_FOREIGN, "gif", {NULL}, "GIF8", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "bmp", {"bmp"}, "BM....\0\0\0\0", 10, NULL, NULL},
+    {IMAGE_FOREIGN, "tiff", {"tif", "tiff"}, "II*\0", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "tiff", {NULL}, "MM\0*", 4, NULL, NULL},
+    {IMAGE_FOREIGN, "ppm", {"ppm"}, NULL, 0, NULL, NULL},
+    {IMAGE_FOREIGN, "pgm", {"pgm"}, NULL, 0, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftyphei", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftyphev", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "heic", {NULL}, "....ftypmif", 11, NULL, NULL},
+    {IMAGE_FOREIGN, "avif", {NULL}, "....ftypavif", 12, NULL, NULL},
+};
+
+/* Returns the format that a file name says, or NULL. */
+static const struct codec *codec_named(const char *extension)
+{
+    for (size_t i = 0; i < COUNT_OF(codecs); i++)
+        for (const char *const *name = codecs[i].extensions; *name; name++)
+            if (strcasecmp(extension, *name) == 0)
+                return &codecs[i];
+    return NULL;
+}
+
+/* Returns the format that the first bytes of a file say, or NULL. */
+static const struct codec *codec_of_content(const uint8_t *data, size_t size)
+{
+    for (size_t i = 0; i < COUNT_OF(codecs); i++) {
+        const char *begin = codecs[i].begin;
+        bool same = begin && size >= codecs[i].begin_bytes;
+        for (size_t b = 0; same && b < codecs[i].begin_bytes; b++)
+            same = begin[b] == '.' || data[b] == (uint8_t)begin[b];
+        if (same)
+            return &codecs[i];
+    }
+    return NULL;
+}
+
+/* Returns the format of a member, or NULL if its extension is not that of an image. The content decides,
+ * unless it is of no known format: then the decoder of the named format will report what is wrong. */
+static const struct codec *find_codec(const char *extension, const uint8_t *data, size_t size)
+{
+    const struct codec *named = codec_named(extension), *found = codec_of_content(data, size);
+    return !named || !found || (!found->decode && !named->decode) ? named : found;
+}
+
+enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
+{
+    if (strcasecmp(extension, "npy") == 0)
+        return IMAGE_NPY;
+    const struct codec *codec = find_codec(extension, data, size);
+    return codec ? codec->format : IMAGE_NONE;
+}
+
+static enum status refuse_foreign(const char *extension, const uint8_t *data, size_t size)
+{
+    const struct codec *content = codec_of_content(data, size);
+    const char *name = content ? content->name : extension;
+    char told[80] = "";
+    if (codec_named(extension)->decode)
+        snprintf(told, sizeof told, "the file is named .%.16s, but its content is %s; ", extension, name);
+    return status_set(STATUS_FAILED,
+                      "%s%s images cannot be decoded; convert them to PNG or JPEG, for example with mogrify "
+                      "-format png, and remove the originals",
+                      told, name);
+}
+
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image)
 {
-    enum image_format format = image_format(extension, data, size);
-    *is_image = format != IMAGE_NONE;
-    switch (format) {
-    case IMAGE_PNG:
-        return decode_png(data, size, scratch, image);
-    case IMAGE_JPEG:
-        return decode_jpeg(data, size, scratch, image);
-    case IMAGE_NPY:
+    const bool array = strcasecmp(extension, "npy") == 0;
+    const struct codec *codec = array ? NULL : find_codec(extension, data, size);
+    if (array)
         return decode_npy(data, size, image, is_image);
-    case IMAGE_FOREIGN:
-        return refuse_foreign(extension, data, size);
-    case IMAGE_NONE:
-        break;
-    }
-    return STATUS_OK;
+    *is_image = codec != NULL;
+    if (!codec)
+        return STATUS_OK;
+    return codec->decode ? codec->decode(data, size, scratch, image) : refuse_foreign(extension, data, size);
 }
 
 enum status image_check_header(const char *extension, const uint8_t *data, size_t size,
                                struct image_scratch *scratch, struct image *image)
 {
-    struct png_shape png;
-    struct jpeg_shape jpeg;
+    const struct codec *codec = find_codec(extension, data, size);
     *image = (struct image){.channels = 0};
-    switch (image_format(extension, data, size)) {
-    case IMAGE_PNG:
-        TRY(png_shape(data, size, &png));
-        *image = interleaved(png.channels, png.height, png.width, NULL);
-        break;
-    case IMAGE_JPEG:
-        TRY(image_begin_jpeg(scratch, data, size, &jpeg));
-        *image = interleaved(jpeg.channels, jpeg.height, jpeg.width, NULL);
-        break;
-    case IMAGE_FOREIGN: /* may be a valid image, unless its name says otherwise */
-        return is_foreign_extension(extension) ? STATUS_OK : refuse_foreign(extension, data, size);
-    case IMAGE_NPY: /* may be a valid array of a type that is not read here */
-    case IMAGE_NONE:
-        break;
+    if (!codec)
+        return STATUS_OK;
+    if (codec->check)
+        return codec->check(data, size, scratch, image);
+    /* It may be a valid image, unless its name says otherwise. */
+    return codec_named(extension)->decode ? refuse_foreign(extension, data, size) : STATUS_OK;
+}
+
+/* ---- The part of the image ---- */
+
+const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
+
+struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                               uint32_t sample)
+{
+    if (fit->how == FIT_RANDOM_RESIZED_CROP)
+        return box_random_resized(fit->seed, width, height, epoch, sample);
+    if (fit->how != FIT_CROP)
+        return (struct image_box){0, 0, width, height};
+    struct philox_block block = philox(philox_key(fit->seed), 0, sample, epoch, DRAW_FIT);
+    return (struct image_box){philox_below(block.word[2], width - fit->res + 1),
+                              philox_below(block.word[3], height - fit->res + 1), fit->res, fit->res};
+}
+
+/* The size of the upright output. */
+struct output {
+    uint32_t width, height;
+};
+
+/* Returns a side of an image whose side of `from` pixels gets `to` pixels, rounded, at least 1. */
+static uint32_t scaled(uint32_t side, uint32_t to, uint32_t from)
+{
+    const uint64_t result = ((uint64_t)side * to + from / 2) / from;
+    return result ? (uint32_t)result : 1;
+}
+
+static struct output output_of(const struct image_fit *fit, uint32_t width, uint32_t height)
+{
+    const uint32_t longer = width > height ? width : height, shorter = width > height ? height : width;
+    const uint32_t side = fit->how == FIT_LONGEST ? longer : shorter;
+    if (fit->how != FIT_LONGEST && fit->how != FIT_SHORTEST)
+        return (struct output){fit->res, fit->res};
+    if (side <= fit->res)
+        return (struct output){width, height};
+    return (struct output){scaled(width, fit->res, side), scaled(height, fit->res, side)};
+}
+
+/* Computes the part of an image that becomes the output. Fails if the image is too small for FIT_CROP. */
+static enum status choose_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                              uint32_t sample, struct image_box *box)
+{
+    if (fit->how == FIT_CROP && (width < fit->res || height < fit->res))
+        return status_set(STATUS_FAILED,
+                          "an image of %u x %u pixels is too small for a crop of %u x %u; use --fit resize, "
+                          "or lower --out-res",
+                          width, height, fit->res, fit->res);
+    *box = image_fit_box(fit, width, height, epoch, sample);
+    return STATUS_OK;
+}
+
+/* ---- Decoding the part ---- */
+
+/* Returns the rectangle of the stored image that contains the pixels of an upright rectangle. */
+static struct image_box stored_box(struct image_box box, struct orientation turn, uint32_t width,
+                                   uint32_t height)
+{
+    struct image_box stored = box;
+    if (turn.transpose)
+        stored = (struct image_box){box.top, box.left, box.height, box.width};
+    if (turn.flip_x)
+        stored.left = width - stored.left - stored.width;
+    if (turn.flip_y)
+        stored.top = height - stored.top - stored.height;
+    return stored;
+}
+
+/* Returns the window that corresponds to the rectangle in an image that is decoded at a fraction of its size.
+ * Chooses the smallest fraction at which the rectangle is still larger than the output. The window is in
+ * whole pixels of the smaller image, so it can differ from the rectangle by less than one such pixel on each
+ * side. */
+static struct jpeg_window window_of(struct image_box box, const struct image_fit *fit)
+{
+    struct jpeg_window window = {.denominator = 1};
+    uint32_t side = box.width < box.height ? box.width : box.height;
+    while (!fit->unscaled && window.denominator < 8 && side > 2 * window.denominator * fit->res)
+        window.denominator *= 2;
+    uint32_t d = window.denominator;
+    window.left = (box.left + d / 2) / d;
+    window.top = (box.top + d / 2) / d;
+    window.width = (box.left + box.width + d / 2) / d - window.left;
+    window.height = (box.top + box.height + d / 2) / d - window.top;
+    return window;
+}
+
+/* Decodes a window and resizes it, a few rows at a time, so that they stay in the cache. */
+static enum status resize_window(struct image_scratch *scratch, struct jpeg_window window, uint32_t width,
+                                 uint32_t height)
+{
+    size_t stride, skip;
+    TRY(resample_begin(&scratch->resampler, window.width, window.height, width, height));
+    TRY(jpeg_start(scratch->jpeg, window, JPEG_RGBX, &stride, &skip));
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, ROWS * stride + RESAMPLE_SLACK_BYTES));
+    for (uint32_t y = 0; y < window.height; y += ROWS) {
+        uint32_t count = window.height - y < ROWS ? window.height - y : ROWS;
+        TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, count));
+        resample_rows(&scratch->resampler, y, scratch->pixels + skip, stride, count);
+    }
+    scratch->jpeg_warnings += jpeg_warnings(scratch->jpeg);
+    return STATUS_OK;
+}
+
+enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
+                           uint32_t sample, struct image_box *stored, struct orientation *turn)
+{
+    struct image_box box;
+    *turn = orientation_of(shape->orientation);
+    bool lying = turn->transpose;
+    TRY(choose_box(fit, lying ? shape->height : shape->width, lying ? shape->width : shape->height, epoch,
+                   sample, &box));
+    *stored = stored_box(box, *turn, shape->width, shape->height);
+    return STATUS_OK;
+}
+
+/* How an image was fitted. */
+struct fitted {
+    struct output output;
+    struct orientation turn; /* turns the resized pixels upright */
+    uint32_t channels;       /* of the stored image */
+    bool same; /* the image has the size and the channels of the output, so it was not resized */
+};
+
+static bool keeps(const struct image_fit *fit, uint32_t channels)
+{
+    return fit->channels == 0 || fit->channels == channels;
+}
+
+static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, size_t size, uint32_t epoch,
+                            uint32_t sample, bool other, struct image_scratch *scratch, struct fitted *fitted)
+{
+    struct jpeg_shape shape;
+    struct image_box box;
+    TRY(begin_jpeg(scratch, data, size, &shape));
+    const bool lying = orientation_of(shape.orientation).transpose;
+    const uint32_t width = lying ? shape.height : shape.width, height = lying ? shape.width : shape.height;
+    const struct output output = fitted->output = output_of(fit, width, height);
+    fitted->channels = shape.channels;
+    fitted->same = other && output.width == width && output.height == height && keeps(fit, shape.channels);
+    if (fitted->same)
+        return STATUS_OK;
+    TRY(image_fit_part(fit, &shape, epoch, sample, &box, &fitted->turn));
+    return resize_window(scratch, window_of(box, fit), lying ? output.height : output.width,
+                         lying ? output.width : output.height);
+}
+
+/* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. */
+static void expand_row(const struct image *image, uint32_t x, uint32_t y, uint32_t width, uint8_t *pixels)
+{
+    size_t step = image->interleaved ? image->channels : 1;
+    size_t plane = image->channels == 1 ? 0 : image->interleaved ? 1 : (size_t)image->height * image->width;
+    const uint8_t *from = image->pixels + ((size_t)y * image->width + x) * step;
+    for (uint32_t i = 0; i < width; i++, from += step, pixels += PIXEL)
+        for (uint32_t c = 0; c < 3; c++)
+            pixels[c] = from[c * plane];
+}
+
+static enum status fit_whole(const struct image_fit *fit, const struct image *image, uint32_t epoch,
+                             uint32_t sample, bool other, struct image_scratch *scratch,
+                             struct fitted *fitted)
+{
+    struct image_box box;
+    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+        return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; drop "
+                                         "--out-res, or prepare the data set with --dtype u8");
+    const struct output output = fitted->output = output_of(fit, image->width, image->height);
+    fitted->channels = image->channels;
+    fitted->same = other && output.width == image->width && output.height == image->height &&
+                   keeps(fit, image->channels);
+    if (fitted->same)
+        return STATUS_OK;
+    TRY(choose_box(fit, image->width, image->height, epoch, sample, &box));
+    size_t stride = (size_t)box.width * PIXEL;
+    /* The rows cannot be in `turned`, which may hold the image. */
+    TRY(image_room(&scratch->resized, &scratch->resized_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
+    memset(scratch->resized, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
+    TRY(resample_begin(&scratch->resampler, box.width, box.height, output.width, output.height));
+    for (uint32_t y = 0; y < box.height; y += 2) {
+        uint32_t count = box.height - y < 2 ? 1 : 2;
+        for (uint32_t r = 0; r < count; r++)
+            expand_row(image, box.left, box.top + y + r, box.width, scratch->resized + r * stride);
+        resample_rows(&scratch->resampler, y, scratch->resized, stride, count);
     }
     return STATUS_OK;
+}
+
+/* ---- The output ---- */
+
+/* Converts the first `count` pixels from colour to gray, in place. */
+static void make_gray(uint8_t *pixels, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *from = pixels + 3 * i;
+        pixels[i] = (uint8_t)((19595 * from[0] + 38470 * from[1] + 7471 * from[2] + 32768) >> 16);
+    }
+}
+
+/* Turns the resized pixels upright, and gives them the channels of the output. */
+static enum status finish(const struct image_fit *fit, const struct fitted *fitted,
+                          struct image_scratch *scratch, struct image *image)
+{
+    const struct output output = fitted->output;
+    const struct orientation turn = fitted->turn;
+    const uint32_t channels = fit->channels ? fit->channels : fitted->channels;
+    const size_t count = (size_t)output.width * output.height, bytes = 3 * count + RESAMPLE_SLACK_BYTES;
+    TRY(image_room(&scratch->resized, &scratch->resized_bytes, bytes));
+    resample_end(&scratch->resampler, scratch->resized);
+    uint8_t *pixels = scratch->resized;
+    if (turn.transpose || turn.flip_x || turn.flip_y) {
+        TRY(image_room(&scratch->turned, &scratch->turned_bytes, bytes));
+        orientation_turn(turn, scratch->resized, turn.transpose ? output.height : output.width,
+                         turn.transpose ? output.width : output.height, 3, scratch->turned);
+        pixels = scratch->turned;
+    }
+    if (channels == 1)
+        make_gray(pixels, count);
+    *image = (struct image){.channels = channels,
+                            .depth = 1,
+                            .height = output.height,
+                            .width = output.width,
+                            .type = DTYPE_U8,
+                            .interleaved = true,
+                            .pixels = pixels};
+    return STATUS_OK;
+}
+
+/* Fits a member. If `other` is set, leaves out an image that has the size and the channels of the output. */
+static enum status fit_member(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                              size_t size, uint32_t epoch, uint32_t sample, bool other,
+                              struct image_scratch *scratch, struct image *image, bool *is_image, bool *same)
+{
+    struct fitted fitted = {.same = false};
+    *same = false;
+    if (image_format(extension, data, size) == IMAGE_JPEG) {
+        *is_image = true;
+        TRY(fit_jpeg(fit, data, size, epoch, sample, other, scratch, &fitted));
+    } else {
+        TRY(image_decode(extension, data, size, scratch, image, is_image));
+        if (!*is_image)
+            return STATUS_OK;
+        TRY(fit_whole(fit, image, epoch, sample, other, scratch, &fitted));
+    }
+    *same = fitted.same;
+    return fitted.same ? STATUS_OK : finish(fit, &fitted, scratch, image);
+}
+
+enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                      bool *is_image)
+{
+    bool same;
+    if (fit->res == 0)
+        return image_decode(extension, data, size, scratch, image, is_image);
+    return fit_member(fit, extension, data, size, epoch, sample, false, scratch, image, is_image, &same);
+}
+
+enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                            size_t size, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                            bool *is_image, bool *same)
+{
+    return fit_member(fit, extension, data, size, 0, sample, true, scratch, image, is_image, same);
 }

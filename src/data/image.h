@@ -9,7 +9,8 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
-#include "data/jpeg_image.h"
+#include "data/random_draws.h"
+#include "data/image_formats.h"
 #include "data/resample.h"
 
 struct image {
@@ -83,6 +84,68 @@ enum status image_check_header(const char *extension, const uint8_t *data, size_
 
 /* Grows a buffer of a scratch to at least `bytes` bytes. The old content of the buffer is lost. */
 enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes);
+
+FDSL_C_END
+
+/* ---- Images of one size ----
+ * --out-res and --fit. */
+
+enum fit_how {
+    FIT_RESIZE,              /* the whole image, resized; a rectangle becomes a square */
+    FIT_CROP,                /* a part at a random position, not resized */
+    FIT_RANDOM_RESIZED_CROP, /* a random part, resized */
+    /* Only for --prepare: the whole image, with its aspect ratio, made smaller until its longer or its
+     * shorter side has `res` pixels. An image that is small enough keeps its size. */
+    FIT_LONGEST,
+    FIT_SHORTEST
+};
+extern const char
+    *const fit_names[]; /* option values, in enum order, NULL-terminated; not those of --prepare */
+
+/* The output has res x res pixels, except for FIT_LONGEST and FIT_SHORTEST. Random parts are functions of the
+ * seed, the epoch and the sample. */
+struct image_fit {
+    enum fit_how how;
+    uint32_t res;      /* 0: images keep their size, and the other fields are ignored */
+    uint32_t channels; /* 1 or 3; 0: as stored */
+    uint64_t seed;
+    bool unscaled; /* decode every JPEG at its full size, as GPUs do */
+};
+
+#define FIT_RES_MAX 16384
+
+FDSL_C_BEGIN
+
+/* Returns the part of an upright image of width x height pixels that becomes the output.
+ *
+ * FIT_RANDOM_RESIZED_CROP follows torchvision's RandomResizedCrop: the area is uniform between 8 % and 100 %
+ * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3). Both are drawn
+ * up to ten times, until the rectangle fits. If none fits, the result is the largest rectangle at the centre
+ * whose sides have a ratio between 3/4 and 4/3. Philox counter of each attempt: attempt, sample, epoch. */
+struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                               uint32_t sample);
+
+/* Computes the part of a stored JPEG that becomes the output, and the orientation that turns the resized part
+ * upright. STATUS_FAILED if the image is too small for FIT_CROP. */
+enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
+                           uint32_t sample, struct image_box *stored, struct orientation *turn);
+
+/* Decodes a member and fits it; if fit->res is 0, calls image_decode(). `*image` has interleaved bytes, in
+ * `scratch`. Where the format permits, only the part that is needed is decoded. Unless fit->unscaled is set,
+ * a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part is still larger than the output. Gray
+ * is converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G +
+ * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, if the
+ * member is broken, if the values of an array are not bytes, or, with FIT_CROP, if the image is smaller than
+ * the output. Each thread needs its own scratch. */
+enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                      bool *is_image);
+
+/* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
+ * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. */
+enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
+                            size_t size, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                            bool *is_image, bool *same);
 
 FDSL_C_END
 

@@ -22,7 +22,9 @@ enum index_layout {
                          Units are ranges of samples; the name of each is INDEX_HERE */
 };
 
-#define INDEX_HERE "." /* the folder of the index */
+#define CLASSES_NAME "classes.txt" /* in a prepared set: the names of the classes, one per line */
+#define SAMPLES_NAME "samples.csv" /* in a prepared set: the list of its samples */
+#define INDEX_HERE   "."           /* the folder of the index */
 
 /* A unit of a dataset: one shard, or one folder of files. */
 struct index_unit {

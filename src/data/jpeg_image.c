@@ -1,4 +1,4 @@
-#include "data/jpeg_image.h"
+#include "data/image_formats.h"
 
 #include <string.h>
 
@@ -74,8 +74,7 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 #include <jerror.h>
 
 #include "core/array.h"
-#include "data/image_parts.h"
-#include "data/orientation.h"
+#include "data/resample.h"
 
 #ifndef JCS_EXTENSIONS
 #error "This libjpeg is not libjpeg-turbo. Install libjpeg-turbo, or build with JPEG=0."

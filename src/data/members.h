@@ -1,5 +1,6 @@
-/* The choice of the members of a sample: its image, its label, or one member alone. Members are chosen by
- * their extensions, without regard to case. `load`, `train` and --prepare share this choice. */
+/* The members of samples: how the name of a member is split into the key of its sample and an extension, as
+ * webdataset does, and which members are the image and the label of a sample. Extensions are compared without
+ * regard to case. `load`, `train` and --prepare share this choice. */
 #ifndef FDSL_DATA_MEMBERS_H
 #define FDSL_DATA_MEMBERS_H
 
@@ -53,7 +54,35 @@ struct members {
     {"member", "EXT", OPTION_TEXT, member_at, .column = COLUMN, .help = "read only the member with this extension, for example bin, or all members: all"}
 /* clang-format on */
 
+/* ---- Labels ---- */
+
+#define LABEL_BYTES_MAX 64   /* maximum size of a member that is a label in decimal digits */
+#define LABEL_NONE      (-1) /* value for a sample without a label */
+
+/* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. Returns false for
+ * any other text and for values outside int32. */
+FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
+{
+    uint64_t i = 0, digits = 0;
+    int64_t value = 0;
+    while (i < size && (text[i] == ' ' || text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))
+        i++;
+    bool negative = i < size && text[i] == '-';
+    for (i += negative; i < size && text[i] >= '0' && text[i] <= '9'; i++, digits++) {
+        value = 10 * value + (text[i] - '0');
+        if (value > (int64_t)INT32_MAX + negative)
+            return false;
+    }
+    while (i < size && (text[i] == ' ' || text[i] == '\n' || text[i] == '\r' || text[i] == '\t'))
+        i++;
+    *label = (int32_t)(negative ? -value : value);
+    return digits > 0 && i == size;
+}
+
 FDSL_C_BEGIN
+
+/* STATUS_FAILED if the label is not a class from 0 to `classes` - 1. Thread safe. */
+enum status label_check(int32_t label, uint32_t classes);
 
 /* Parses the values of --image, --label and --member. A value is NULL if its option was not given.
  * STATUS_USAGE with the option and the fault. */
@@ -91,6 +120,23 @@ const char *members_format(const char *extension);
  * bits; STATUS_UNAVAILABLE for JSON in builds without jansson. Thread safe. */
 enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
                           int32_t *label);
+
+/* ---- Names of members ---- */
+
+/* Splits a name at the first dot of its last path component. "a.b/c.left.jpg" has the key "a.b/c" (the first
+ * `*key_length` bytes) and the extension "left.jpg" (`*extension` points into the name; compare it
+ * case-insensitively). Returns false for names that belong to no sample. These are names without a dot or
+ * with an empty extension, names whose last component begins with a dot, and names whose first component
+ * begins and ends with two underscores. */
+bool key_split(const char *name, size_t *key_length, const char **extension);
+
+/* Writes the normal form of a name: without a slash at its beginning or end, and without components that are
+ * empty or ".". The names "./a//b", "/a/b" and "a/b" are the same file when an archive is extracted. `normal`
+ * has room for `length` + 1 bytes. Returns the length of the normal form. */
+size_t key_normal(const char *name, size_t length, char *normal);
+
+/* Returns whether a key and the first `length` bytes of a name have the same normal form. */
+bool key_same(const char *key, const char *name, size_t length);
 
 FDSL_C_END
 

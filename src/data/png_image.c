@@ -1,4 +1,4 @@
-#include "data/png_image.h"
+#include "data/image_formats.h"
 
 #ifdef HAVE_PNG
 
@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/image_parts.h"
-#include "data/orientation.h"
+#include "data/resample.h"
 
 #ifndef PNG_eXIf_SUPPORTED
 #error "This libpng cannot read EXIF data. Install libpng 1.6.32 or newer, or build with PNG=0."

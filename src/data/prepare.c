@@ -1,25 +1,36 @@
-#include "data/prepare_parts.h"
+#include "data/prepare.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
+#include <omp.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "core/file.h"
 #include "core/array.h"
+#include "core/options.h"
+#include "core/status.h"
 #include "core/text.h"
 #include "core/timer.h"
+#include "core/workload.h"
+#include "data/image.h"
 #include "data/index.h"
 #include "data/members.h"
-#include "data/unit_writer.h"
-#include "data/samples.h"
+#include "data/prepared_set.h"
+#include "data/source.h"
 #include "machine/comm.h"
 #include "machine/env.h"
+#include "machine/host.h"
+
+#ifndef FDSL_VERSION
+#define FDSL_VERSION "unknown"
+#endif
+
+#ifdef _OPENMP
+#endif
 
 #define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */
 #define SHARD_SAMPLES  10000               /* limit of samples per shard without --shards */
@@ -28,11 +39,436 @@
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
 #define KEY_DIGITS     6 /* minimum number of digits of a key */
 #define BROKEN_TOLD    8 /* warnings about broken images per rank; further ones are only counted */
+#define DIGITS         4 /* minimum number of digits of a class folder that is named by its number */
+#define SHARDS_MAX     1000000
 
 /* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
  * folders are stored inside a folder with this name; such programs then find this folder as the only
  * class. */
 #define NOT_IMAGEFOLDER "not-imagefolder/"
+
+/* ---- Class folders ---- */
+
+/* The classes of the samples of a source. The caller calls class_folders_free(), even after a failure.
+ * `labels` and `names` are only for --store imagefolder. */
+struct class_folders {
+    uint32_t *labels; /* class of each sample */
+    uint64_t count;   /* number of classes; each has at least one sample */
+    char **names;     /* names of the class folders, in sorted order */
+    char *list;       /* content of classes.txt, or NULL */
+};
+
+/* Fails if a class has no sample. `seen` has one element per sample. The search ends inside `seen`: if the
+ * largest class is `samples` or larger, at least one of the classes 0 to `samples` - 1 has no sample. */
+static enum status check_gaps(const struct class_folders *folders, const uint8_t *seen)
+{
+    for (uint64_t i = 0; i < folders->count; i++)
+        if (!seen[i])
+            return status_set(STATUS_USAGE,
+                              "--store imagefolder: no sample has class %" PRIu64
+                              ", but one has class %" PRIu64
+                              ", so ImageFolder would number the classes differently; use more samples, or "
+                              "--store shards",
+                              i, folders->count - 1);
+    return STATUS_OK;
+}
+
+/* Reduces sample `number` to its image, and sets its class folder. STATUS_FAILED if the sample has no image
+ * of a format that ImageFolder reads. */
+static enum status class_folders_keep(const struct class_folders *folders, uint64_t number,
+                                      struct source_sample *sample)
+{
+    struct members members;
+    const char *extensions[SOURCE_MEMBERS_MAX];
+    const struct member_rule *rule;
+    uint32_t count = (uint32_t)sample->count;
+    TRY(members_parse(MEMBERS_IMAGEFOLDER, NULL, NULL, &members));
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = sample->members[m].extension;
+    uint32_t image = members_find(&members.image, extensions, count, false, &rule);
+    if (image == count)
+        return status_set(STATUS_FAILED,
+                          "sample %" PRIu64 ": --store imagefolder needs an image that ImageFolder reads "
+                          "(%s); drop --encode npy, or --store",
+                          number, MEMBERS_IMAGEFOLDER);
+    struct source_sample kept = {.key = sample->key, .class_folder = folders->labels[number]};
+    source_add(&kept, sample->members[image].extension, sample->members[image].bytes,
+               sample->members[image].size);
+    sample->members[image].bytes = NULL;
+    source_sample_free(sample);
+    *sample = kept;
+    return STATUS_OK;
+}
+
+static enum status check_first(const struct source *source, void *state, const struct class_folders *folders)
+{
+    CLOSED_BY(source_sample_free) struct source_sample sample = {0};
+    TRY(source_make(source, state, 0, 1, &sample));
+    return class_folders_keep(folders, 0, &sample);
+}
+
+/* Reads the labels of the first `samples` samples. STATUS_USAGE if the source has no labels, or if a class
+ * below the largest has no sample. ImageFolder refuses an empty class folder; without the folder, it would
+ * give all larger classes other numbers. Before anything is written, also checks that the first sample has an
+ * image. */
+static enum status class_folders_read(const struct source *source, void *state, uint64_t samples,
+                                      struct class_folders *folders)
+{
+    *folders = (struct class_folders){0};
+    if (!source->label)
+        return status_set(STATUS_USAGE,
+                          "--store imagefolder needs labels, and --from %s has none; drop --store",
+                          source->name);
+    folders->labels = calloc(samples, sizeof *folders->labels);
+    FREED uint8_t *seen = calloc(samples, 1);
+    TRY(ALLOCATED(folders->labels && seen, "out of memory for %" PRIu64 " labels", samples));
+    for (uint64_t i = 0, asked = 0; i < samples; i++) {
+        source_ask(source, state, &asked, samples);
+        uint64_t label = source->label(state, i);
+        if (label > INT32_MAX) /* source->label() has set the message */
+            return STATUS_FAILED;
+        folders->labels[i] = (uint32_t)label;
+        folders->count = label >= folders->count ? label + 1 : folders->count;
+        if (label < samples)
+            seen[label] = 1;
+    }
+    TRY(check_gaps(folders, seen));
+    return check_first(source, state, folders);
+}
+
+/* ---- Names ---- */
+
+/* Returns the reason why a name cannot be that of a class folder in a set called `set`, or NULL. `before` is
+ * the name of the class before it, or NULL. */
+static const char *unfit(const char *name, const char *before, const char *set)
+{
+    const size_t length = strlen(name);
+    if (length == 0 || length > NAME_MAX || *name == '.' || strchr(name, '/') || strstr(name, ".."))
+        return "is not a usable name of a folder";
+    if (strcmp(name, SAMPLES_NAME) == 0 || strcmp(name, CLASSES_NAME) == 0 ||
+        (strncmp(name, set, strlen(set)) == 0 && strcmp(name + strlen(set), ".index") == 0))
+        return "is the name of a file of the data set";
+    return before && text_order(before, name) >= 0
+               ? "does not follow the name before it in sorted order, so ImageFolder would number the "
+                 "classes differently"
+               : NULL;
+}
+
+/* Returns whether the class folders get the names of the classes. Warns if the names do not fit. */
+static bool names_fit(const struct source_facts *facts, const char *set, const struct class_folders *folders)
+{
+    const char *reason = NULL;
+    if (!facts->class_names)
+        return false;
+    for (uint64_t c = 0; c < folders->count && !reason; c++) {
+        const char *name = c < facts->class_count ? facts->class_names[c] : "";
+        reason = c < facts->class_count ? unfit(name, c ? facts->class_names[c - 1] : NULL, set)
+                                        : "is the name of a class that " CLASSES_NAME " does not list";
+        if (reason)
+            status_warn("--store imagefolder: the class folders are named by numbers, because '%s' (class "
+                        "%" PRIu64 ") %s; " CLASSES_NAME " lists the names",
+                        name, c, reason);
+    }
+    return !reason;
+}
+
+static bool is_printable(const char *name)
+{
+    while (*name && (unsigned char)*name >= ' ' && *name != 127)
+        name++;
+    return !*name;
+}
+
+/* Names the class folders after the classes of the source, and formats classes.txt. The folders get numbers
+ * if the source has no names, or, with a warning, if a name cannot be that of a folder or would change the
+ * order. `set` is the name of the data set. Call after class_folders_read(). */
+static enum status class_folders_name(const struct source_facts *source, const char *set,
+                                      struct class_folders *folders)
+{
+    struct source_facts facts = *source;
+    size_t size;
+    int digits = snprintf(NULL, 0, "%" PRIu64, folders->count ? folders->count - 1 : 0);
+    for (uint32_t c = 0; facts.class_names && c < facts.class_count; c++)
+        if (!is_printable(facts.class_names[c])) {
+            status_warn("the name of class '%s' has a control character, so " CLASSES_NAME
+                        " is not written, and class folders are named by numbers",
+                        facts.class_names[c]);
+            facts.class_names = NULL;
+        }
+    bool fit = names_fit(&facts, set, folders);
+    folders->names = calloc(folders->count + 1, sizeof *folders->names);
+    TRY(ALLOCATED(folders->names, "out of memory for class folders"));
+    for (uint64_t c = 0; c < folders->count; c++) {
+        char number[24];
+        snprintf(number, sizeof number, "%0*" PRIu64, digits > DIGITS ? digits : DIGITS, c);
+        folders->names[c] = strdup(fit ? facts.class_names[c] : number);
+        TRY(ALLOCATED(folders->names[c], "out of memory for class folders"));
+    }
+    if (!facts.class_names && !folders->count)
+        return STATUS_OK;
+    FILE *stream = open_memstream(&folders->list, &size);
+    TRY(ALLOCATED(stream, "out of memory for " CLASSES_NAME));
+    uint64_t count = facts.class_names ? facts.class_count : folders->count;
+    for (uint64_t c = 0; c < count; c++)
+        fprintf(stream, "%s\n", facts.class_names ? facts.class_names[c] : folders->names[c]);
+    return ALLOCATED(text_close(stream), "out of memory for " CLASSES_NAME);
+}
+
+static void class_folders_free(struct class_folders *folders)
+{
+    for (uint64_t c = 0; folders->names && c < folders->count; c++)
+        free(folders->names[c]);
+    free(folders->names);
+    free(folders->labels);
+    free(folders->list);
+    *folders = (struct class_folders){0};
+}
+
+struct parameters {
+    const char *folder, *from, *name, *config;
+    uint64_t samples, shards, threads, device;
+    int store;
+    bool help;
+};
+
+struct job {
+    bool (*is_option)(const char *name); /* whether the program has this option outside --prepare */
+    struct parameters parameters;
+    const struct source *source;
+    void *source_parameters, *workload_parameters; /* owned */
+    const struct workload *workload;               /* workload of the source, or NULL */
+    struct options options;
+    struct source_facts facts;
+    void *state;      /* state of the source */
+    char *provenance; /* owned */
+    struct folder folder;
+    struct class_folders classes; /* labels and folders: only for --store imagefolder */
+    int key_digits;
+    uint64_t chunk;                   /* samples in memory at a time */
+    struct image_scratch scratch;     /* to check the headers of copied images */
+    uint64_t broken;                  /* copied samples of this rank whose image has a broken header */
+    struct members members;           /* how readers of the copy find the image and the label of a sample */
+    struct image first_image;         /* shape of the first PNG or JPEG image that this rank copied */
+    bool mixed_sizes, mixed_channels; /* whether other images have another size or number of channels */
+
+    /* Progress of this rank */
+    struct progress progress;
+    double began_s, writing_s; /* times when the run began and when writing began */
+    uint64_t samples_written, samples_earlier, samples_total, samples_kept, units_finished;
+};
+
+static const char *const stores[] = {"files", "shards", "imagefolder",
+                                     NULL}; /* in the order of enum index_layout */
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec specs[] = {
+    {"prepare", "DIR", OPTION_TEXT, AT(folder),
+     .help = "folder to write; it must be new, empty, or begun by an earlier run of the same command"},
+    {"from", "SOURCE", OPTION_TEXT, AT(from), .fallback = "counter",
+     .help = "source of the samples; the sources are listed below"},
+    {"store", "HOW", OPTION_CHOICE, AT(store), .fallback = "shards", .choices = stores, .column = COLUMN,
+     .help = "how samples are stored. files writes single files, such as an image and its label, into "
+             "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
+             "into the folder of its class, as torchvision's ImageFolder reads them. HOW is one of"},
+    {"samples", "N", OPTION_COUNT, AT(samples), .minimum = 1, .maximum = 1e12, .column = COLUMN,
+     .help = "number of samples (default: all, if the source is finite)"},
+    {"shards", "N", OPTION_COUNT, AT(shards), .minimum = 1, .maximum = SHARDS_MAX, .column = COLUMN,
+     .help = "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB "
+             "per file)"},
+    {"name", "NAME", OPTION_TEXT, AT(name), .column = COLUMN,
+     .help =
+         "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
+    {"config", "FILE", OPTION_TEXT, AT(config),
+     .help = "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
+    {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
+     .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+    {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024,
+     .help = "CUDA device, if the --variant of --from synth runs on a GPU"},
+    {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
+};
+
+/* ---- The command line ---- */
+
+void prepare_help(FILE *stream)
+{
+    fputs("fdsl-bench --prepare DIR - writes a data set for reading and training\n"
+          "\n"
+          "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+          "\n"
+          "examples:\n"
+          "  fdsl-bench --prepare data --samples 1000 --shards 10    # generated tensors, f16 (3, 8, 64, "
+          "64)\n"
+          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+          "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --store files\n"
+          "\n"
+          "options:\n",
+          stream);
+    options_help(stream, specs, COUNT_OF(specs), NULL);
+    for (size_t i = 0; source_table[i]; i++) {
+        const struct source *source = source_table[i];
+        fprintf(stream, "\noptions of the source %s (%s):\n", source->name, source->summary);
+        options_help(stream, source->options, source->option_count, NULL);
+        if (source->workload)
+            fprintf(stream,
+                    "  and the options of the workload %s that define an image; see fdsl-bench --workload "
+                    "synth --help\n",
+                    source->workload);
+    }
+}
+
+/* ---- Reading options ---- */
+
+#define SOURCES_MAX 16 /* at least the number of entries in source_table */
+
+static enum status find_source(struct job *job, int argc, char *argv[])
+{
+    const char *name = options_peek(specs, COUNT_OF(specs), argc, argv, "from");
+    job->source = source_find(name ? name : "counter");
+    if (job->source)
+        return STATUS_OK;
+    const char *names[SOURCES_MAX];
+    size_t count = 0;
+    for (; source_table[count]; count++)
+        names[count] = source_table[count]->name;
+    const char *nearest = nearest_word(name, names, count);
+    return nearest
+               ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
+               : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists the sources", name);
+}
+
+bool prepare_has_option(const char *name)
+{
+    bool found = option_in_table(specs, COUNT_OF(specs), name);
+    for (size_t i = 0; source_table[i]; i++)
+        found |= option_in_table(source_table[i]->options, source_table[i]->option_count, name);
+    return found;
+}
+
+/* Sets the error message for an option of another source, or of fdsl-bench without --prepare. */
+static enum status explain_elsewhere(void *context, const char *name)
+{
+    const struct job *job = context;
+    const char *owners[SOURCES_MAX] = {NULL};
+    size_t count = 0;
+    for (size_t i = 0; source_table[i]; i++) {
+        const struct source *source = source_table[i];
+        const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
+        if (option_in_table(source->options, source->option_count, name) ||
+            (workload && option_in_table(workload->options, workload->option_count, name)))
+            owners[count++] = source->name;
+    }
+    char known[256];
+    list_words(known, sizeof known, owners, count);
+    if (count > 0)
+        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare --help lists all options",
+                          name, known);
+    return job->is_option(name)
+               ? status_set(STATUS_USAGE,
+                            "--%s does not apply to --prepare; --prepare --help lists the options that do",
+                            name)
+               : STATUS_OK;
+}
+
+/* Parses the command line and the configuration file into `job`: the source, the options of --prepare, and
+ * those of the source and its workload. STATUS_USAGE with the option and a remedy, STATUS_EXHAUSTED if memory
+ * runs out. The caller frees job->options and the parameters, even after a failure. */
+static enum status read_options(struct job *job, const struct config *config)
+{
+    TRY(find_source(job, config->argc, config->argv));
+    const struct source *source = job->source;
+    job->workload = source->workload ? workload_find(source->workload) : NULL;
+    job->source_parameters = calloc(1, source->parameters_bytes);
+    job->workload_parameters = calloc(1, job->workload ? job->workload->parameters_bytes : 1);
+    TRY(ALLOCATED(job->source_parameters && job->workload_parameters, "out of memory"));
+    job->options =
+        (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
+                                    {source->options, source->option_count, job->source_parameters}},
+                         .table_count = 2,
+                         .config = config,
+                         .explain = explain_elsewhere,
+                         .explain_context = job};
+    if (job->workload)
+        job->options.tables[job->options.table_count++] = (struct option_table){
+            job->workload->options, job->workload->option_count, job->workload_parameters};
+    return options_parse(&job->options, config->argc, config->argv);
+}
+
+/* Allows only characters that are safe in shells, URLs and lists of shards. */
+static enum status check_name(const char *name)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    if (strlen(name) <= 64 && name[strspn(name, allowed)] == '\0')
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
+}
+
+/* For sources whose samples are complete files (source->whole_files): refuses --samples and every --store
+ * except files, and selects --store files. */
+static enum status check_whole_files(struct job *job)
+{
+    struct parameters *parameters = &job->parameters;
+    if (options_given(&job->options, "samples"))
+        return status_set(STATUS_USAGE, "--samples does not apply to --from %s; drop it", job->source->name);
+    if (options_given(&job->options, "store") && parameters->store != INDEX_FILES)
+        return status_set(STATUS_USAGE, "--from %s writes only --store files; drop --store",
+                          job->source->name);
+    parameters->store = INDEX_FILES;
+    return STATUS_OK;
+}
+
+/* Sets --name and --store if the source determines them, and checks them. */
+static enum status check_options(struct job *job)
+{
+    if (!job->parameters.name)
+        job->parameters.name = job->source->name;
+    TRY(check_name(job->parameters.name));
+    return job->source->whole_files ? check_whole_files(job) : STATUS_OK;
+}
+
+/* ---- Options that determine the data set ---- */
+
+/* Returns whether an option of the workload does not affect the samples. */
+static bool is_indifferent(const struct job *job, const struct option_spec *spec)
+{
+    if (job->source->indifferent && is_one_of(spec->name, job->source->indifferent))
+        return true;
+    return job->workload && job->workload->applies &&
+           !job->workload->applies(job->workload_parameters, NULL, spec->name);
+}
+
+/* Adds " --name=value". Replaces blanks and control characters in the value by '_'. */
+static void add_option(FILE *stream, const struct option_spec *spec, const void *values)
+{
+    char text[256];
+    options_text(spec, values, text, sizeof text);
+    if (!*text)
+        return;
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 127)
+            *c = '_';
+    fprintf(stream, " --%s=%s", spec->name, text);
+}
+
+/* Formats job->provenance: one line with all options that affect the bytes of the data set, and a hash of the
+ * inputs. Equal lines mean equal data sets. Call after the source has been opened. STATUS_EXHAUSTED if memory
+ * runs out. */
+static enum status describe(struct job *job)
+{
+    size_t size = 0;
+    FILE *stream = open_memstream(&job->provenance, &size);
+    TRY(ALLOCATED(stream, "out of memory"));
+    fprintf(stream, "fdsl-bench/" FDSL_VERSION " --from=%s", job->source->name);
+    for (size_t t = 0; t < job->options.table_count; t++) {
+        const struct option_table *table = &job->options.tables[t];
+        for (size_t i = 0; i < table->count; i++)
+            if (table->specs[i].column && !(t == 2 && is_indifferent(job, &table->specs[i])))
+                add_option(stream, &table->specs[i], table->values);
+    }
+    fprintf(stream, " inputs=%016" PRIx64, job->facts.identity);
+    return ALLOCATED(text_close(stream), "out of memory");
+}
+
+/* ---- Opening the source ---- */
 
 static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
 {
@@ -85,7 +521,7 @@ static enum status open_job(struct job *job)
 #ifdef _OPENMP
     omp_set_num_threads(threads < 1 ? 1 : threads);
 #endif
-    TRY(prepare_check_options(job));
+    TRY(check_options(job));
     TRY(members_parse(NULL, NULL, NULL, &job->members));
     const struct source_request request = {
         .options = &job->options,
@@ -96,7 +532,7 @@ static enum status open_job(struct job *job)
         .allow_empty = parameters->store != INDEX_IMAGEFOLDER};
     TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
-    TRY(prepare_describe(job));
+    TRY(describe(job));
     uint64_t units = parameters->store == INDEX_SHARDS
                          ? parameters->shards
                          : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
@@ -385,7 +821,7 @@ static enum status make_dataset(struct job *job)
 
 static enum status prepare(struct job *job, const struct config *config)
 {
-    TRY(comm_agree(prepare_read_options(job, config)));
+    TRY(comm_agree(read_options(job, config)));
     TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same options"));
     if (job->parameters.help) {
         if (comm_rank() == 0)

@@ -1,25 +1,415 @@
 #include "data/remote.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <search.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
-
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
 #endif
 
+#include "core/fnv.h"
+#include "core/status.h"
+#include "data/http.h"
 #include "data/remote_cache.h"
-#include "data/remote_parts.h"
+#include "data/s3.h"
+#include "machine/memory.h"
 
-enum status remote_out_of_memory(void)
+#define TRIES           6 /* attempts per request */
+#define TRIES_FIRST     2 /* attempts of the first request: a wrong address should fail soon */
+#define SPARE_MAX       4 /* files in memory that are kept for the next transfers */
+#define URL_MAX         8192
+#define LIST_BYTES_MAX  (UINT64_C(16) << 20) /* maximum size of one page of a list */
+#define NAMES_MAX       1000000
+#define EMPTY_MAX       1000 /* maximum number of consecutive pages without an object */
+#define PIECE_BYTES_MIN (UINT64_C(1) << 20)
+#define PIECE_BYTES_MAX (UINT64_C(8) << 20)
+
+enum service { SERVICE_WEB, SERVICE_S3, SERVICE_AZURE };
+
+struct file {
+    const char *name; /* owned */
+    struct http_version version;
+    bool known;         /* `version` and `ranged` are set */
+    bool ranged;        /* the file can be read in ranges */
+    bool passing;       /* in the cache, but only for this run; see `remote->passing` */
+    bool examining;     /* a connection requests the version, or will do so */
+    bool asked;         /* a transfer into memory begins when the version is known */
+    struct file *later; /* next in the queue of files to examine */
+    struct file *passing_later;
+    struct transfer *transfer; /* running or complete; NULL if there is none, or remote_fd() has taken it */
+};
+
+/* A file that is being read. Connections take pieces of it, in order. */
+struct transfer {
+    struct file *file;
+    struct transfer *later; /* next in the queue of transfers that have pieces to take */
+    int fd;
+    uint64_t piece_bytes, next;
+    uint64_t left; /* bytes that have not arrived */
+    enum status status;
+    char failure[1024];
+};
+
+struct remote {
+    enum service service;
+    char *base;   /* URL of the data set, with a final slash */
+    char *shown;  /* `base` without secrets and without the final slash */
+    char *suffix; /* what follows the name of a file in its URL: "" or "?..." */
+    char *prefix; /* S3 and Azure: the prefix of the object names, not percent-encoded */
+    int root;     /* S3 and Azure: length of the URL of the bucket or container, with its slash, in `base` */
+    char host[S3_FIELD_MAX], region[S3_FIELD_MAX];
+    struct s3_credentials credentials;
+    struct remote_options options;
+    char *identity; /* the query without the parameters of a signature; part of the names in the cache */
+    bool braces;    /* the URL has braces, which stand for several names */
+    uint64_t run;   /* a random number, for files that are cached for this run only */
+
+    struct file **files; /* the listed files; files that are not listed are only in `tree` */
+    uint32_t count, room;
+    void *tree; /* tsearch() tree of all files, by name */
+
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    struct transfer *queue; /* transfers with pieces to take */
+    struct file *unknown;   /* files to examine */
+    struct file *passing;   /* files to remove from the cache when the data set is closed */
+    bool stopping;
+    pthread_t *threads;
+    uint32_t thread_count;
+    int spare[SPARE_MAX]; /* files in memory that can be reused */
+    uint32_t spare_count;
+    pthread_mutex_t alone; /* protects `http` */
+    struct http *http;     /* for lists, and for files that no connection examines */
+};
+
+/* Sets a message and returns STATUS_EXHAUSTED. */
+static enum status out_of_memory(void)
 {
     return status_set(STATUS_EXHAUSTED, "out of memory for a remote data set");
+}
+
+/* ---- URLs ---- */
+
+/* Refuses kinds of URLs that cannot be read, and says how to write the same place. */
+static enum status check_scheme(const char *option, const char *url)
+{
+    static const char *const known[] = {"https://", "http://", "s3://"};
+    static const struct {
+        const char *schemes, *remedy;
+    } others[] = {
+        {" az abfs abfss wasb wasbs adl ",
+         "for Azure, write https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX/?SAS"},
+        {" gs gcs ", "for Google Cloud Storage, write s3://BUCKET/PREFIX/ with an HMAC key and "
+                     "AWS_ENDPOINT_URL=https://storage.googleapis.com"},
+        {" s3a s3n ", "write s3://BUCKET/PREFIX/"},
+    };
+    const char *remedy = "use https://, http://, s3:// or file://";
+    const int length = (int)(strstr(url, "://") - url);
+    char word[16];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strncmp(url, known[i], strlen(known[i])) == 0)
+            return STATUS_OK;
+    snprintf(word, sizeof word, " %.*s ", length, url);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (length < 10 && strstr(others[i].schemes, word))
+            remedy = others[i].remedy;
+    return status_set(STATUS_USAGE, "--%s: %.*s:// is an unknown kind of URL; %s", option,
+                      length < 40 ? length : 40, url, remedy);
+}
+
+/* Splits the URL of a data set into `remote->base`, `shown` and `suffix`. `*leaf` is the last component of
+ * the path if it names files; otherwise NULL, and the data set consists of all files. The caller frees
+ * `*leaf`. */
+static enum status split_url(const char *url, struct remote *remote, char **leaf)
+{
+    const char *option = remote->options.option;
+    size_t length = strcspn(url, "?");
+    const char *host = strstr(url, "://") + 3;
+    TRY(check_scheme(option, url));
+    if (strcspn(host, "/?") == 0 && strncmp(url, "s3:", 3) != 0)
+        return status_set(STATUS_USAGE, "--%s: a URL needs a host: https://HOST/PATH/NAME.tar", option);
+    if (strcspn(host, "/?") > strcspn(host, "@"))
+        return status_set(STATUS_USAGE,
+                          "--%s: a URL with a user or password is refused, because it would be "
+                          "printed; use the environment for credentials",
+                          option);
+    const char *list = strstr(host, ",http");
+    if (list && list < url + length &&
+        (strncmp(list + 5, "://", 3) == 0 || strncmp(list + 5, "s://", 4) == 0))
+        return status_set(STATUS_USAGE,
+                          "--%s: a list of URLs is refused; name several shards of a folder in "
+                          "one URL, as in https://HOST/PATH/{a,b}.tar",
+                          option);
+    size_t slash = length;
+    while (slash > 0 && url[slash - 1] != '/')
+        slash--;
+    const char *dot = memchr(url + slash, '.', length - slash),
+               *brace = memchr(url + slash, '{', length - slash);
+    bool names_files = slash > (size_t)(host - url) && (dot || brace) && !remote->options.unlisted;
+    remote->suffix = strdup(url + length);
+    *leaf = NULL;
+    if (asprintf(&remote->base, "%.*s%s", (int)(names_files ? slash : length), url,
+                 names_files || url[length - 1] == '/' ? "" : "/") < 0)
+        remote->base = NULL;
+    if (names_files)
+        *leaf = strndup(url + slash, length - slash);
+    if (!remote->base || !remote->suffix || (names_files && !*leaf))
+        return out_of_memory();
+    remote->shown = strndup(remote->base, strlen(remote->base) - 1);
+    return remote->shown ? STATUS_OK : out_of_memory();
+}
+
+/* Decodes percent codes: all, or, if `only` is not NULL, only those of the bytes in `only`. */
+static void decode(char *text, const char *only)
+{
+    char *to = text;
+    unsigned value;
+    for (; *text; text++)
+        if (*text == '%' && isxdigit((unsigned char)text[1]) && isxdigit((unsigned char)text[2]) &&
+            sscanf(text + 1, "%2x", &value) == 1 && value && (!only || strchr(only, (int)value))) {
+            *to++ = (char)value;
+            text += 2;
+        } else
+            *to++ = *text;
+    *to = '\0';
+}
+
+/* Replaces s3://BUCKET/PREFIX/ by the URL of the service. In such URLs only a question mark and a percent
+ * sign can be encoded, because names of objects may contain percent codes. */
+static enum status find_s3(struct remote *remote, char *leaf)
+{
+    if (*remote->suffix)
+        return status_set(STATUS_USAGE,
+                          "--%s %s?...: an s3:// URL has no query; write %%3F for a question mark in a name",
+                          remote->options.option, remote->shown);
+    decode(remote->base, "?%");
+    if (leaf)
+        decode(leaf, "?%");
+
+    const char *endpoint = getenv("AWS_ENDPOINT_URL_S3");
+    const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
+    int length = slash ? (int)(slash - bucket) : 0;
+    char encoded[URL_MAX] = "", *base = NULL;
+    endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
+    TRY(s3_find_region(remote->region));
+    if (length == 0 || !s3_encode(slash + 1, true, encoded, sizeof encoded))
+        return status_set(STATUS_USAGE, "--%s %s: name a bucket: s3://BUCKET/PREFIX/", remote->options.option,
+                          remote->shown);
+    if (endpoint) { /* path style */
+        size_t end = strlen(endpoint) - (*endpoint && endpoint[strlen(endpoint) - 1] == '/');
+        if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
+            return status_set(STATUS_USAGE,
+                              "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
+        if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
+            return out_of_memory();
+    } else if (memchr(bucket, '.', (size_t)length)) {
+        /* The certificate *.s3.REGION.amazonaws.com does not match bucket names that contain dots. */
+        if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
+            0)
+            return out_of_memory();
+    } else if (asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region,
+                        encoded) < 0)
+        return out_of_memory();
+    remote->prefix = strdup(slash + 1);
+    remote->root = (int)(strlen(base) - strlen(encoded));
+    free(remote->base);
+    remote->base = base;
+    const char *host = strstr(base, "://") + 3;
+    snprintf(remote->host, sizeof remote->host, "%.*s", (int)strcspn(host, "/"), host);
+    return remote->prefix ? s3_find_credentials(&remote->credentials) : out_of_memory();
+}
+
+/* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
+ * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. Names of objects are not encoded, but
+ * the URL is. */
+static enum status find_azure(struct remote *remote, char *leaf)
+{
+    const char *host = strstr(remote->base, "://") + 3, *at = strchr(host, '/');
+    int skipped = strstr(host, ".blob.") && strstr(host, ".blob.") < at ? 1 : 2;
+    for (; at && skipped > 0; skipped--)
+        at = strchr(at + 1, '/');
+    if (!at)
+        return status_set(STATUS_USAGE,
+                          "--%s %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
+                          remote->options.option, remote->shown);
+    remote->root = (int)(at + 1 - remote->base);
+    remote->prefix = strdup(at + 1);
+    if (!remote->prefix)
+        return out_of_memory();
+    decode(remote->prefix, NULL);
+    if (leaf)
+        decode(leaf, NULL);
+    return STATUS_OK;
+}
+
+/* ---- Queries ---- */
+
+/* Parameters that belong to a signature: they are renewed while the data stay the same. The parameters of a
+ * group are a signature only if the query has all parameters in `marks`; in other queries they may select
+ * data. `names` may end in '*'. */
+static const struct {
+    const char *marks, *names;
+} signatures[] = {
+    {"sig", "sig"},
+    /* Azure. snapshot and versionid are not in the list, because they select data. */
+    {"sig sv", "sv ss srt sr sp st se sip spr si sdd ses skoid sktid skt ske sks skv saoid suoid scid"},
+    {"X-Amz-Signature", "X-Amz-*"},
+    {"X-Goog-Signature", "X-Goog-*"},
+    {"Signature AWSAccessKeyId", "Signature AWSAccessKeyId Expires x-amz-security-token"}, /* version 2 */
+    {"Signature GoogleAccessId", "Signature GoogleAccessId Expires"},
+    {"Signature Key-Pair-Id", "Signature Key-Pair-Id Expires Policy Hash-Algorithm"}, /* CloudFront */
+};
+
+/* Returns the next parameter of a query, and its length; NULL at the end. `*at` begins at the '?'. */
+static const char *next_parameter(const char **at, size_t *length)
+{
+    const char *begin = *at + (**at == '?' || **at == '&');
+    if (!**at)
+        return NULL;
+    *length = strcspn(begin, "&");
+    *at = begin + *length;
+    return begin;
+}
+
+/* Returns whether a query has a parameter with this name. */
+static bool has_parameter(const char *query, const char *name, size_t name_length)
+{
+    size_t length;
+    for (const char *at = query, *parameter; (parameter = next_parameter(&at, &length));)
+        if (strcspn(parameter, "=&") == name_length && memcmp(parameter, name, name_length) == 0)
+            return true;
+    return false;
+}
+
+/* Returns whether a parameter belongs to a signature of the query. */
+static bool is_signature(const char *query, const char *parameter)
+{
+    const size_t length = strcspn(parameter, "=&");
+    for (size_t i = 0; i < sizeof signatures / sizeof *signatures; i++) {
+        bool marked = true;
+        for (const char *mark = signatures[i].marks; marked && *mark; mark += strspn(mark, " ")) {
+            size_t size = strcspn(mark, " ");
+            marked = has_parameter(query, mark, size);
+            mark += size;
+        }
+        for (const char *name = signatures[i].names; marked && *name; name += strspn(name, " ")) {
+            size_t size = strcspn(name, " ");
+            bool prefix = name[size - 1] == '*';
+            if (prefix ? length >= size && strncmp(parameter, name, size - 1) == 0
+                       : length == size && strncmp(parameter, name, size) == 0)
+                return true;
+            name += size;
+        }
+    }
+    return false;
+}
+
+/* Returns the query without the parameters of signatures, from malloc; NULL if memory runs out. */
+static char *identity_of(const char *query)
+{
+    char *identity = calloc(1, strlen(query) + 2), *to = identity;
+    size_t length;
+    for (const char *at = query, *parameter; to && (parameter = next_parameter(&at, &length));)
+        if (!is_signature(query, parameter)) {
+            *to = to == identity ? '?' : '&';
+            to++;
+            memcpy(to, parameter, length);
+            to += length;
+        }
+    return identity;
+}
+
+/* Sets `remote->service`, `identity` and, for S3 and Azure, the prefix. For S3, also sets the URL, region and
+ * credentials. Removes the percent-encoding of `leaf`, which may be NULL. */
+static enum status find_service(struct remote *remote, char *leaf)
+{
+    remote->identity = identity_of(remote->suffix);
+    if (!remote->identity)
+        return out_of_memory();
+    if (strncmp(remote->base, "s3://", 5) == 0) {
+        remote->service = SERVICE_S3;
+        return find_s3(remote, leaf);
+    }
+    if (has_parameter(remote->suffix, "sig", 3) && has_parameter(remote->suffix, "sv", 2)) {
+        remote->service = SERVICE_AZURE;
+        return find_azure(remote, leaf);
+    }
+    return STATUS_OK;
+}
+
+/* ---- Requests ---- */
+
+/* Writes the URL of a file. STATUS_FAILED if it is too long. */
+static enum status url_of(const struct remote *remote, const char *name, char url[URL_MAX])
+{
+    bool fits = snprintf(url, URL_MAX, "%s", remote->base) < URL_MAX;
+    if (remote->service == SERVICE_WEB)
+        fits = fits && (strncat(url, name, URL_MAX - 1 - strlen(url)), strlen(url) < URL_MAX - 1);
+    else
+        fits = fits && s3_encode(name, true, url, URL_MAX);
+    fits = fits && strlen(url) + strlen(remote->suffix) < URL_MAX;
+    if (!fits)
+        return status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
+    strcat(url, remote->suffix);
+    for (char *blank; (blank = strchr(url, ' ')); memcpy(blank, "%20", 3)) {
+        if (strlen(url) + 2 >= URL_MAX)
+            return status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
+        memmove(blank + 3, blank + 1, strlen(blank));
+    }
+    return STATUS_OK;
+}
+
+/* Implements sign() of struct http_request for S3. */
+static enum status sign(const struct http_request *request, const char *range,
+                        char *headers[HTTP_HEADERS_MAX])
+{
+    const struct remote *remote = request->signer;
+    char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "", path[URL_MAX];
+    const char *begin = strchr(strstr(request->url, "://") + 3, '/'), *query = strchr(begin, '?');
+    snprintf(path, sizeof path, "%.*s", query ? (int)(query - begin) : (int)strlen(begin), begin);
+    if (*range)
+        snprintf(value, sizeof value, "bytes=%s", range);
+    struct s3_request signed_ = {.host = remote->host,
+                                 .path = path,
+                                 .query = query ? query + 1 : "",
+                                 .range = value,
+                                 .region = remote->region,
+                                 .payload = "UNSIGNED-PAYLOAD",
+                                 .time_s = time(NULL)};
+    TRY(s3_sign(&signed_, &remote->credentials, date, authorization));
+    bool made = asprintf(&headers[0], "x-amz-date: %s", date) > 0 &&
+                asprintf(&headers[1], "x-amz-content-sha256: UNSIGNED-PAYLOAD") > 0 &&
+                asprintf(&headers[2], "Authorization: %s", authorization) > 0;
+    if (made && *remote->credentials.token)
+        made = asprintf(&headers[3], "x-amz-security-token: %s", remote->credentials.token) > 0;
+    return made ? STATUS_OK : out_of_memory();
+}
+
+/* Returns a GET request, which is signed if the data set is on S3 and there are credentials. `shown` is the
+ * URL for messages. Both strings must outlive the request. The caller sets the fields that say what to
+ * read. */
+static struct http_request request_for(const struct remote *remote, const char *url, const char *shown)
+{
+    bool is_signed = remote->service == SERVICE_S3 && *remote->credentials.key;
+    return (struct http_request){.url = url,
+                                 .shown = shown,
+                                 .redirects = remote->service != SERVICE_S3,
+                                 .explained = remote->service != SERVICE_WEB,
+                                 .region = remote->service == SERVICE_S3 ? remote->region : NULL,
+                                 .sign = is_signed ? sign : NULL,
+                                 .signer = remote};
 }
 
 /* ---- Files ---- */
@@ -29,7 +419,9 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct file *)a)->name, ((const struct file *)b)->name);
 }
 
-struct file *remote_find_file(struct remote *remote, const char *name)
+/* Returns the file with this name, and adds it if it is new; NULL if memory runs out. The caller holds
+ * `remote->lock`. */
+static struct file *find_file(struct remote *remote, const char *name)
 {
     struct file wanted = {.name = name};
     struct file **found = tfind(&wanted, &remote->tree, by_name);
@@ -69,16 +461,18 @@ static void set_version(struct remote *remote, struct file *file, const struct h
     pthread_mutex_unlock(&remote->lock);
 }
 
-enum status remote_examine(struct remote *remote, struct http *http, struct file *file, int tries)
+/* Requests the first byte of a file, to find its size, its version, and whether the server can send ranges.
+ * If another thread has found them, does nothing. */
+static enum status examine(struct remote *remote, struct http *http, struct file *file, int tries)
 {
-    char url[REMOTE_URL_MAX], shown[REMOTE_URL_MAX];
+    char url[URL_MAX], shown[URL_MAX];
     uint8_t byte;
     struct http_reply reply;
     if (is_known(remote, file))
         return STATUS_OK;
     snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
-    TRY(remote_url_of(remote, file->name, url));
-    struct http_request request = remote_request(remote, url, shown);
+    TRY(url_of(remote, file->name, url));
+    struct http_request request = request_for(remote, url, shown);
     request.wanted = 1;
     request.to = &byte;
     if (strpbrk(file->name, "*["))
@@ -103,123 +497,426 @@ enum status remote_examine(struct remote *remote, struct http *http, struct file
 static enum status examine_alone(struct remote *remote, struct file *file, int tries)
 {
     pthread_mutex_lock(&remote->alone);
-    enum status status = remote_examine(remote, remote->http, file, tries);
+    enum status status = examine(remote, remote->http, file, tries);
     pthread_mutex_unlock(&remote->alone);
     return status;
 }
 
-/* ---- Opening ---- */
+/* ---- Lists of files ---- */
 
-/* Removes entries of the cache that exceed the limit, unless a file of this data set is itself larger than
- * the limit: such a limit is a mistake, and reading the file fails. */
-static enum status trim_cache(const struct remote *remote)
+/* Adds a file to the list. */
+static enum status list_file(struct remote *remote, const char *name, struct file **file)
 {
-    const struct remote_options *options = &remote->options;
-    bool fits = !options->frozen && !options->unlisted;
-    for (uint32_t i = 0; i < remote->count; i++)
-        fits = fits && (!remote->files[i]->known || !options->cache_bytes ||
-                        remote->files[i]->version.bytes <= options->cache_bytes);
-    return fits ? cache_trim(options->cache_dir, options->cache_bytes) : STATUS_OK;
+    if (remote->count == NAMES_MAX)
+        return status_set(STATUS_USAGE, "%s: more than %d files", remote->shown, NAMES_MAX);
+    if (remote->count == remote->room) {
+        uint32_t room = remote->room ? 2 * remote->room : 256;
+        struct file **larger = realloc(remote->files, room * sizeof *larger);
+        if (!larger)
+            return out_of_memory();
+        remote->files = larger;
+        remote->room = room;
+    }
+    *file = find_file(remote, name);
+    if (!*file)
+        return out_of_memory();
+    remote->files[remote->count++] = *file;
+    return STATUS_OK;
 }
 
-static enum status open_all(const char *url, struct remote *remote)
+/* Expands the braces in `text`, such as {a,b} or {000..123}, and adds the resulting names to the list. */
+static enum status expand(struct remote *remote, const char *text)
 {
-    FREED char *leaf = NULL;
-    TRY(remote_split(url, remote, &leaf));
-    TRY(remote_find_service(remote, leaf));
-    TRY(http_open(&remote->http));
-    if (remote->options.cache_dir)
-        TRY(cache_open(remote->options.cache_dir, remote->options.frozen));
-    if (!remote->options.unlisted)
-        TRY(remote_list(remote, leaf));
-    if (remote->count && !remote->files[0]->known)
-        TRY(examine_alone(remote, remote->files[0], REMOTE_TRIES_FIRST));
-    if (remote->options.cache_dir)
-        TRY(trim_cache(remote));
-    return remote_start_threads(remote);
+    char name[URL_MAX];
+    struct file *file;
+    const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
+    if (!open && !strchr(text, '}'))
+        return list_file(remote, text, &file);
+    remote->braces = true;
+    if (!close)
+        return status_set(STATUS_USAGE, "--%s: '%.80s' has a brace without its counterpart",
+                          remote->options.option, text);
+    unsigned long long first, last;
+    int begin, end, length = (int)(open - text);
+    if (sscanf(open, "{%n%llu..%n%llu}", &begin, &first, &end, &last) == 2) {
+        int digits = end - 2 - begin;
+        if (first > last)
+            return status_set(STATUS_USAGE, "--%s: the range %.*s counts down; write {FIRST..LAST}",
+                              remote->options.option, (int)(close + 1 - open), open);
+        if (last - first >= NAMES_MAX)
+            return status_set(STATUS_USAGE, "--%s: the range %.*s has more than %d files",
+                              remote->options.option, (int)(close + 1 - open), open, NAMES_MAX);
+        for (; first <= last; first++) {
+            snprintf(name, sizeof name, "%.*s%0*llu%s", length, text, digits, first, close + 1);
+            TRY(expand(remote, name));
+        }
+        return STATUS_OK;
+    }
+    for (const char *at = open + 1; at <= close;) {
+        int part = (int)strcspn(at, ",}");
+        snprintf(name, sizeof name, "%.*s%.*s%s", length, text, part, at, close + 1);
+        TRY(expand(remote, name));
+        at += part + 1;
+    }
+    return STATUS_OK;
 }
 
-enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote)
+/* State while the pages of a list are read. */
+struct listing {
+    struct remote *remote;
+    char last[S3_TOKEN_MAX]; /* the latest key */
+    bool empty;              /* the page has no objects */
+};
+
+static enum status add_object(void *context, const struct s3_object *object)
 {
-    struct remote *opened = *remote = calloc(1, sizeof *opened);
-    if (!opened)
-        return remote_out_of_memory();
-    if (options)
-        opened->options = *options;
-    if (getrandom(&opened->run, sizeof opened->run, 0) != sizeof opened->run)
-        opened->run = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
-    pthread_mutex_init(&opened->lock, NULL);
-    pthread_mutex_init(&opened->alone, NULL);
-    pthread_cond_init(&opened->work, NULL);
-    pthread_cond_init(&opened->done, NULL);
-    enum status status = open_all(url, opened);
-    if (status != STATUS_OK) {
-        remote_close(opened);
-        *remote = NULL;
+    struct listing *listing = context;
+    struct remote *remote = listing->remote;
+    struct file *file;
+    size_t length = strlen(remote->prefix);
+    listing->empty = false;
+    /* S3 sorts keys by their bytes. Azure's order depends on the kind of the account. */
+    if (remote->service == SERVICE_S3 && *listing->last && strcmp(object->name, listing->last) <= 0)
+        return status_set(
+            STATUS_FAILED,
+            "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or read "
+            "twice; name the shards, as in %s/shard-{000000..000099}.tar",
+            object->name, listing->last, remote->shown);
+    snprintf(listing->last, sizeof listing->last, "%s", object->name);
+    if (strncmp(object->name, remote->prefix, length) != 0)
+        return status_set(STATUS_FAILED,
+                          "the list has '%.300s', which does not begin with the prefix '%.300s'",
+                          object->name, remote->prefix);
+    if (!object->name[length])
+        return STATUS_OK; /* the prefix itself, which some tools store as an empty object */
+    TRY(list_file(remote, object->name + length, &file));
+    /* Azure's lists have tags without quotes. A file without a tag is examined later. */
+    const bool quoted = *object->tag == '"' || strncmp(object->tag, "W/", 2) == 0;
+    const int tag_length =
+        snprintf(file->version.tag, sizeof file->version.tag, quoted ? "%s" : "\"%s\"", object->tag);
+    file->version.bytes = object->bytes;
+    file->known = file->ranged = file->version.exact =
+        *object->tag && *object->tag != 'W' && tag_length < (int)sizeof file->version.tag;
+    return STATUS_OK;
+}
+
+/* Writes the URL of a page of the list. */
+static enum status list_url(const struct remote *remote, const char *next, char url[URL_MAX])
+{
+    bool s3 = remote->service == SERVICE_S3, fits;
+    snprintf(url, URL_MAX, "%.*s?", s3 ? remote->root : remote->root - 1, remote->base);
+    if (s3 && *next)
+        fits = (strcat(url, "continuation-token="), s3_encode(next, false, url, URL_MAX)) &&
+               (strcat(url, "&"), true);
+    else
+        fits = s3 || (strcat(url, "comp=list&"), !*next) ||
+               ((strcat(url, "marker="), s3_encode(next, false, url, URL_MAX)) && (strcat(url, "&"), true));
+    fits = fits && strlen(url) + strlen(remote->suffix) + 64 < URL_MAX;
+    if (fits)
+        strcat(url, s3 ? "list-type=2&prefix=" : "prefix=");
+    fits = fits && s3_encode(remote->prefix, false, url, URL_MAX) &&
+           strlen(url) + strlen(remote->suffix) + 64 < URL_MAX;
+    if (!fits)
+        return status_set(STATUS_FAILED, "%s: the address of the list is too long", remote->shown);
+    if (!s3) {
+        strcat(url, "&restype=container&");
+        strcat(url, remote->suffix + 1);
+    }
+    return STATUS_OK;
+}
+
+static bool holds(const uint64_t *hashes, int count, uint64_t hash)
+{
+    for (int i = 0; i < count; i++)
+        if (hashes[i] == hash)
+            return true;
+    return false;
+}
+
+static enum status list_objects(struct remote *remote)
+{
+    char next[S3_TOKEN_MAX] = "", url[URL_MAX];
+    struct listing listing = {.remote = remote};
+    uint64_t tokens[EMPTY_MAX]; /* hashes of the tokens of the latest page and of empty pages before it */
+    int count = 0;
+    if (s3_list("", 0, add_object, &listing, next) == STATUS_UNAVAILABLE)
+        return STATUS_UNAVAILABLE; /* before anything is requested */
+    FREED uint8_t *page = malloc(LIST_BYTES_MAX);
+    if (!page)
+        return out_of_memory();
+    int tries = TRIES_FIRST;
+    do {
+        struct http_reply reply;
+        TRY(list_url(remote, next, url));
+        struct http_request request = request_for(remote, url, remote->shown);
+        request.whole = true;
+        request.wanted = LIST_BYTES_MAX;
+        request.to = page;
+        TRY(http_get(remote->http, &request, tries, &reply));
+        tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
+        listing.empty = true;
+        enum status status = s3_list((char *)page, reply.got, add_object, &listing, next);
+        if (status != STATUS_OK)
+            return status_prefix(status, "%s", remote->shown);
+        const bool again = holds(tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
+        if (!listing.empty)
+            count = 0;
+        if (*next && (again || count == EMPTY_MAX))
+            return status_set(STATUS_FAILED,
+                              "%s: the list does not end: the server sends %s; name the shards, as in "
+                              "%s/shard-{000000..000099}.tar",
+                              remote->shown, again ? "the same page again" : "only empty pages",
+                              remote->shown);
+        tries = TRIES;
+    } while (*next);
+    return remote->count == 0 ? status_set(STATUS_USAGE, "--%s %s: no objects with this prefix",
+                                           remote->options.option, remote->shown)
+                              : STATUS_OK;
+}
+
+/* Lists the files of the data set: those that `leaf` names, or all with the prefix if `leaf` is NULL.
+ * STATUS_USAGE if there are none, or if the server has no list. */
+static enum status list_files(struct remote *remote, const char *leaf)
+{
+    if (leaf)
+        return expand(remote, leaf);
+    if (remote->service == SERVICE_WEB)
+        return status_set(STATUS_USAGE,
+                          "--%s %s: a web server has no list of files; name the shards, as in "
+                          "%s/shard-{000000..000099}.tar, or an index (.index, .wids.json)",
+                          remote->options.option, remote->shown, remote->shown);
+    return list_objects(remote);
+}
+
+/* ---- Connections and transfers ---- */
+
+/* Frees a transfer. Closes its descriptor unless `keep_file` is set. */
+static void close_transfer(struct transfer *transfer, bool keep_file)
+{
+    if (!keep_file && transfer->fd >= 0)
+        close(transfer->fd);
+    free(transfer);
+}
+
+/* Takes the next piece of the first transfer in the queue. */
+static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint64_t *bytes)
+{
+    struct transfer *transfer = remote->queue;
+    uint64_t left = transfer->file->version.bytes - transfer->next;
+    *first = transfer->next;
+    *bytes = left < transfer->piece_bytes ? left : transfer->piece_bytes;
+    transfer->next += *bytes;
+    if (*bytes == left)
+        remote->queue = transfer->later;
+    return transfer;
+}
+
+/* Reads a piece. */
+static enum status read_piece(struct remote *remote, struct http *http, const struct transfer *transfer,
+                              uint64_t first, uint64_t bytes)
+{
+    const struct file *file = transfer->file;
+    char url[URL_MAX], shown[URL_MAX];
+    struct http_reply reply;
+    snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
+    TRY(url_of(remote, file->name, url));
+    struct http_request request = request_for(remote, url, shown);
+    request.first = first;
+    request.wanted = bytes;
+    request.whole = !file->ranged;
+    request.fd = transfer->fd;
+    request.version = &file->version;
+    TRY(http_get(http, &request, TRIES, &reply));
+    if (reply.got != bytes)
+        return status_set(STATUS_FAILED,
+                          "%s: the file has %" PRIu64 " bytes, not %" PRIu64 ": it changed while it was read",
+                          shown, reply.got, bytes);
+    return STATUS_OK;
+}
+
+/* Reads the next piece of a transfer. `http` is NULL if it could not be opened, for the reason `opened`. The
+ * caller holds the lock, which is released during requests. */
+static void serve_piece(struct remote *remote, struct http *http, enum status opened)
+{
+    uint64_t first, bytes;
+    struct transfer *transfer = take_piece(remote, &first, &bytes);
+    bool failed = transfer->status != STATUS_OK; /* another piece has failed, so this piece is not needed */
+    pthread_mutex_unlock(&remote->lock);
+    enum status status = failed                ? STATUS_OK
+                         : opened != STATUS_OK ? opened
+                                               : read_piece(remote, http, transfer, first, bytes);
+    pthread_mutex_lock(&remote->lock);
+    if (status != STATUS_OK && transfer->status == STATUS_OK) {
+        transfer->status = status;
+        snprintf(transfer->failure, sizeof transfer->failure, "%s", status_text());
+    }
+    transfer->left -= bytes;
+    if (transfer->left == 0)
+        pthread_cond_broadcast(&remote->done);
+}
+
+/* Queues a file whose version is not known yet for a connection to examine. The caller holds `remote->lock`.
+ */
+static void start_examining(struct remote *remote, struct file *file)
+{
+    if (file->known || file->examining)
+        return;
+    file->examining = true;
+    struct file **last = &remote->unknown;
+    while (*last)
+        last = &(*last)->later;
+    *last = file;
+    pthread_cond_broadcast(&remote->work);
+}
+
+/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
+ * after a failure. The caller holds `remote->lock`. */
+static enum status start_transfer(struct remote *remote, struct file *file, int fd, struct transfer **started)
+{
+    struct transfer *transfer = *started = calloc(1, sizeof *transfer);
+    uint64_t bytes = file->version.bytes;
+    if (!transfer) {
+        close(fd);
+        return out_of_memory();
+    }
+    *transfer = (struct transfer){.file = file, .fd = fd, .left = bytes};
+    if (bytes == 0)
+        return STATUS_OK;
+    transfer->piece_bytes = bytes / remote->thread_count;
+    if (transfer->piece_bytes < PIECE_BYTES_MIN)
+        transfer->piece_bytes = PIECE_BYTES_MIN;
+    if (transfer->piece_bytes > PIECE_BYTES_MAX)
+        transfer->piece_bytes = PIECE_BYTES_MAX;
+    if (!file->ranged)
+        transfer->piece_bytes = bytes;
+    struct transfer **last = &remote->queue;
+    while (*last)
+        last = &(*last)->later;
+    *last = transfer;
+    pthread_cond_broadcast(&remote->work);
+    return STATUS_OK;
+}
+
+/* Waits until all pieces have arrived. The caller holds `remote->lock`. */
+static enum status await_transfer(struct remote *remote, const struct transfer *transfer)
+{
+    while (transfer->left > 0)
+        pthread_cond_wait(&remote->done, &remote->lock);
+    return transfer->status == STATUS_OK ? STATUS_OK : status_set(transfer->status, "%s", transfer->failure);
+}
+
+/* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because
+ * Linux needs longer to allocate memory than a fast server needs to fill it. STATUS_EXHAUSTED if there is
+ * too little memory. The caller holds the lock. */
+static enum status memory_file(struct remote *remote, const struct file *file, int *fd)
+{
+    bool reused = remote->spare_count > 0;
+    if (!reused && memory_check(file->version.bytes, "a remote file",
+                                "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
+        return STATUS_EXHAUSTED;
+    *fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
+    if (*fd >= 0 && ftruncate(*fd, (off_t)file->version.bytes) == 0 && lseek(*fd, 0, SEEK_SET) == 0)
+        return STATUS_OK;
+    status_set(STATUS_EXHAUSTED, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
+               strerror(errno));
+    if (*fd >= 0)
+        close(*fd);
+    return STATUS_EXHAUSTED;
+}
+
+void remote_done(struct remote *remote, int fd)
+{
+    pthread_mutex_lock(&remote->lock);
+    if (!remote_cached(remote) && remote->spare_count < SPARE_MAX) {
+        remote->spare[remote->spare_count++] = fd;
+        fd = -1;
+    }
+    pthread_mutex_unlock(&remote->lock);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Starts a transfer into memory, unless the file already has a transfer. The caller holds `remote->lock`. */
+static enum status start_in_memory(struct remote *remote, struct file *file)
+{
+    if (file->transfer)
+        return STATUS_OK;
+    int fd;
+    TRY(memory_file(remote, file, &fd));
+    return start_transfer(remote, file, fd, &file->transfer);
+}
+
+/* Reads a whole file into memory, and sets `*fd` to its descriptor; on failure, `*fd` is -1 or unchanged. */
+static enum status read_to_memory(struct remote *remote, struct file *file, int *fd)
+{
+    pthread_mutex_lock(&remote->lock);
+    enum status status = start_in_memory(remote, file);
+    struct transfer *transfer = file->transfer;
+    file->transfer = NULL; /* another thread that opens the file starts its own transfer */
+    if (status == STATUS_OK)
+        status = await_transfer(remote, transfer);
+    pthread_mutex_unlock(&remote->lock);
+    if (transfer) {
+        *fd = status == STATUS_OK ? transfer->fd : -1;
+        close_transfer(transfer, status == STATUS_OK);
     }
     return status;
 }
 
-static struct cache_entry entry_of(const struct remote *remote, const struct file *file);
-
-static void free_file(void *node)
+/* Examines the first file in the queue. If it is wanted in memory, starts its transfer. */
+static void serve_examination(struct remote *remote, struct http *http)
 {
-    struct file *file = node;
-    if (file->transfer)
-        remote_close_transfer(file->transfer, false);
-    free((char *)file->name);
-    free(file);
-}
-
-void remote_close(struct remote *remote)
-{
-    if (!remote)
-        return;
-    pthread_mutex_lock(&remote->lock);
-    remote->stopping = true;
-    pthread_cond_broadcast(&remote->work);
+    struct file *file = remote->unknown;
+    remote->unknown = file->later;
+    file->later = NULL;
     pthread_mutex_unlock(&remote->lock);
-    for (uint32_t i = 0; i < remote->thread_count; i++)
-        pthread_join(remote->threads[i], NULL);
-    for (struct file *file = remote->passing; file; file = file->passing_later) {
-        const struct cache_entry entry = entry_of(remote, file);
-        cache_remove(remote->options.cache_dir, &entry);
+    if (http)
+        (void)examine(remote, http, file, TRIES); /* the thread that opens the file reports errors */
+    pthread_mutex_lock(&remote->lock);
+    file->examining = false;
+    if (file->known && file->asked)
+        (void)start_in_memory(remote, file);
+    pthread_cond_broadcast(&remote->done);
+}
+
+/* A connection: examines files and reads pieces until the data set is closed. Examines first, because no
+ * connection can read a file whose size is unknown. */
+static void *serve(void *context)
+{
+    struct remote *remote = context;
+    struct http *http = NULL;
+    enum status opened = http_open(&http);
+    pthread_mutex_lock(&remote->lock);
+    while (!remote->stopping) {
+        if (remote->unknown)
+            serve_examination(remote, http);
+        else if (remote->queue)
+            serve_piece(remote, http, opened);
+        else
+            pthread_cond_wait(&remote->work, &remote->lock);
     }
-    tdestroy(remote->tree, free_file);
-    while (remote->spare_count > 0)
-        close(remote->spare[--remote->spare_count]);
-    http_close(remote->http);
-    explicit_bzero(&remote->credentials, sizeof remote->credentials);
-    if (remote->suffix)
-        explicit_bzero(remote->suffix, strlen(remote->suffix)); /* the signature of Azure */
-    free(remote->threads);
-    free(remote->files);
-    free(remote->base);
-    free(remote->shown);
-    free(remote->suffix);
-    free(remote->prefix);
-    free(remote->identity);
-    free(remote);
+    pthread_mutex_unlock(&remote->lock);
+    http_close(http);
+    return NULL;
 }
 
-uint32_t remote_count(const struct remote *remote)
+/* Starts one thread per connection. remote_close() joins the threads. */
+static enum status start_threads(struct remote *remote)
 {
-    return remote->count;
-}
-
-const char *remote_name(const struct remote *remote, uint32_t file)
-{
-    return remote->files[file]->name;
-}
-
-bool remote_encoded(const struct remote *remote)
-{
-    return remote->service == SERVICE_WEB;
-}
-
-bool remote_cached(const struct remote *remote)
-{
-    return remote->options.cache_dir != NULL;
+    uint32_t wanted = remote->options.connections ? remote->options.connections : REMOTE_CONNECTIONS;
+    remote->threads = calloc(wanted, sizeof *remote->threads);
+    if (!remote->threads)
+        return out_of_memory();
+    sigset_t every, before;
+    sigfillset(&every); /* signals are for the main thread */
+    pthread_sigmask(SIG_BLOCK, &every, &before);
+    while (remote->thread_count < wanted &&
+           pthread_create(&remote->threads[remote->thread_count], NULL, serve, remote) == 0)
+        remote->thread_count++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return remote->thread_count == wanted
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "cannot start a thread for a connection; lower --iodepth");
 }
 
 /* ---- The cache ---- */
@@ -228,7 +925,7 @@ bool remote_cached(const struct remote *remote)
  * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL. */
 static struct cache_entry entry_of(const struct remote *remote, const struct file *file)
 {
-    char text[3 * REMOTE_URL_MAX];
+    char text[3 * URL_MAX];
     const struct http_version *version = &file->version;
     const bool strong = *version->tag && strncmp(version->tag, "W/", 2) != 0; /* the date does not matter */
     struct cache_entry entry = {.bytes = version->bytes};
@@ -270,12 +967,12 @@ static enum status fill_draft(struct remote *remote, struct file *file, const st
     if (fd < 0)
         return status_set(STATUS_EXHAUSTED, "--cache-dir: %s", strerror(errno));
     pthread_mutex_lock(&remote->lock);
-    enum status status = remote_start_transfer(remote, file, fd, &transfer);
+    enum status status = start_transfer(remote, file, fd, &transfer);
     if (status == STATUS_OK)
-        status = remote_await(remote, transfer);
+        status = await_transfer(remote, transfer);
     pthread_mutex_unlock(&remote->lock);
     if (transfer)
-        remote_close_transfer(transfer, false);
+        close_transfer(transfer, false);
     return status;
 }
 
@@ -288,7 +985,7 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
     if (*fd >= 0)
         return STATUS_OK;
     if (remote->options.frozen)
-        return remote_read_to_memory(remote, file, fd);
+        return read_to_memory(remote, file, fd);
     if (!file->version.exact)
         note_passing(remote, file);
     CLOSED_BY(cache_abandon) struct cache_draft draft;
@@ -299,6 +996,120 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
     return cache_complete(folder, &entry, &draft, fd);
 }
 
+/* ---- Opening and closing ---- */
+
+/* Removes entries of the cache that exceed the limit, unless a file of this data set is itself larger than
+ * the limit: such a limit is a mistake, and reading the file fails. */
+static enum status trim_cache(const struct remote *remote)
+{
+    const struct remote_options *options = &remote->options;
+    bool fits = !options->frozen && !options->unlisted;
+    for (uint32_t i = 0; i < remote->count; i++)
+        fits = fits && (!remote->files[i]->known || !options->cache_bytes ||
+                        remote->files[i]->version.bytes <= options->cache_bytes);
+    return fits ? cache_trim(options->cache_dir, options->cache_bytes) : STATUS_OK;
+}
+
+static enum status open_all(const char *url, struct remote *remote)
+{
+    FREED char *leaf = NULL;
+    TRY(split_url(url, remote, &leaf));
+    TRY(find_service(remote, leaf));
+    TRY(http_open(&remote->http));
+    if (remote->options.cache_dir)
+        TRY(cache_open(remote->options.cache_dir, remote->options.frozen));
+    if (!remote->options.unlisted)
+        TRY(list_files(remote, leaf));
+    if (remote->count && !remote->files[0]->known)
+        TRY(examine_alone(remote, remote->files[0], TRIES_FIRST));
+    if (remote->options.cache_dir)
+        TRY(trim_cache(remote));
+    return start_threads(remote);
+}
+
+static void free_file(void *node)
+{
+    struct file *file = node;
+    if (file->transfer)
+        close_transfer(file->transfer, false);
+    free((char *)file->name);
+    free(file);
+}
+
+void remote_close(struct remote *remote)
+{
+    if (!remote)
+        return;
+    pthread_mutex_lock(&remote->lock);
+    remote->stopping = true;
+    pthread_cond_broadcast(&remote->work);
+    pthread_mutex_unlock(&remote->lock);
+    for (uint32_t i = 0; i < remote->thread_count; i++)
+        pthread_join(remote->threads[i], NULL);
+    for (struct file *file = remote->passing; file; file = file->passing_later) {
+        const struct cache_entry entry = entry_of(remote, file);
+        cache_remove(remote->options.cache_dir, &entry);
+    }
+    tdestroy(remote->tree, free_file);
+    while (remote->spare_count > 0)
+        close(remote->spare[--remote->spare_count]);
+    http_close(remote->http);
+    explicit_bzero(&remote->credentials, sizeof remote->credentials);
+    if (remote->suffix)
+        explicit_bzero(remote->suffix, strlen(remote->suffix)); /* the signature of Azure */
+    free(remote->threads);
+    free(remote->files);
+    free(remote->base);
+    free(remote->shown);
+    free(remote->suffix);
+    free(remote->prefix);
+    free(remote->identity);
+    free(remote);
+}
+
+enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote)
+{
+    struct remote *opened = *remote = calloc(1, sizeof *opened);
+    if (!opened)
+        return out_of_memory();
+    if (options)
+        opened->options = *options;
+    if (!opened->options.option)
+        opened->options.option = "data";
+    if (getrandom(&opened->run, sizeof opened->run, 0) != sizeof opened->run)
+        opened->run = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
+    pthread_mutex_init(&opened->lock, NULL);
+    pthread_mutex_init(&opened->alone, NULL);
+    pthread_cond_init(&opened->work, NULL);
+    pthread_cond_init(&opened->done, NULL);
+    enum status status = open_all(url, opened);
+    if (status != STATUS_OK) {
+        remote_close(opened);
+        *remote = NULL;
+    }
+    return status;
+}
+
+uint32_t remote_count(const struct remote *remote)
+{
+    return remote->count;
+}
+
+const char *remote_name(const struct remote *remote, uint32_t file)
+{
+    return remote->files[file]->name;
+}
+
+bool remote_encoded(const struct remote *remote)
+{
+    return remote->service == SERVICE_WEB;
+}
+
+bool remote_cached(const struct remote *remote)
+{
+    return remote->options.cache_dir != NULL;
+}
+
 /* ---- Reading ---- */
 
 /* Returns the file with this name. On success, its size and version are known. If a connection has failed to
@@ -306,19 +1117,19 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 static enum status known_file(struct remote *remote, const char *name, struct file **found)
 {
     pthread_mutex_lock(&remote->lock);
-    struct file *file = *found = remote_find_file(remote, name);
+    struct file *file = *found = find_file(remote, name);
     while (file && file->examining)
         pthread_cond_wait(&remote->done, &remote->lock);
     pthread_mutex_unlock(&remote->lock);
-    return file ? examine_alone(remote, file, REMOTE_TRIES) : remote_out_of_memory();
+    return file ? examine_alone(remote, file, TRIES) : out_of_memory();
 }
 
 void remote_ask_size(struct remote *remote, const char *name)
 {
     pthread_mutex_lock(&remote->lock);
-    struct file *file = remote_find_file(remote, name);
+    struct file *file = find_file(remote, name);
     if (file)
-        remote_start_examining(remote, file);
+        start_examining(remote, file);
     pthread_mutex_unlock(&remote->lock);
 }
 
@@ -335,12 +1146,12 @@ void remote_ask(struct remote *remote, const char *name)
     if (remote_cached(remote))
         return;
     pthread_mutex_lock(&remote->lock);
-    struct file *file = remote_find_file(remote, name);
+    struct file *file = find_file(remote, name);
     if (file && file->known)
-        (void)remote_start_in_memory(remote, file); /* remote_fd() reports errors */
+        (void)start_in_memory(remote, file); /* remote_fd() reports errors */
     else if (file) {
         file->asked = true;
-        remote_start_examining(remote, file);
+        start_examining(remote, file);
     }
     pthread_mutex_unlock(&remote->lock);
 }
@@ -350,7 +1161,7 @@ enum status remote_fd(struct remote *remote, const char *name, int *fd)
     struct file *file;
     *fd = -1;
     TRY(known_file(remote, name, &file));
-    return (remote_cached(remote) ? read_to_cache : remote_read_to_memory)(remote, file, fd);
+    return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, fd);
 }
 
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size)

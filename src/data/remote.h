@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -13,6 +15,7 @@
 #define REMOTE_CONNECTIONS 16 /* default number of connections */
 
 struct remote_options {
+    const char *option;    /* the option that names the data set, for messages; NULL: "data" */
     uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
     const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
     uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
@@ -20,17 +23,34 @@ struct remote_options {
     bool unlisted;         /* the URL is a folder whose files the caller names; do not list it */
 };
 
-FDSL_C_BEGIN
-
 /* Returns whether a path is a URL. */
-bool remote_is(const char *path);
+static inline bool remote_is(const char *path)
+{
+    return strstr(path, "://") != NULL;
+}
 
 /* Returns the path of a file:// URL, otherwise NULL. */
-const char *remote_local(const char *url);
+static inline const char *remote_local(const char *url)
+{
+    return strncmp(url, "file://", 7) == 0 ? url + 7 : NULL;
+}
 
 /* Copies a path, or a URL without its secrets (an Azure signature, a user and a password), for messages and
  * rows. */
-void remote_shown(const char *url, char *shown, size_t size);
+static inline void remote_shown(const char *url, char *shown, size_t size)
+{
+    if (!remote_is(url)) {
+        snprintf(shown, size, "%s", url);
+        return;
+    }
+    const char *host = strstr(url, "://") + 3, *user = memrchr(host, '@', strcspn(host, "/?"));
+    const char *rest = user ? user : host;
+    const int length = (int)strcspn(rest, "?");
+    snprintf(shown, size, "%.*s%s%.*s%s", (int)(host - url), url, user ? "..." : "", length, rest,
+             rest[length] ? "?..." : "");
+}
+
+FDSL_C_BEGIN
 
 /* Opens a data set and lists its files. STATUS_USAGE if the URL does not name a data set; STATUS_UNAVAILABLE
  * in builds without libcurl; STATUS_FAILED with the reason if the server does not answer. The caller closes

@@ -1,6 +1,6 @@
-/* Resizes 8-bit images with a bilinear or bicubic filter that also averages when it shrinks ("antialiased"),
- * as Pillow and torchvision do. All arithmetic on pixels is in integers, so all implementations give the same
- * bits.
+/* Resizes 8-bit images and turns them upright. Images are resized with a bilinear or bicubic filter that also
+ * averages when it shrinks ("antialiased"), as Pillow and torchvision do. All arithmetic on pixels is in
+ * integers, so all implementations give the same bits.
  *
  * Along one axis, output i is a weighted mean of the inputs around (i + 1/2) * in / out. The weights of the
  * bilinear filter are a triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1).
@@ -16,6 +16,8 @@
 
 #include "core/portable.h"
 #include "core/status.h"
+
+/* ---- Weights ---- */
 
 /* One axis of a resize. Weights are multiples of 2^-bits. The weights of an output add up to exactly 1, so a
  * flat image stays flat. */
@@ -84,7 +86,47 @@ FDSL_HD uint32_t resample_weights(const struct resample_axis *axis, uint32_t i, 
     return end - begin;
 }
 
+/* ---- Orientation ---- */
+
+/* The upright pixel (x, y) is the stored pixel (a, b). If `transpose` is set, (a, b) is (y, x), otherwise (x,
+ * y). If `flip_x` is set, a then becomes width - 1 - a. If `flip_y` is set, b becomes height - 1 - b. Width
+ * and height are those of the stored image. */
+struct orientation {
+    bool transpose, flip_x, flip_y;
+};
+
+/* Returns the orientation with this EXIF number, 1 to 8 (EXIF 2.32, tag Orientation). */
+FDSL_HD struct orientation orientation_of(uint32_t number)
+{
+    struct orientation turn = {number >= 5, number == 2 || number == 3 || number == 7 || number == 8,
+                               number == 3 || number == 4 || number == 6 || number == 7};
+    return turn;
+}
+
+/* Returns the index of the stored pixel that becomes the upright pixel (x, y). */
+FDSL_HD size_t orientation_from(struct orientation turn, uint32_t width, uint32_t height, uint32_t x,
+                                uint32_t y)
+{
+    uint32_t a = turn.transpose ? y : x, b = turn.transpose ? x : y;
+    if (turn.flip_x)
+        a = width - 1 - a;
+    if (turn.flip_y)
+        b = height - 1 - b;
+    return (size_t)b * width + a;
+}
+
 FDSL_C_BEGIN
+
+/* Turns an image of width x height pixels of `channels` bytes each. `out` does not overlap `pixels`. */
+void orientation_turn(struct orientation turn, const uint8_t *pixels, uint32_t width, uint32_t height,
+                      uint32_t channels, uint8_t *out);
+
+/* Returns the orientation, 1 to 8, from EXIF data, which begin with the header of TIFF ("II" or "MM"): the
+ * contents of a PNG's chunk eXIf, or of a JPEG's marker APP1 after "Exif" and two zeros. Returns 0 if the
+ * data have no valid orientation, or are damaged. */
+uint32_t orientation_in_exif(const uint8_t *tiff, size_t bytes);
+
+/* ---- Resizing ---- */
 
 #define RESAMPLE_PIXEL_BYTES 4 /* red, green, blue, and a byte that is not used */
 

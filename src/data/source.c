@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "core/file.h"
-#include "core/workload.h"
-#include "data/jpeg_image.h"
+#include "data/image_formats.h"
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
@@ -26,6 +25,7 @@ const struct source *const source_table[] = {
 };
 
 const char *const source_encodings[] = {"png", "npy", "jpeg", NULL};
+const char *const source_extensions[] = {"png", "npy", "jpg"};
 const char *const source_label_columns[] = {"class", NULL};
 
 const struct source *source_find(const char *name)
@@ -46,42 +46,16 @@ enum status source_check_target(const char *source, const char *target)
                : STATUS_OK;
 }
 
-enum status source_open(const char *name, const char *const words[], const struct source_request *request,
-                        struct source_reader *reader)
+enum status source_open(const char *name, const struct source_request *request, struct source_reader *reader)
 {
-    const struct source *source = source_find(name);
-    const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
-    static char program[] = "source";
-    char *argv[] = {program, NULL};
-    *reader =
-        (struct source_reader){.source = source,
-                               .skip = request->skip,
-                               .parameters = calloc(1, source->parameters_bytes),
-                               .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
-    TRY(ALLOCATED(reader->parameters && reader->workload_parameters, "out of memory"));
-    struct options *options = &reader->options;
-    options->tables[options->table_count++] =
-        (struct option_table){source->options, source->option_count, reader->parameters};
-    if (workload)
-        options->tables[options->table_count++] =
-            (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
-    TRY(options_parse(options, 1, argv)); /* sets the defaults */
-    for (size_t i = 0; words[i]; i += 2)
-        TRY(options_set(options, words[i], words[i + 1]));
-    struct source_request own = *request;
-    own.options = options;
-    own.parameters = reader->parameters;
-    own.workload_parameters = reader->workload_parameters;
-    return source->open(&own, &reader->facts, &reader->state);
+    *reader = (struct source_reader){.source = source_find(name), .skip = request->skip};
+    return reader->source->open(request, &reader->facts, &reader->state);
 }
 
 void source_close(struct source_reader *reader)
 {
     if (reader->state && reader->source->close)
         reader->source->close(reader->state);
-    options_free(&reader->options);
-    free(reader->parameters);
-    free(reader->workload_parameters);
     *reader = (struct source_reader){0};
 }
 
@@ -98,18 +72,22 @@ void source_add(struct source_sample *sample, const char *extension, void *bytes
     sample->members[sample->count++] = (struct source_member){extension, bytes, size};
 }
 
-enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
-                             const struct png_shape *shape)
+enum status source_encode(int encoding, int quality, const uint8_t *pixels, const struct png_shape *shape,
+                          void **bytes, size_t *size)
 {
     const struct jpeg_shape jpeg = {
         .width = shape->width, .height = shape->height, .channels = shape->channels};
+    return encoding == SOURCE_JPEG ? jpeg_encode(pixels, &jpeg, quality, bytes, size)
+                                   : png_encode(pixels, shape, bytes, size);
+}
+
+enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
+                             const struct png_shape *shape)
+{
     void *bytes;
     size_t size;
-    if (encoding == SOURCE_JPEG)
-        TRY(jpeg_encode(pixels, &jpeg, SOURCE_JPEG_QUALITY, &bytes, &size));
-    else
-        TRY(png_encode(pixels, shape, &bytes, &size));
-    source_add(sample, encoding == SOURCE_JPEG ? "jpg" : "png", bytes, size);
+    TRY(source_encode(encoding, SOURCE_JPEG_QUALITY, pixels, shape, &bytes, &size));
+    source_add(sample, source_extensions[encoding], bytes, size);
     return STATUS_OK;
 }
 

@@ -57,6 +57,65 @@ enum status tensor_file_add(struct tensor_file *file, const struct tensor *tenso
 /* Multiplies the lengths of the axes. Returns false if the product exceeds 2^62. */
 bool tensor_values(const uint64_t *shape, uint32_t axes, uint64_t *values);
 
+/* ---- safetensors ----
+ * The format that PyTorch, JAX and other programs read: a length (8 bytes, little-endian), a JSON header with
+ * names, types, shapes and offsets, then the values. */
+
+/* A tensor in C order. Names and strings must not need JSON escapes. */
+struct safetensor {
+    char name[48];
+    const char *type; /* "F32", "I64", "U8" */
+    uint32_t axes;    /* 0: a scalar */
+    uint64_t shape[5];
+    const void *values;
+    size_t bytes;
+};
+
+/* Writes a file atomically. `about` is the metadata: alternating keys and values, then NULL; the first key is
+ * "fdsl-bench". STATUS_FAILED with the reason if writing fails. */
+enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
+                              size_t count);
+
+/* Formats what precedes the values in such a file: the length, and the header. The caller frees `*header`.
+ * The values of `tensors` are not used. STATUS_EXHAUSTED if memory runs out. */
+enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
+                               char **header, size_t *size);
+
+/* Checks that safetensors_write() can write `path` without destroying other data. An existing file must be
+ * empty or begin with the header of safetensors_header(). STATUS_USAGE with the reason and a remedy. */
+enum status safetensors_check(const char *path);
+
+/* Lists the tensors of an open file. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without
+ * jansson. The header may have at most 100 MB. Its names must be unique, and its tensors must follow one
+ * another without holes until the end of the file. */
+enum status safetensors_list(struct tensor_file *file);
+
+/* ---- Files of torch.save() ---- */
+
+struct zip_member {
+    const char *name;
+    uint64_t begin;         /* offset of its local header */
+    uint64_t offset, bytes; /* position of its data in the file */
+};
+
+struct zip {
+    struct zip_member *members; /* sorted by name */
+    size_t count;
+    char *directory; /* owned; names point into it */
+};
+
+/* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and
+ * one member per storage. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The
+ * name of a tensor consists of the keys and indexes that lead to it, separated by dots: "layers.0". The name
+ * is "" if the pickle is a single tensor. Nothing is executed: the reader of the pickle refuses everything
+ * else. STATUS_FAILED with the reason. */
+enum status torch_list(struct tensor_file *file);
+
+/* The second half of torch_list(), for tests: lists the tensors in a pickle. The members of the archive that
+ * store the values are named `prefix`data/KEY. */
+enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
+                              struct tensor_file *file);
+
 FDSL_C_END
 
 #endif

@@ -1,4 +1,4 @@
-#include "data/verify_set.h"
+#include "data/prepare.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -14,11 +14,10 @@
 #include "data/checksum.h"
 #include "data/embeddings.h"
 #include "data/index.h"
-#include "data/paths.h"
-#include "data/samples.h"
+#include "data/file_list.h"
+#include "data/prepared_set.h"
 #include "data/source.h"
 #include "data/tensor_file.h"
-#include "data/unit_writer.h"
 
 #define RANGES_MAX 8 /* ranges of rows that are listed per file */
 

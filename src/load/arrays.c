@@ -4,9 +4,9 @@
 #include <string.h>
 #include <strings.h>
 
-#include "data/label.h"
+#include "data/members.h"
 #include "data/npy.h"
-#include "data/plain.h"
+#include "data/plain_reader.h"
 
 #define HEAD_BYTES     4096       /* bytes read first, to find the header of a .npy */
 #define SPAN_MAX       (64 << 20) /* maximum distance of the members of a sample, if one is a hard link */

@@ -12,8 +12,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/dataset.h"
-#include "data/image_fit.h"
-#include "data/jpeg_image.h"
+#include "data/image.h"
+#include "data/image_formats.h"
 
 #define ARRAY_MEMBERS_MAX 2
 

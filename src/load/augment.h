@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "core/portable.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 #include "data/image.h"
 
 #define AUGMENT_CHANNELS_MAX 3

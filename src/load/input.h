@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "data/dataset.h"
 #include "data/checksum.h"
-#include "data/image_fit.h"
+#include "data/image.h"
 #include "load/augment.h"
 #include "load/cache.h"
 #include "load/convert.h"
@@ -139,7 +139,7 @@ FDSL_C_BEGIN
 struct order_plan load_plan(const struct load *load, int threads);
 
 /* Computes the expected checksum of this rank's part of run `number`, from the hashes that the plain reader
- * (data/plain.h) computed. STATUS_EXHAUSTED if memory runs out. */
+ * (data/plain_reader.h) computed. STATUS_EXHAUSTED if memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 

@@ -1,5 +1,6 @@
 /* The workload `load`: options and input. load_verify.c verifies what was read. */
-#include "data/dataset_open.h"
+#include "data/dataset.h"
+#include "data/remote.h"
 #include "load/input.h"
 
 #include <limits.h>

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "data/checksum.h"
-#include "data/dataset_open.h"
+#include "data/dataset.h"
 #include "load/load_parts.h"
 #include "load/order.h"
 
@@ -94,9 +94,9 @@ enum status load_check_closely(void *input, bool closely)
 }
 
 /* A run with control->whole sets control->seen[i] to its number of correct deliveries of sample i. A delivery
- * is correct if it has the hash over all bytes that the plain reader (data/plain.h) computed. This function
- * counts the samples whose number of correct deliveries differs from the number that the epoch requires.
- * Skipped samples do not count as wrong. */
+ * is correct if it has the hash over all bytes that the plain reader (data/plain_reader.h) computed. This
+ * function counts the samples whose number of correct deliveries differs from the number that the epoch
+ * requires. Skipped samples do not count as wrong. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "data/plain.h"
+#include "data/plain_reader.h"
 
 enum status pictures_check(const struct pictures *pictures, const struct image *image)
 {

@@ -9,7 +9,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/dataset.h"
-#include "data/image_fit.h"
+#include "data/image.h"
 
 struct pictures {
     uint32_t channels, height, width;

@@ -1,7 +1,7 @@
 /* Verifies every run of the workload `load`. A run must start with the page cache in the requested state. It
  * must deliver or report as lost every sample of the rank once per epoch, and the checksum of these samples
- * must equal that of the plain reader (data/plain.h). All runs of a row must lose the same samples, unless
- * every run decodes a different part of each image. */
+ * must equal that of the plain reader (data/plain_reader.h). All runs of a row must lose the same samples,
+ * unless every run decodes a different part of each image. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 

@@ -10,7 +10,7 @@
 #include "data/checksum.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
-#include "data/safetensors.h"
+#include "data/tensor_file.h"
 #include "data/source.h"
 #include "machine/guard.h"
 #include "machine/host.h"

@@ -19,7 +19,7 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */

@@ -18,7 +18,7 @@
 #include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"
-#include "data/boxes.h"
+#include "data/random_boxes.h"
 #include "data/resample.h"
 #include "train/model.h"
 

@@ -12,8 +12,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "data/draws.h"
-#include "data/image_fit.h"
+#include "data/random_draws.h"
+#include "data/image.h"
 #include "data/members.h"
 #include "train/model.h"
 
@@ -122,7 +122,7 @@ FDSL_C_BEGIN
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
  * name is a URL of tar shards, or a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets
  * (train, test), or one data set. A single data set is divided: a share of the samples of each class becomes
- * the test set (dataset_hold_out() in data/dataset_parts.h). */
+ * the test set (hold_out() in data/dataset.c). */
 struct data_request {
     const char *name;
     const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */

@@ -10,8 +10,8 @@
 #include "core/timer.h"
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/label.h"
 #include "machine/host.h"
+#include "data/members.h"
 
 #define CHUNK       256                   /* at most this many samples are requested at a time */
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
@@ -588,12 +588,12 @@ enum status data_named(const struct data_request *request, enum status status)
                : status_prefix(status, "--data %s", request->name);
 }
 
-enum status data_read(const struct data_request *request, const char *source, const char *const words[],
+enum status data_read(const struct data_request *request, const char *source, const void *parameters,
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct source_reader reader;
-    const struct source_request with = {.resources = request->resources};
-    enum status status = source_open(source, words, &with, &reader);
+    const struct source_request with = {.parameters = parameters, .resources = request->resources};
+    enum status status = source_open(source, &with, &reader);
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);

@@ -38,8 +38,8 @@ enum status data_fill(struct source_reader *reader, struct data_range range, uin
 /* Prefixes an error with --data, unless the message begins with it or with the path of the data. */
 enum status data_named(const struct data_request *request, enum status status);
 
-/* Opens a source with the options in `words`, calls data_fill(), and closes the source. */
-enum status data_read(const struct data_request *request, const char *source, const char *const words[],
+/* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. */
+enum status data_read(const struct data_request *request, const char *source, const void *parameters,
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part);
 
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/text.h"
-#include "data/safetensors.h"
+#include "data/tensor_file.h"
 #include "train/feed.h"
 
 /* ---- The tensors of an arena ---- */

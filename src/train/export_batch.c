@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 #include "core/file.h"
-#include "data/png_image.h"
+#include "data/image_formats.h"
 #include "train/export.h"
 #include "train/feed.h"
 

@@ -1,6 +1,6 @@
 #include "train/mix.h"
 
-#include "data/draws.h"
+#include "data/random_draws.h"
 
 /* Maps a random word to (0, 1). */
 static double open_unit(uint32_t word)

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/draws.h"
+#include "data/random_draws.h"
 
 #define VALUES_MAX (UINT64_C(1) << 31) /* limit for a layer's output and for its weights */
 

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "data/draws.h"
+#include "data/random_draws.h"
 #include "train/model.h"
 
 /* Data about the current sample that the layers need. */

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "data/safetensors.h"
+#include "data/tensor_file.h"
 #include "train/augment.h"
 #include "train/checkpoint.h"
 #include "train/export.h"

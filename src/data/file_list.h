@@ -1,6 +1,6 @@
 /* Finds the files that a list of paths, folders and patterns names. */
-#ifndef FDSL_DATA_PATHS_H
-#define FDSL_DATA_PATHS_H
+#ifndef FDSL_DATA_FILE_LIST_H
+#define FDSL_DATA_FILE_LIST_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "data/plain.h"
+#include "data/plain_reader.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -9,8 +9,7 @@
 
 #include "core/file.h"
 #include "data/checksum.h"
-#include "data/key.h"
-#include "data/label.h"
+#include "data/members.h"
 #include "data/tar.h"
 
 void plain_close(struct plain *plain)

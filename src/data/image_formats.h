@@ -1,6 +1,7 @@
-/* Encodes and decodes JPEG files in memory, with libjpeg-turbo. */
-#ifndef FDSL_DATA_JPEG_IMAGE_H
-#define FDSL_DATA_JPEG_IMAGE_H
+/* Encodes and decodes image files in memory: PNG with libpng, JPEG with libjpeg-turbo. data/image.h decodes
+ * any format. */
+#ifndef FDSL_DATA_IMAGE_FORMATS_H
+#define FDSL_DATA_IMAGE_FORMATS_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -8,6 +9,54 @@
 
 #include "core/portable.h"
 #include "core/status.h"
+
+/* Returns STATUS_FAILED if an image of `size` bytes is shorter than a header of its format, which has at
+ * least `least` bytes. The messages of the libraries do not say so. */
+static inline enum status image_check_size(const char *format, size_t size, size_t least)
+{
+    if (size == 0)
+        return status_set(STATUS_FAILED, "the image is empty (0 bytes)");
+    return size < least
+               ? status_set(STATUS_FAILED,
+                            "the image has %zu bytes, fewer than the header of a %s file (%zu bytes)", size,
+                            format, least)
+               : STATUS_OK;
+}
+
+/* ---- PNG ----
+ * 8-bit images, gray or RGB. */
+
+#define PNG_PIXELS_MAX (UINT32_C(1) << 28) /* maximum number of pixels per image */
+
+struct png_shape {
+    uint32_t width, height;
+    uint32_t channels; /* 1 or 3, interleaved */
+};
+
+FDSL_C_BEGIN
+
+/* Encodes pixels as a PNG file in memory. `pixels` has no gaps between rows. The output depends only on the
+ * pixels and the versions of libpng and zlib. The caller frees `*bytes`. STATUS_USAGE if a side is 0 or
+ * there are more than PNG_PIXELS_MAX pixels; STATUS_UNAVAILABLE in builds without libpng. */
+enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size);
+
+/* Sets `*shape` to the shape that png_decode() produces. STATUS_FAILED if the bytes are not a PNG file, if
+ * the image has more than PNG_PIXELS_MAX pixels, or if its header claims more pixels than the file can
+ * contain.
+ */
+enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
+
+/* Decodes into `pixels`, which holds `capacity` bytes: 8-bit gray or RGB, for any kind of PNG. Transparency
+ * and gamma are ignored, as Pillow's convert("RGB") and torchvision.io do. 16-bit values are rounded to the
+ * nearest 8-bit value. Sets `*orientation` to that of the chunk eXIf, 1 to 8, or to 1 if there is none; the
+ * pixels are as stored. STATUS_FAILED as for png_shape(), or if the image is larger than `capacity` or
+ * damaged; `pixels` is then undefined. Thread safe. */
+enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
+                       struct png_shape *shape, uint32_t *orientation);
+
+FDSL_C_END
+
+/* ---- JPEG ---- */
 
 #define JPEG_PIXELS_MAX (UINT32_C(1) << 28) /* maximum number of pixels per image */
 

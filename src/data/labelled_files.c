@@ -1,4 +1,4 @@
-#include "data/idx.h"
+#include "data/labelled_files.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -193,4 +193,21 @@ void idx_free(struct idx *idx)
 {
     free(idx->owned);
     *idx = (struct idx){0};
+}
+
+/* ---- CIFAR-10 ---- */
+
+enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
+{
+    *cifar = (struct cifar){size / CIFAR_RECORD_BYTES, bytes};
+    if (size == 0 || size % CIFAR_RECORD_BYTES != 0)
+        return status_set(STATUS_FAILED,
+                          "not a binary CIFAR-10 file: its size, %zu bytes, is not a positive multiple of "
+                          "%d, the record size",
+                          size, CIFAR_RECORD_BYTES);
+    for (uint64_t i = 0; i < cifar->count; i++)
+        if (cifar_label(cifar, i) >= CIFAR_CLASSES)
+            return status_set(STATUS_FAILED, "not a binary CIFAR-10 file: record %" PRIu64 " has label %u", i,
+                              cifar_label(cifar, i));
+    return STATUS_OK;
 }

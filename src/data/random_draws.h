@@ -5,8 +5,8 @@
  * The Philox key is the seed. The last word of every counter is a DRAW_ constant, which separates the kinds
  * of random numbers. The other words are documented at the functions that use them; `sample` is the sample's
  * number in the set. */
-#ifndef FDSL_DATA_DRAWS_H
-#define FDSL_DATA_DRAWS_H
+#ifndef FDSL_DATA_RANDOM_DRAWS_H
+#define FDSL_DATA_RANDOM_DRAWS_H
 
 #include <math.h>
 #include <stdbool.h>
@@ -178,7 +178,7 @@ struct draw_erase {
 struct draw_move {
     int32_t down, right;
     bool flip;
-    struct draw_erase erase; /* set by box_move() (data/boxes.h) */
+    struct draw_erase erase; /* set by box_move() (data/random_boxes.h) */
 };
 
 /* Returns whether a sample is mirrored in runs with augment->flip. */

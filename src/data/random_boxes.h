@@ -1,8 +1,8 @@
 /* Random rectangles of images: random-resized-crop cuts them out, and random erasing fills them with noise.
  * All functions give the same bits on host and device: the only functions of a mathematical library that they
  * use are square roots, rounding and fmaf(), which IEEE 754 defines exactly. */
-#ifndef FDSL_DATA_BOXES_H
-#define FDSL_DATA_BOXES_H
+#ifndef FDSL_DATA_RANDOM_BOXES_H
+#define FDSL_DATA_RANDOM_BOXES_H
 
 #include <math.h>
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 
 #include "core/philox.h"
 #include "core/portable.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 
 #define BOX_ATTEMPTS      10
 #define BOX_AREA_MIN      0.08
@@ -71,7 +71,7 @@ FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
     return box;
 }
 
-/* Returns the rectangle of random-resized-crop (image_fit_box() in data/image_fit.h). Philox counter of each
+/* Returns the rectangle of random-resized-crop (image_fit_box() in data/image.h). Philox counter of each
  * attempt: attempt, sample, epoch. */
 FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint32_t height, uint32_t epoch,
                                             uint32_t sample)

@@ -1,4 +1,4 @@
-#include "data/paths.h"
+#include "data/file_list.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* The plain reader reads files with open(2) and pread(2) only. Its results are the reference for every
  * variant of `load`. */
-#ifndef FDSL_DATA_PLAIN_H
-#define FDSL_DATA_PLAIN_H
+#ifndef FDSL_DATA_PLAIN_READER_H
+#define FDSL_DATA_PLAIN_READER_H
 
 #include <stdbool.h>
 #include <stdint.h>
