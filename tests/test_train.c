@@ -379,8 +379,8 @@ Test(checkpoint, of_older_programs_is_normalised)
     must(checkpoint_read_latest(folder, true, &back, &found));
     cr_expect_str_eq(back.data, "https://host/box/?...");
     checkpoint_free(&back);
-    must(trainer_check_options(&job, "logreg"));
-    cr_expect_eq(trainer_check_options(&other, "logreg"), STATUS_USAGE);
+    must(resume_check_options(&job, "logreg"));
+    cr_expect_eq(resume_check_options(&other, "logreg"), STATUS_USAGE);
     cr_expect(strstr(status_text(), "mean=0.50,25e-2,1.0 in the checkpoint, 0.5,0.26,1 now"), "%s",
               status_text());
 }

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #include "train/trainer.h"
 #include "train_support.h"
 

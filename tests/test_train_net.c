@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "core/variant.h"
-#include "train/inferrer.h"
 #include "train/trainer.h"
 #include "train_support.h"
 #include "train_transformers.h"

@@ -1,4 +1,4 @@
-#include "train/balance.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,4 +1,5 @@
-/* Checks that a checkpoint belongs to the training run that resumes. */
+/* Continuing a run from the latest checkpoint in the folder of --checkpoint (trainer.h): whether the
+ * checkpoint belongs to the run, and what differs if it does not. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +7,9 @@
 
 #include "core/workload.h"
 #include "train/job.h"
-#include "train/trainer_parts.h"
+#include "train/trainer.h"
+
+/* ---- The options of a run and those of a checkpoint ---- */
 
 /* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
  * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
@@ -156,8 +159,11 @@ static enum status compare_options(const struct train_job *job, const char *iden
                       job->checkpoints, words);
 }
 
-enum status trainer_check_same(const struct train_job *job, const struct checkpoint *checkpoint,
-                               bool batch_known)
+/* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
+ * options. STATUS_USAGE with a remedy if the model, the samples or an option differs. The message
+ * names the model, the options of the samples that differ, or the first other option that differs. */
+static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                              bool batch_known)
 {
     const struct model *model = job->train.model;
     if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
@@ -176,7 +182,7 @@ static const char *end_of(const char *identity)
     return init ? init : samples ? samples : identity + strlen(identity);
 }
 
-enum status trainer_check_options(const struct train_job *job, const char *model)
+enum status resume_check_options(const struct train_job *job, const char *model)
 {
     CLOSED_BY(checkpoint_free) struct checkpoint latest;
     bool found;
@@ -193,5 +199,81 @@ enum status trainer_check_options(const struct train_job *job, const char *model
         return status_set(STATUS_EXHAUSTED, "out of memory for the options");
     enum status status = compare_options(job, identity, &latest);
     free(identity);
+    return status;
+}
+
+/* ---- Whether training can continue from a checkpoint ---- */
+
+/* Checks that a checkpoint within an epoch is within this training run. The number of steps is not
+ * compared if the batch is not known yet. */
+static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known)
+{
+    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
+    if (batch_known && done >= steps)
+        return status_set(STATUS_FAILED,
+                          "--resume: the latest checkpoint in %s is damaged: it was written after %" PRIu32
+                          " steps of an epoch that has %" PRIu32 "; delete it",
+                          job->checkpoints, done, steps);
+    return done == 0 || checkpoint->history.epochs < job->epochs
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
+                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
+                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
+}
+
+enum status resume_read(const struct train_job *job, bool batch_known, struct checkpoint *latest, bool *found)
+{
+    TRY(checkpoint_read_latest(job->checkpoints, true, latest, found));
+    enum status status = *found ? check_same(job, latest, batch_known) : STATUS_OK;
+    if (*found && status == STATUS_OK)
+        status = check_point(job, latest, batch_known);
+    if (status != STATUS_OK) {
+        checkpoint_free(latest);
+        *found = false;
+    }
+    return status;
+}
+
+enum status resume_refuse_full(const struct train_job *job)
+{
+    bool full;
+    TRY(checkpoint_exists(job->checkpoints, &full));
+    return !full ? STATUS_OK
+                 : status_set(STATUS_USAGE,
+                              "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
+                              "another folder",
+                              job->checkpoints);
+}
+
+enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest)
+{
+    return !job->step_path || (latest->history.epochs == 0 && latest->partial.steps == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--export-step writes the first step, but --resume continues after "
+                                          "it; drop one of the two");
+}
+
+/* ---- --dry-run ---- */
+
+enum status resume_check_folder(const struct train_job *job)
+{
+    struct checkpoint latest;
+    bool found = false;
+    if (!job->resume)
+        return resume_refuse_full(job);
+    TRY(resume_read(job, !job->largest, &latest, &found));
+    if (!found) {
+        status_say("--checkpoint %s has no checkpoint: a run begins with the first epoch", job->checkpoints);
+        return STATUS_OK;
+    }
+    const uint32_t epochs = latest.history.epochs, steps = latest.partial.steps;
+    enum status status = resume_check_first_step(job, &latest);
+    checkpoint_free(&latest);
+    if (status == STATUS_OK)
+        status_say("--checkpoint %s: %" PRIu32 " of %" PRIu32 " epochs%s are done%s", job->checkpoints,
+                   epochs, job->epochs, steps ? " and a part of the next" : "",
+                   epochs < job->epochs ? ": a run continues" : ": nothing to do");
     return status;
 }
