@@ -57,14 +57,15 @@ static const uint64_t numbers[] = {
 /* Sample numbers may be large, unordered and repeated. Batch sizes and numbers of threads must not matter. */
 Test(live, generators_generate_any_sample)
 {
-    static const char *const by_naive[] = {"variant", "naive", "encode", "npy", "classes", "7",
-                                           "res",     "24",    "batch",  "1",   NULL};
-    static const char *const words[] = {"encode", "npy", "classes", "7", "res", "24", NULL};
-    const struct source_request one = {.resources = {.threads = 1}};
+    static const struct synth_values by_naive = {
+        .variant = "naive", .encoding = SOURCE_NPY, .classes = CLASSES, .res = RES, .batch = 1};
+    static const struct synth_values values = {.encoding = SOURCE_NPY, .classes = CLASSES, .res = RES};
+    struct source_request one = {.parameters = &by_naive, .resources = {.threads = 1}};
     struct source_reader naive, reader;
     uint8_t right[NUMBERS][RES * RES];
-    must(source_open("synth", by_naive, &one, &naive));
-    must(source_open("synth", words, &one, &reader));
+    must(source_open("synth", &one, &naive));
+    one.parameters = &values;
+    must(source_open("synth", &one, &reader));
     for (uint32_t i = 0; i < NUMBERS; i++) {
         uint64_t label;
         make_alone(&naive, numbers[i], right[i], &label);
@@ -97,12 +98,13 @@ Test(live, generators_generate_any_sample)
 
 Test(live, missing_device_is_reported)
 {
-    static const char *const words[] = {"classes", "7", "res", "24", NULL};
+    static const struct synth_values values = {.encoding = SOURCE_NPY, .classes = CLASSES, .res = RES};
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = 4096}, .batch = 4};
     struct source_reader reader;
     struct generator *generator;
-    must(source_open("synth", words, &(struct source_request){.resources = request.resources}, &reader));
+    const struct source_request open = {.parameters = &values, .resources = request.resources};
+    must(source_open("synth", &open, &reader));
     cr_expect_eq(reader.source->generate(reader.state, &request, &generator), STATUS_UNAVAILABLE);
     source_close(&reader);
 }

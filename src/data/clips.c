@@ -16,10 +16,6 @@
 #define RADIUS   2.5f
 #define HALF_ONE 0x3C00 /* float16 bit pattern of 1.0; adding i < 1024 gives 1 + i / 1024 */
 
-struct parameters {
-    uint64_t seed;
-};
-
 static struct philox_block draw_clip(uint64_t seed, uint64_t number, uint32_t block)
 {
     return philox(philox_key(seed), (uint32_t)number, (uint32_t)(number >> 32), block, DRAW_CLIP);
@@ -68,7 +64,7 @@ static uint64_t clips_label(const void *state, uint64_t number)
 
 static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
-    const struct parameters *parameters = state;
+    const struct generated_values *parameters = state;
     uint16_t halves[FRAMES * SIDE * SIDE];
     draw_frames(parameters->seed, number, halves);
     TRY(source_add_label(sample, clips_label(state, number)));
@@ -79,12 +75,14 @@ static enum status clips_open(const struct source_request *request, struct sourc
 {
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = 2 * FRAMES * SIDE * SIDE + NPY_HEADER_MAX;
-    *state = request->parameters;
+    struct generated_values *parameters = *state = calloc(1, sizeof *parameters);
+    TRY(ALLOCATED(parameters, "out of memory"));
+    *parameters = *(const struct generated_values *)request->parameters;
     return STATUS_OK;
 }
 
 static const struct option_spec options[] = {
-    {"seed", "N", OPTION_COUNT, offsetof(struct parameters, seed), .fallback = "0",
+    {"seed", "N", OPTION_COUNT, offsetof(struct generated_values, seed), .fallback = "0",
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of all clips"},
 };
 
@@ -93,9 +91,10 @@ const struct source source_clips = {
     .summary = "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct generated_values),
     .columns = source_label_columns,
     .open = clips_open,
+    .close = free,
     .make_one = make_one,
     .label = clips_label,
 };

@@ -19,13 +19,6 @@
 #include "data/remote.h"
 #include "data/source.h"
 
-struct parameters {
-    const char *source, *image, *label, *member;
-    uint64_t permute; /* seed of the order; 0: the order of the data set */
-    uint64_t out_res, channels, quality;
-    int fit, encoding;
-};
-
 /* How the images of a copy are resized; see the options. */
 struct resizing {
     struct image_fit fit; /* fit.res is 0: images are not resized */
@@ -451,7 +444,7 @@ static enum status open_source(const struct source_request *request, const struc
                                struct copy *copy)
 {
     static const char option[] = "--data ";
-    const struct parameters *parameters = request->parameters;
+    const struct dataset_values *parameters = request->parameters;
     const struct copy *like = request->like;
     char rest[1024];
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
@@ -480,7 +473,7 @@ static enum status open_source(const struct source_request *request, const struc
 }
 
 /* Called for shards at a URL. */
-static enum status check_permute(const struct parameters *parameters)
+static enum status check_permute(const struct dataset_values *parameters)
 {
     return parameters->permute
                ? status_set(STATUS_USAGE,
@@ -493,7 +486,7 @@ static enum status check_permute(const struct parameters *parameters)
 static enum status open_resizing(const struct source_request *request, struct resizing *resizing,
                                  struct source_facts *facts)
 {
-    const struct parameters *parameters = request->parameters;
+    const struct dataset_values *parameters = request->parameters;
     const char *option = parameters->fit >= 0        ? "fit"
                          : parameters->channels      ? "channels"
                          : parameters->quality       ? "quality"
@@ -528,7 +521,7 @@ static enum status open_resizing(const struct source_request *request, struct re
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
-    const struct parameters *parameters = request->parameters;
+    const struct dataset_values *parameters = request->parameters;
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "cannot read data sets: this build has no xxHash");
 #endif
@@ -567,30 +560,31 @@ static enum status dataset_source_open(const struct source_request *request, str
 }
 
 static const struct option_spec options[] = {
-    {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source),
+    {"source", "DIR", OPTION_TEXT, offsetof(struct dataset_values, source),
      .help = "folder with the samples: single files or tar shards"},
-    {"permute", "SEED", OPTION_COUNT, offsetof(struct parameters, permute), .minimum = 1,
+    {"permute", "SEED", OPTION_COUNT, offsetof(struct dataset_values, permute), .minimum = 1,
      .maximum = 18446744073709551615.0, .column = COLUMN,
      .help = "write the samples in a random order, which SEED (1 or more) selects; with --samples N, N "
              "random samples (default: the order of the data set, by class if it has class folders)"},
-    {"out-res", "PIXELS", OPTION_COUNT, offsetof(struct parameters, out_res), .minimum = 1, .maximum = 4096,
-     .column = COLUMN,
+    {"out-res", "PIXELS", OPTION_COUNT, offsetof(struct dataset_values, out_res), .minimum = 1,
+     .maximum = 4096, .column = COLUMN,
      .help = "resize the image of each sample, as --fit says, with the antialiased bilinear filter of "
              "Pillow. An image that needs no change is copied byte for byte (default: copy all images)"},
-    {"fit", "HOW", OPTION_CHOICE, offsetof(struct parameters, fit), .choices = fit_words, .column = COLUMN,
+    {"fit", "HOW", OPTION_CHOICE, offsetof(struct dataset_values, fit), .choices = fit_words,
+     .column = COLUMN,
      .help = "how images get the size --out-res: resize changes width and height to PIXELS; crop cuts out "
              "PIXELS x PIXELS at a random position; longest and shortest keep the aspect ratio, and make an "
              "image smaller until that side has PIXELS (default: resize). HOW is one of"},
-    {"channels", "1|3", OPTION_COUNT, offsetof(struct parameters, channels), .minimum = 1, .maximum = 3,
+    {"channels", "1|3", OPTION_COUNT, offsetof(struct dataset_values, channels), .minimum = 1, .maximum = 3,
      .column = COLUMN, .help = "number of channels of the images if --out-res is given (default: as stored)"},
-    {"encode", "KIND", OPTION_CHOICE, offsetof(struct parameters, encoding), .choices = source_encodings,
+    {"encode", "KIND", OPTION_CHOICE, offsetof(struct dataset_values, encoding), .choices = source_encodings,
      .column = COLUMN,
      .help = "file format of the images if --out-res is given; npy stores raw bytes (default: the format of "
              "each image). KIND is one of"},
-    {"quality", "Q", OPTION_COUNT, offsetof(struct parameters, quality), .minimum = 1, .maximum = 100,
+    {"quality", "Q", OPTION_COUNT, offsetof(struct dataset_values, quality), .minimum = 1, .maximum = 100,
      .column = COLUMN, .help = "quality of the JPEG files that --out-res writes (default: 90)"},
-    MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
-                   offsetof(struct parameters, member)),
+    MEMBER_OPTIONS(offsetof(struct dataset_values, image), offsetof(struct dataset_values, label),
+                   offsetof(struct dataset_values, member)),
 };
 
 static const char *const columns[] = {"source_key", NULL};
@@ -600,7 +594,7 @@ const struct source source_dataset = {
     .summary = "the samples of an existing data set",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct dataset_values),
     .columns = columns,
     .open = dataset_source_open,
     .close = dataset_source_close,

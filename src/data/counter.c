@@ -49,15 +49,9 @@ void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count,
 
 /* ---- The source ---- */
 
-struct parameters {
-    const char *shape;
-    int type;
-    uint64_t seed;
-};
-
 static const char *const types[] = {"u8", "f16", "f32", NULL}; /* in the order of enum dtype */
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct counter_values, field)
 static const struct option_spec options[] = {
     {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), .fallback = "3,8,64,64", .column = COLUMN,
      .help = "shape of each tensor"},
@@ -68,7 +62,7 @@ static const struct option_spec options[] = {
 };
 
 struct counter {
-    struct parameters parameters;
+    struct counter_values parameters;
     size_t values;
     char shape[NPY_SHAPE_MAX]; /* formatted for a .npy header */
 };
@@ -111,7 +105,7 @@ static enum status counter_open(const struct source_request *request, struct sou
 {
     struct counter *counter = *state = calloc(1, sizeof *counter);
     TRY(ALLOCATED(counter, "out of memory"));
-    counter->parameters = *(const struct parameters *)request->parameters;
+    counter->parameters = *(const struct counter_values *)request->parameters;
     TRY(read_shape(counter));
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes =
@@ -143,7 +137,7 @@ const struct source source_counter = {
     .summary = "generated tensors of known content",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct counter_values),
     .columns = columns,
     .open = counter_open,
     .close = free,

@@ -114,11 +114,6 @@ static void draw_digit(uint64_t seed, uint64_t number, uint8_t pixels[SIDE * SID
 
 /* ---- The source ---- */
 
-struct parameters {
-    uint64_t seed;
-    int encoding;
-};
-
 static uint64_t digits_label(const void *state, uint64_t number)
 {
     (void)state;
@@ -127,7 +122,7 @@ static uint64_t digits_label(const void *state, uint64_t number)
 
 static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
-    const struct parameters *parameters = state;
+    const struct generated_values *parameters = state;
     const struct png_shape shape = {SIDE, SIDE, 1};
     uint8_t pixels[SIDE * SIDE];
     draw_digit(parameters->seed, number, pixels);
@@ -141,11 +136,13 @@ static enum status digits_open(const struct source_request *request, struct sour
 {
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = SIDE * SIDE + NPY_HEADER_MAX;
-    *state = request->parameters;
+    struct generated_values *parameters = *state = calloc(1, sizeof *parameters);
+    TRY(ALLOCATED(parameters, "out of memory"));
+    *parameters = *(const struct generated_values *)request->parameters;
     return STATUS_OK;
 }
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct generated_values, field)
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN, .help = "seed of all digits"},
@@ -158,9 +155,10 @@ const struct source source_digits = {
     .summary = "generated digits, drawn as strokes",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct generated_values),
     .columns = source_label_columns,
     .open = digits_open,
+    .close = free,
     .make_one = make_one,
     .label = digits_label,
 };

@@ -19,11 +19,6 @@
 
 #define FILES_MAX 16
 
-struct parameters {
-    const char *source, *labels;
-    int encoding;
-};
-
 /* All images and labels in memory. at() returns one image with its label. */
 struct labelled {
     enum source_encoding encoding;
@@ -151,7 +146,7 @@ static enum status labels_of(const char *images, char labels[PATH_MAX])
                                           images);
 }
 
-static enum status fill_idx(struct labelled *labelled, const struct parameters *parameters,
+static enum status fill_idx(struct labelled *labelled, const struct labelled_values *parameters,
                             struct source_facts *facts)
 {
     char path[PATH_MAX];
@@ -197,20 +192,22 @@ static enum status next_path(const char *list, const char **rest, char path[PATH
     return STATUS_OK;
 }
 
-static enum status fill_cifar(struct labelled *labelled, const struct parameters *parameters,
+static enum status fill_cifar(struct labelled *labelled, const struct labelled_values *parameters,
                               struct source_facts *facts)
 {
     char paths[FILES_MAX][PATH_MAX];
     const char *names[FILES_MAX];
     uint64_t samples = 0;
-    for (const char *rest = parameters->source; rest; labelled->part_count++) {
+    const char *const *listed = parameters->files;
+    for (const char *rest = parameters->source; listed ? *listed != NULL : rest != NULL;
+         labelled->part_count++) {
         struct cifar *part = &labelled->parts[labelled->part_count];
         size_t size;
         if (labelled->part_count == FILES_MAX)
             return status_set(STATUS_USAGE, "--source names more than %d files", FILES_MAX);
-        char *path = paths[labelled->part_count];
-        TRY(next_path(parameters->source, &rest, path));
-        names[labelled->part_count] = path;
+        if (!listed)
+            TRY(next_path(parameters->source, &rest, paths[labelled->part_count]));
+        const char *path = names[labelled->part_count] = listed ? *listed++ : paths[labelled->part_count];
         TRY(file_read(path, &labelled->files[labelled->part_count], &size));
         const uint8_t *bytes = (const uint8_t *)labelled->files[labelled->part_count];
         enum status status = cifar_parse(bytes, size, part);
@@ -228,13 +225,13 @@ static enum status fill_cifar(struct labelled *labelled, const struct parameters
     return STATUS_OK;
 }
 
-typedef enum status filler(struct labelled *, const struct parameters *, struct source_facts *);
+typedef enum status filler(struct labelled *, const struct labelled_values *, struct source_facts *);
 
 static enum status open_with(filler *fill, const struct source_request *request, struct source_facts *facts,
                              void **state)
 {
-    const struct parameters *parameters = request->parameters;
-    if (!parameters->source)
+    const struct labelled_values *parameters = request->parameters;
+    if (!parameters->source && !parameters->files)
         return status_set(STATUS_USAGE, "name the file to read with --source FILE");
     struct labelled *labelled = *state = calloc(1, sizeof *labelled);
     TRY(ALLOCATED(labelled, "out of memory"));
@@ -252,7 +249,7 @@ static enum status cifar_open(const struct source_request *request, struct sourc
     return open_with(fill_cifar, request, facts, state);
 }
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct labelled_values, field)
 #define ENCODE                                                                     \
     {                                                                              \
         "encode", "KIND", OPTION_CHOICE, AT(encoding),                             \
@@ -277,7 +274,7 @@ const struct source source_idx = {
     .summary = "MNIST and similar data sets in IDX files",
     .options = idx_options,
     .option_count = COUNT_OF(idx_options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct labelled_values),
     .columns = source_label_columns,
     .open = idx_open,
     .close = labelled_close,
@@ -290,7 +287,7 @@ const struct source source_cifar = {
     .summary = "CIFAR-10 in its binary format",
     .options = cifar_options,
     .option_count = COUNT_OF(cifar_options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct labelled_values),
     .columns = source_label_columns,
     .open = cifar_open,
     .close = labelled_close,

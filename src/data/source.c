@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/file.h"
-#include "core/workload.h"
 #include "data/jpeg_image.h"
 #include "data/npy.h"
 
@@ -46,42 +45,16 @@ enum status source_check_target(const char *source, const char *target)
                : STATUS_OK;
 }
 
-enum status source_open(const char *name, const char *const words[], const struct source_request *request,
-                        struct source_reader *reader)
+enum status source_open(const char *name, const struct source_request *request, struct source_reader *reader)
 {
-    const struct source *source = source_find(name);
-    const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
-    static char program[] = "source";
-    char *argv[] = {program, NULL};
-    *reader =
-        (struct source_reader){.source = source,
-                               .skip = request->skip,
-                               .parameters = calloc(1, source->parameters_bytes),
-                               .workload_parameters = calloc(1, workload ? workload->parameters_bytes : 1)};
-    TRY(ALLOCATED(reader->parameters && reader->workload_parameters, "out of memory"));
-    struct options *options = &reader->options;
-    options->tables[options->table_count++] =
-        (struct option_table){source->options, source->option_count, reader->parameters};
-    if (workload)
-        options->tables[options->table_count++] =
-            (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
-    TRY(options_parse(options, 1, argv)); /* sets the defaults */
-    for (size_t i = 0; words[i]; i += 2)
-        TRY(options_set(options, words[i], words[i + 1]));
-    struct source_request own = *request;
-    own.options = options;
-    own.parameters = reader->parameters;
-    own.workload_parameters = reader->workload_parameters;
-    return source->open(&own, &reader->facts, &reader->state);
+    *reader = (struct source_reader){.source = source_find(name), .skip = request->skip};
+    return reader->source->open(request, &reader->facts, &reader->state);
 }
 
 void source_close(struct source_reader *reader)
 {
     if (reader->state && reader->source->close)
         reader->source->close(reader->state);
-    options_free(&reader->options);
-    free(reader->parameters);
-    free(reader->workload_parameters);
     *reader = (struct source_reader){0};
 }
 

@@ -55,10 +55,57 @@ struct source_facts {
                             open. NULL: no sample is */
 };
 
-/* Arguments for opening a source: its options, and the options of source->workload if that is set. */
+/* ---- Values of the sources' options ----
+ * --prepare parses its command line into these structs. Other callers of source_open() fill them.
+ * Choices without a value are -1; other values that are 0 or NULL are not given. */
+
+/* Of `synth`. --prepare fills only the first two members, because the workload has the other options. */
+struct synth_values {
+    const char *variant; /* NULL: omp, or naive if the build lacks omp */
+    int encoding;        /* enum source_encoding */
+    const char *preset;  /* source of the classes; NULL: "uji" */
+    uint32_t classes, res;
+    uint32_t out_res, channels; /* of the delivered u8 images; 0: `res` and one channel */
+    bool crop;                  /* images of another size than `res` are cut out, not resized */
+    uint64_t batch;             /* images per run of the variant; 0: 32 */
+};
+
+/* Of `counter`. */
+struct counter_values {
+    const char *shape; /* lengths of the axes: "3,8,64,64" */
+    int type;          /* enum dtype: u8, f16 or f32 */
+    uint64_t seed;
+};
+
+/* Of `digits`, and of `clips`, which does not use `encoding`. */
+struct generated_values {
+    uint64_t seed;
+    int encoding; /* enum source_encoding */
+};
+
+/* Of `idx` and `cifar`. */
+struct labelled_values {
+    const char *source;       /* the file; for `cifar`, several files separated by commas */
+    const char *labels;       /* only for `idx`: file of the labels; NULL: its name follows from `source` */
+    int encoding;             /* enum source_encoding */
+    const char *const *files; /* only for `cifar`: NULL-terminated list of files instead of `source` */
+};
+
+/* Of `dataset`. */
+struct dataset_values {
+    const char *source; /* folder or URL */
+    const char *image, *label, *member;
+    uint64_t permute; /* seed of the order; 0: the order of the data set */
+    uint64_t out_res, channels, quality;
+    int fit, encoding; /* -1: not given */
+};
+
+/* Arguments for opening a source. */
 struct source_request {
-    const struct options *options;
-    void *parameters, *workload_parameters; /* valid while the source is open */
+    const void *parameters;        /* the source's struct of option values; read by open(), but its texts are
+                                      valid while the source is open */
+    const struct options *options; /* the command line of --prepare, or NULL */
+    void *workload_parameters;     /* if `options` is set: option values of source->workload, or NULL */
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
     bool skip;          /* only for `dataset`: leave out broken samples, with a warning */
@@ -165,21 +212,17 @@ void source_describe(const struct source *source, const void *state, uint64_t nu
 
 /* ---- Reading samples without a folder ---- */
 
-/* An open source with its options. */
+/* An open source. */
 struct source_reader {
     const struct source *source;
     void *state;
     bool skip; /* as in the request */
     struct source_facts facts;
-    struct options options;
-    void *parameters, *workload_parameters; /* owned */
 };
 
-/* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
- * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The options in `request`
- * are not read. The caller closes `reader`, even after a failure. */
-enum status source_open(const char *name, const char *const words[], const struct source_request *request,
-                        struct source_reader *reader);
+/* Opens the source `name`, which must exist, with the values in request->parameters. The caller closes
+ * `reader`, even after a failure. */
+enum status source_open(const char *name, const struct source_request *request, struct source_reader *reader);
 void source_close(struct source_reader *reader);
 
 /* Returns the member with this extension, or NULL. */

@@ -14,17 +14,15 @@
 #include "synth/generator.h"
 #include "synth/input.h"
 
-struct parameters {
-    const char *variant;
-    int encoding;
-};
+#define BATCH 32 /* images per run if the request does not say it, as of --batch */
 
 /* The state of an open source. */
 struct maker {
     enum source_encoding encoding;
-    const struct workload *workload;
+    const struct workload *workload; /* only in --prepare: the owner of `input` */
     void *input;
-    const struct synth *synth; /* the input of the variant */
+    struct synth own;          /* only outside --prepare */
+    const struct synth *synth; /* the input of the variant: `input` or `own` */
     const struct variant *variant;
     void *state;
     uint64_t run; /* latest run; UINT64_MAX: none */
@@ -38,6 +36,7 @@ static void synth_source_close(void *state)
         maker->variant->teardown(maker->state);
     if (maker->input)
         maker->workload->close(maker->input);
+    synth_free(&maker->own);
     free(maker);
 }
 
@@ -152,12 +151,12 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
     enum status status = variant_available(entry, resources);
     if (status == STATUS_OK && !is_exact(entry->variant))
         status = status_set(STATUS_USAGE, "it is not bit-exact; use naive, omp or fused");
-    if (status == STATUS_OK && maker->workload->accepts)
-        status = maker->workload->accepts(maker->input, entry->variant);
+    if (status == STATUS_OK)
+        status = workload_find("synth")->accepts(maker->synth, entry->variant);
     if (status != STATUS_OK)
         return status_prefix(status, "--variant %s", entry->name);
     maker->variant = entry->variant;
-    return maker->variant->setup(resources, maker->input, &maker->state);
+    return maker->variant->setup(resources, maker->synth, &maker->state);
 }
 
 /* Rejects options that apply to timed runs only. */
@@ -185,22 +184,58 @@ static enum status check_encoding(const struct maker *maker)
                       source_encodings[maker->encoding]);
 }
 
+/* Fills the input of the variant from the options of the workload. */
+static enum status open_prepared(const struct source_request *request, struct maker *maker)
+{
+    const struct partition alone = {.ranks = 1}; /* ranks divide the shards, not the images of a batch */
+    TRY(check_options(request));
+    maker->workload = workload_find("synth");
+    TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
+    maker->synth = maker->input;
+    return maker->synth->output.layout == OUTPUT_NHWC
+               ? status_set(STATUS_USAGE, "--layout nhwc: prepared samples are PNG files or arrays of the "
+                                          "shape (channels, height, width); drop this option")
+               : STATUS_OK;
+}
+
+/* Fills the input of the variant from values. The workload's other options have their defaults. */
+static enum status open_values(const struct synth_values *wanted, struct maker *maker)
+{
+    static const double means[OUTPUT_CHANNELS_MAX], deviations[OUTPUT_CHANNELS_MAX] = {1, 1, 1};
+    struct synth *synth = &maker->own;
+    const uint32_t out_res = wanted->out_res ? wanted->out_res : wanted->res;
+    if (wanted->crop && out_res > wanted->res)
+        return status_set(
+            STATUS_USAGE,
+            "--fit crop: --out-res %u is larger than --res %u; lower --out-res, or enlarge with "
+            "--fit resize",
+            out_res, wanted->res);
+    synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
+    synth->formula = FORMULA_UJI;
+    synth->res = wanted->res;
+    synth->output = (struct synth_output){.type = DTYPE_U8,
+                                          .layout = OUTPUT_NCHW,
+                                          .fit = out_res == wanted->res ? OUTPUT_WHOLE
+                                                 : wanted->crop         ? OUTPUT_CROP
+                                                                        : OUTPUT_RESIZE,
+                                          .res = out_res,
+                                          .channels = wanted->channels ? wanted->channels : 1};
+    TRY(synth_draw_classes(synth, NULL, wanted->preset ? wanted->preset : "uji", wanted->classes));
+    TRY(synth_fill_tables(synth));
+    output_set_scale(&synth->output, synth->res, means, deviations);
+    maker->synth = synth;
+    return STATUS_OK;
+}
+
 static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
                                      void **state)
 {
-    const struct parameters *parameters = request->parameters;
+    const struct synth_values *parameters = request->parameters;
     struct maker *maker = *state = calloc(1, sizeof *maker);
     TRY(ALLOCATED(maker, "out of memory"));
     maker->run = UINT64_MAX;
-    TRY(check_options(request));
     maker->encoding = (enum source_encoding)parameters->encoding;
-    maker->workload = workload_find("synth");
-    const struct partition alone = {.ranks = 1}; /* ranks divide the shards, not the images of a batch */
-    TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
-    maker->synth = maker->input;
-    if (maker->synth->output.layout == OUTPUT_NHWC)
-        return status_set(STATUS_USAGE, "--layout nhwc: prepared samples are PNG files or arrays of the "
-                                        "shape (channels, height, width); drop this option");
+    TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
@@ -213,7 +248,7 @@ static enum status synth_source_open(const struct source_request *request, struc
     return choose_variant(maker, parameters->variant, &request->resources);
 }
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct synth_values, field)
 static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant),
      .help = "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
@@ -231,7 +266,7 @@ const struct source source_synth = {
     .summary = "VisualAtom images and their labels",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct synth_values),
     .workload = "synth",
     .indifferent = indifferent,
     .columns = columns,

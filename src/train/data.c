@@ -620,14 +620,13 @@ static enum status data_named(const struct data_request *request, enum status st
                : status_prefix(status, "--data %s", request->name);
 }
 
-/* Opens a source with the options in `words`, calls data_fill(), and closes the source. */
-static enum status data_read(const struct data_request *request, const char *source,
-                             const char *const words[], struct data_range range, uint64_t limit,
-                             struct data *data, enum data_part part)
+/* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. */
+static enum status data_read(const struct data_request *request, const char *source, const void *parameters,
+                             struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
     struct source_reader reader;
-    const struct source_request with = {.resources = request->resources};
-    enum status status = source_open(source, words, &with, &reader);
+    const struct source_request with = {.parameters = parameters, .resources = request->resources};
+    enum status status = source_open(source, &with, &reader);
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
@@ -686,14 +685,14 @@ static uint64_t generated_count(const struct data_request *request, int part)
 
 /* Generates both sets. Test samples have numbers above all possible training numbers, so the test set does
  * not depend on the size of the training set. */
-static enum status generate(const struct data_request *request, const char *source, const char *const words[],
-                            struct data *data)
+static enum status generate(const struct data_request *request, const char *source, struct data *data)
 {
+    static const struct generated_values values = {.encoding = SOURCE_NPY};
     uint64_t train = generated_count(request, DATA_TRAIN), test = generated_count(request, DATA_TEST);
     if (!request->test_only)
-        TRY(data_read(request, source, words, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
-    return data_read(request, source, words, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test, data,
-                     DATA_TEST);
+        TRY(data_read(request, source, &values, (struct data_range){0, train, -1}, train, data, DATA_TRAIN));
+    return data_read(request, source, &values, (struct data_range){DATA_SAMPLES_MAX + 1, test, -1}, test,
+                     data, DATA_TEST);
 }
 
 /* Returns the first part that is read. */
@@ -753,33 +752,22 @@ static enum status open_synth(const struct data_request *request, struct data *d
     struct data_source *source = data->source = calloc(1, sizeof *source);
     TRY(ALLOCATED(source, "out of memory"));
     const struct image_fit *fit = &request->fit;
-    char classes[24], res[24], out_res[24];
-    snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
-    snprintf(res, sizeof res, "%" PRIu64, request->res);
-    snprintf(out_res, sizeof out_res, "%" PRIu32, fit->res);
-    const char *words[] = {"preset",
-                           request->preset,
-                           "encode",
-                           "npy",
-                           "classes",
-                           classes,
-                           "res",
-                           res,
-                           fit->res && fit->how != FIT_RANDOM_RESIZED_CROP ? "out-res" : NULL,
-                           out_res,
-                           "fit",
-                           fit_names[fit->how],
-                           "channels",
-                           fit->channels == 1 ? "1" : "3",
-                           NULL};
+    const bool fits = fit->res && fit->how != FIT_RANDOM_RESIZED_CROP;
+    const struct synth_values values = {.encoding = SOURCE_NPY,
+                                        .preset = request->preset,
+                                        .classes = data->classes,
+                                        .res = (uint32_t)request->res,
+                                        .out_res = fits ? fit->res : 0,
+                                        .crop = fit->how == FIT_CROP,
+                                        .channels = !fits || fit->channels == 1 ? 1 : 3};
     if (fit->how != FIT_RANDOM_RESIZED_CROP)
         data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->gray = true;
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status =
-        source_open("synth", request->preset ? words : words + 2,
-                    &(struct source_request){.resources = request->resources}, &source->reader);
+        source_open("synth", &(struct source_request){.parameters = &values, .resources = request->resources},
+                    &source->reader);
     if (status == STATUS_OK)
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
@@ -815,8 +803,8 @@ static enum status open_idx(const struct data_request *request, struct data *dat
                 STATUS_USAGE,
                 "--data %s: there is no %s, plain or gzipped; add it, because MNIST has four files",
                 request->name, names[part][0]);
-        const char *const words[] = {"encode", "npy", "source", path, NULL};
-        TRY(data_read(request, "idx", words, (struct data_range){0, 0, -1}, limit_of(request, part), data,
+        const struct labelled_values values = {.source = path, .encoding = SOURCE_NPY};
+        TRY(data_read(request, "idx", &values, (struct data_range){0, 0, -1}, limit_of(request, part), data,
                       (enum data_part)part));
     }
     return STATUS_OK;
@@ -839,15 +827,18 @@ static bool any_cifar(const char *folder)
     return file_there(folder, "test_batch.bin", path);
 }
 
-/* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. `paths`
- * has room for the paths of all training batches, joined by commas. `path` has room for one path. */
-static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
-                              struct data *data)
+/* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. */
+static enum status open_cifar(const struct data_request *request, struct data *data)
 {
+    char paths[CIFAR_BATCHES][PATH_MAX], path[PATH_MAX];
+    const char *learn[CIFAR_BATCHES + 1] = {NULL}, *const test[] = {path, NULL};
+    size_t count = 0;
     for (int i = 1; i <= CIFAR_BATCHES; i++)
-        if (cifar_batch(request->name, i, path))
-            text_join(paths, CIFAR_BATCHES * PATH_MAX, ",", "%s", path);
-    if (!*paths)
+        if (cifar_batch(request->name, i, paths[count])) {
+            learn[count] = paths[count];
+            count++;
+        }
+    if (count == 0)
         return status_set(STATUS_USAGE,
                           "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
@@ -855,21 +846,13 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
         return status_set(STATUS_USAGE,
                           "--data %s: there is no test_batch.bin; add this file, which has the test samples",
                           request->name);
-    const char *const learn[] = {"encode", "npy", "source", paths, NULL};
-    const char *const test[] = {"encode", "npy", "source", path, NULL};
+    const struct labelled_values trained = {.files = learn, .encoding = SOURCE_NPY},
+                                 tested = {.files = test, .encoding = SOURCE_NPY};
     if (!request->test_only)
-        TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN),
-                      data, DATA_TRAIN));
-    return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
+        TRY(data_read(request, "cifar", &trained, (struct data_range){0, 0, -1},
+                      limit_of(request, DATA_TRAIN), data, DATA_TRAIN));
+    return data_read(request, "cifar", &tested, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
                      data, DATA_TEST);
-}
-
-static enum status open_cifar(const struct data_request *request, struct data *data)
-{
-    FREED char *paths = calloc(CIFAR_BATCHES, PATH_MAX);
-    char path[PATH_MAX];
-    TRY(ALLOCATED(paths, "out of memory"));
-    return read_cifar(request, paths, path, data);
 }
 
 static double share_of(const struct data_request *request)
@@ -884,18 +867,20 @@ static enum status open_readers(const struct data_request *request, const char *
                                 struct source_reader readers[DATA_PARTS])
 {
     for (int part = DATA_PARTS; part-- > 0;) {
-        const char *const words[] = {"source", paths[part],
-                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
-                                     "label",  request->label ? request->label : MEMBERS_LABEL,
-                                     NULL};
-        const struct source_request with = {.resources = request->resources,
+        const struct dataset_values values = {.source = paths[part],
+                                              .image = request->image ? request->image : MEMBERS_IMAGE,
+                                              .label = request->label ? request->label : MEMBERS_LABEL,
+                                              .fit = -1,
+                                              .encoding = -1};
+        const struct source_request with = {.parameters = &values,
+                                            .resources = request->resources,
                                             .skip = request->skip,
                                             .test_share = paths[DATA_TEST] ? 0 : share_of(request),
                                             .only_held = part == DATA_TRAIN && request->test_only,
                                             .allow_empty = part == DATA_TEST,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
-            TRY(source_open("dataset", words, &with, &readers[part]));
+            TRY(source_open("dataset", &with, &readers[part]));
     }
     return STATUS_OK;
 }
@@ -1036,7 +1021,6 @@ static enum status check_classes(const struct data *data, const char *name, uint
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     char path[PATH_MAX];
-    static const char *const words[] = {"encode", "npy", NULL};
     bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
                file_there(request->name, "train-images-idx3-ubyte.gz", path);
     bool cifar = any_cifar(request->name);
@@ -1050,9 +1034,9 @@ static enum status open_sets(const struct data_request *request, struct data *da
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
     if (digit)
-        return generate(request, "digits", words, data);
+        return generate(request, "digits", data);
     if (clip)
-        return generate(request, "clips", words + 2, data);
+        return generate(request, "clips", data);
     if (synth)
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)
