@@ -299,6 +299,20 @@ enum status init_take(const char *path, const struct model *model, float *parame
 
 /* ---- --export, --export-data, --export-step ---- */
 
+/* Writes a file whose metadata have the text of the options, and the pairs in `others`, which ends with NULL.
+ */
+static enum status write_tensors(const char *path, const struct option_values *identity,
+                                 const char *const *others, const struct safetensor *tensors, size_t count)
+{
+    const char *about[16] = {"fdsl-bench"};
+    FREED char *text = option_values_text(identity);
+    TRY(ALLOCATED(text, "%s: out of memory", path));
+    about[1] = text;
+    for (size_t i = 0; others && others[i]; i++)
+        about[2 + i] = others[i];
+    return safetensors_write(path, about, tensors, count);
+}
+
 /* ---- The tensors of an arena ---- */
 
 /* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
@@ -469,7 +483,8 @@ static void step_describe(const struct model *model, const struct train_state *b
 }
 
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
-                        const struct train_state *before, const char *identity, const char *path)
+                        const struct train_state *before, const struct option_values *identity,
+                        const char *path)
 {
     struct train_totals totals;
     struct step_parts *parts = calloc(1, sizeof *parts);
@@ -486,8 +501,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
     if (status == STATUS_OK) {
         parts->loss = totals.loss / (double)totals.samples;
         step_describe(train->model, before, parts);
-        const char *const about[] = {"fdsl-bench", identity, NULL};
-        status = safetensors_write(path, about, parts->tensors, parts->tensor_count);
+        status = write_tensors(path, identity, NULL, parts->tensors, parts->tensor_count);
     }
     step_free(parts);
     return status == STATUS_OK ? engine->set(state, before) : status;
@@ -518,7 +532,7 @@ static size_t describe_set(const struct data *data, const struct model *model, c
     return 2;
 }
 
-enum status export_data(const struct train *train, const float *initial, const char *identity,
+enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path)
 {
     const struct data *data = train->data;
@@ -543,8 +557,7 @@ enum status export_data(const struct train *train, const float *initial, const c
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
     describe_arena(model, "initial.", initial, tensors + count);
-    const char *const about[] = {"fdsl-bench", identity, NULL};
-    return safetensors_write(path, about, tensors, count + model->tensor_count);
+    return write_tensors(path, identity, NULL, tensors, count + model->tensor_count);
 }
 
 /* ---- The parameters ---- */
@@ -560,8 +573,8 @@ static void list(const float *values, uint32_t count, char text[LIST_MAX])
     text_append(text, LIST_MAX, "]");
 }
 
-enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
-                              const char *path)
+enum status export_parameters(const struct train *train, const float *parameters,
+                              const struct option_values *identity, const char *path)
 {
     const struct model *model = train->model;
     const struct shape *in = &model->input;
@@ -574,10 +587,9 @@ enum status export_parameters(const struct train *train, const float *parameters
     snprintf(classes, sizeof classes, "%" PRIu32, model->classes);
     list(train->data->scale, in->channels, scale);
     list(train->data->offset, in->channels, offset);
-    const char *const about[] = {"fdsl-bench", identity, "input",  input,  "classes", classes,
-                                 "scale",      scale,    "offset", offset, NULL};
+    const char *const about[] = {"input", input, "classes", classes, "scale", scale, "offset", offset, NULL};
     describe_arena(model, "", parameters, tensors);
-    return safetensors_write(path, about, tensors, model->tensor_count);
+    return write_tensors(path, identity, about, tensors, model->tensor_count);
 }
 
 /* ---- --save-batch ---- */

@@ -1,7 +1,7 @@
 /* --init reads the parameters of an earlier training run of the same model, for example to fine-tune on few
  * samples after pre-training on many. The other functions export a training run for comparison with other
  * programs. Safetensors files hold the parameters under PyTorch's names, the data sets, or everything about
- * one step. PNG files show samples of one step. `identity` lists the options as text; it becomes part of a
+ * one step. PNG files show samples of one step. `identity` has the options; their text becomes part of a
  * safetensors file's metadata. Errors: STATUS_FAILED with path and reason. */
 #ifndef FDSL_TRAIN_IMPORT_EXPORT_H
 #define FDSL_TRAIN_IMPORT_EXPORT_H
@@ -11,6 +11,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
+#include "train/option_values.h"
 
 FDSL_C_BEGIN
 
@@ -26,13 +27,13 @@ enum status init_take(const char *path, const struct model *model, float *parame
 /* Writes the tensors "conv1.weight", "conv1.bias", ... The metadata holds, as JSON: "input" (the shape of a
  * sample), "classes", and "scale" and "offset" with one value per channel. A sample's value v enters the
  * network as v * scale + offset. */
-enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
-                              const char *path);
+enum status export_parameters(const struct train *train, const float *parameters,
+                              const struct option_values *identity, const char *path);
 
 /* Writes both sets as stored (train.values, train.labels, test.values, test.labels), the normalisation
  * (scale, offset), and the initial parameters (initial.conv1.weight, ...). STATUS_USAGE if the training
  * samples are not DATA_STORED, or if every epoch crops them again. */
-enum status export_data(const struct train *train, const float *initial, const char *identity,
+enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path);
 
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
@@ -41,7 +42,8 @@ enum status export_data(const struct train *train, const float *initial, const c
  * after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its inputs; stochastic depth
  * has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
-                        const struct train_state *before, const char *identity, const char *path);
+                        const struct train_state *before, const struct option_values *identity,
+                        const char *path);
 
 /* Checks the text "COUNT:FOLDER" of --save-batch. STATUS_USAGE unless the folder is new or empty. */
 enum status export_batch_check(const char *text);

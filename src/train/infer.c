@@ -113,9 +113,8 @@ struct opened {
     struct infer_job job; /* must be the first member: variants cast the input to it */
     struct model model;
     struct data data;
-    struct checkpoint checkpoint;
-    char *samples;   /* copy of the options in the checkpoint; parameters may point into the copy */
-    uint32_t probes; /* batches tried for --batch max; 0: none */
+    struct checkpoint checkpoint; /* parameters point into its options */
+    uint32_t probes;              /* batches tried for --batch max; 0: none */
 };
 
 static void infer_close(void *input)
@@ -123,7 +122,6 @@ static void infer_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     checkpoint_free(&opened->checkpoint);
-    free(opened->samples);
     free(opened);
 }
 
@@ -150,17 +148,18 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     char words[512], part[512] = "";
     if (data->hashes[DATA_TEST] == checkpoint->hashes[DATA_TEST])
         return STATUS_OK;
-    char *samples = job_samples(job);
-    TRY(ALLOCATED(samples, "out of memory"));
-    const size_t count = job_differences(checkpoint, job->data, samples, "train-size", words, sizeof words);
-    free(samples);
+    CLOSED_BY(option_values_free) struct option_values samples = {0};
+    TRY(job_samples(job, &samples));
+    const size_t count = job_differences(checkpoint, job->data, &samples, "train-size", words, sizeof words);
+    const bool same_size = option_value_same(option_values_find(&checkpoint->samples, "test-size"),
+                                             option_values_find(&samples, "test-size"));
     if (data->split)
         snprintf(part, sizeof part,
                  "; only the held-out part of %.200s is tested (%" PRIu32
                  " samples); to test a whole set, name a folder that contains it as 'test', and a training "
                  "set as 'train'",
                  job->data, data->sets[DATA_TEST].count);
-    if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
+    if (count == 1 && !same_size)
         status_warn("the number of test samples differs from the number during training (%s); "
                     "accuracies are not comparable",
                     words);
@@ -185,7 +184,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     job_hide_secrets(&parameters->job);
-    TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
+    TRY(job_take_samples(given, &opened->checkpoint, &parameters->job));
     if (parameters->job.on_error < 0)
         parameters->job.on_error = 0; /* "fail" */
     if (parameters->job.fit < 0 || parameters->job.channels == 0)

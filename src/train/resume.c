@@ -11,107 +11,60 @@
 
 /* ---- The options of a run and those of a checkpoint ---- */
 
-/* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
- * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
-static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
+/* Writes how to give an option the value that it has in the checkpoint to `words`. `was` is NULL if the
+ * checkpoint does not have the option. */
+static void remedy(const char *name, const struct option_value *was, char *words, size_t size)
 {
-    while (*text) {
-        *length = strcspn(text, " ");
-        if (*length > name_length && strncmp(text, word, name_length + 1) == 0)
-            return text;
-        text += *length + (text[*length] == ' ');
-    }
-    return NULL;
-}
-
-static bool is_named(const char *option, const char *name, int length)
-{
-    return (int)strlen(option) == length && strncmp(option, name, (size_t)length) == 0;
-}
-
-/* Writes how to give an option the value that it has in the checkpoint to `words`. `value` has `bytes` bytes;
- * it is empty if the checkpoint does not have the option. */
-static void remedy(const char *name, int length, const char *value, int bytes, char *words, size_t size)
-{
-    const struct workload *workload = workload_find("train");
-    bool flag = false;
-    for (size_t i = 0; i < workload->option_count; i++)
-        flag |= workload->options[i].kind == OPTION_FLAG && is_named(workload->options[i].name, name, length);
-    if (is_named("lr", name, length))
+    char text[80] = "";
+    if (was)
+        option_value_text(was, text, sizeof text);
+    if (strcmp(name, "lr") == 0)
         snprintf(words, size, "give the rate of the checkpoint as --lr, without --lr-scale");
-    else if (is_named("batch", name, length))
+    else if (strcmp(name, "batch") == 0)
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
-    else if (is_named("init", name, length) && bytes > 0)
+    else if (strcmp(name, "init") == 0 && was)
         snprintf(words, size, "give the --init with which the training run started");
-    else if (bytes == 0)
-        snprintf(words, size, "drop --%.*s", length, name);
-    else if (flag) /* "=no" also overrides a recipe */
-        snprintf(words, size, "give --%.*s%s", length, name, *value == '0' ? "=no" : "");
+    else if (!was)
+        snprintf(words, size, "drop --%s", name);
+    else if (was->kind == OPTION_VALUE_FLAG) /* "=no" also overrides a recipe */
+        snprintf(words, size, "give --%s%s", name, was->whole ? "" : "=no");
     else
-        snprintf(words, size, "give --%.*s %.*s", length, name, bytes, value);
+        snprintf(words, size, "give --%s %s", name, text);
 }
 
-/* Returns whether the value of an option in the checkpoint means the same as its value now. Older programs
- * stored lists of numbers as the user wrote them, such as mean=0.50. `now` and `was` are words "name=value".
+/* Returns whether an option may differ before the data are read: they decide the hashes, and a batch that is
+ * larger than the training set is reduced. */
+static bool may_differ(const struct option_value *is, const struct option_value *was)
+{
+    return was->kind == OPTION_VALUE_HASH ||
+           (is && is->kind == OPTION_VALUE_WHOLE && strcmp(is->name, "batch") == 0 && is->whole > was->whole);
+}
+
+/* Finds the first option whose value differs. `*is` and `*was` become its values in this run and in the
+ * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
+ * value of another option is the cause, so differing values count first. `early`: the data are not read yet.
  */
-static bool means_same(const char *now, size_t now_length, const char *was, size_t was_length, size_t name)
+static bool find_difference(const struct option_values *now, const struct option_values *then, bool early,
+                            const struct option_value **is, const struct option_value **was)
 {
-    const struct workload *workload = workload_find("train");
-    char value[256], text[256];
-    if (now_length == was_length && strncmp(now, was, now_length) == 0)
-        return true;
-    snprintf(value, sizeof value, "%.*s", (int)(was_length - name - 1), was + name + 1);
-    FREED void *values = calloc(1, workload->parameters_bytes);
-    for (size_t i = 0; values && i < workload->option_count; i++) {
-        const struct option_spec *spec = &workload->options[i];
-        if (!is_named(spec->name, now, (int)name) || option_set(spec, values, value) != STATUS_OK)
-            continue;
-        if (spec->kind == OPTION_FLAG) /* option_set() sets a flag with any text */
-            return false;
-        options_text(spec, values, text, sizeof text);
-        return strlen(text) == now_length - name - 1 && strncmp(text, now + name + 1, strlen(text)) == 0;
-    }
-    return false;
-}
-
-/* Describes the first option whose value differs between the two strings; returns false if there is none. */
-static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
-{
-    while (*mine) {
-        size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
-        const char *found = word_of(theirs, mine, name, &other);
-        if (found && !means_same(mine, length, found, other, name)) {
-            char remedies[128];
-            remedy(mine, (int)name, found + name + 1, (int)(other - name - 1), remedies, sizeof remedies);
-            snprintf(words, size, "%.*s in the checkpoint, %.*s now; %s", (int)other, found,
-                     (int)(length - name - 1), mine + name + 1, remedies);
+    for (size_t i = 0; i < now->count; i++) {
+        *is = &now->of[i];
+        *was = option_values_find(then, (*is)->name);
+        if (*was && !option_value_same(*is, *was) && !(early && may_differ(*is, *was)))
             return true;
-        }
-        mine += length + (mine[length] == ' ');
     }
-    return false;
-}
-
-/* Describes the first option of `some` that `others` lacks; returns false if there is none. `now` is true if
- * `some` has the options of this run, and false if it has those of the checkpoint. */
-static bool find_lacking(const char *some, const char *others, bool now, char *words, size_t size)
-{
-    while (*some) {
-        size_t length = strcspn(some, " "), name = strcspn(some, "= "), other;
-        if (!word_of(others, some, name, &other)) {
-            const char *value = some + name + 1;
-            const int bytes = (int)(length - name - 1);
-            char remedies[128];
-            remedy(some, (int)name, value, now ? 0 : bytes, remedies, sizeof remedies);
-            if (now)
-                snprintf(words, size, "no %.*s in the checkpoint, %.*s now; %s", (int)name, some, bytes,
-                         value, remedies);
-            else
-                snprintf(words, size, "%.*s in the checkpoint, none now; %s", (int)length, some, remedies);
+    for (size_t i = 0; i < now->count; i++) {
+        *is = &now->of[i];
+        *was = option_values_find(then, (*is)->name);
+        if (!*was)
             return true;
-        }
-        some += length + (some[length] == ' ');
+    }
+    *is = NULL;
+    for (size_t i = 0; i < then->count; i++) {
+        *was = &then->of[i];
+        if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)))
+            return true;
     }
     return false;
 }
@@ -120,7 +73,7 @@ static bool find_lacking(const char *some, const char *others, bool now, char *w
 static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
 {
     char words[512];
-    if (!job_differences(checkpoint, job->data, job->samples, NULL, words, sizeof words))
+    if (!job_differences(checkpoint, job->data, &job->samples, NULL, words, sizeof words))
         snprintf(words, sizeof words, "the samples of --data %.400s have changed", job->data);
     return status_set(
         STATUS_USAGE,
@@ -140,23 +93,26 @@ static enum status refuse_model(const struct train_job *job, const struct checkp
                       checkpoint->classes);
 }
 
-/* Compares the options in `identity` with those of the checkpoint. */
-static enum status compare_options(const struct train_job *job, const char *identity,
-                                   const struct checkpoint *checkpoint)
+/* Compares the options of the run with those of the checkpoint. `early`: the data are not read yet. */
+static enum status compare_options(const struct train_job *job, const struct checkpoint *checkpoint,
+                                   bool early)
 {
-    char words[384];
-    /* If an option is missing, usually the value of another option is the cause. So report differing values
-     * first. */
-    if (!find_other(identity, checkpoint->identity, words, sizeof words) &&
-        !find_lacking(identity, checkpoint->identity, true, words, sizeof words) &&
-        !find_lacking(checkpoint->identity, identity, false, words, sizeof words))
+    const struct option_value *is, *was;
+    char value[128] = "none", before[128] = "", remedies[256];
+    if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
         return STATUS_OK;
-    if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
+    const char *name = is ? is->name : was->name;
+    if (is && is->kind == OPTION_VALUE_HASH && strcmp(name, "init") != 0)
         return refuse_samples(job, checkpoint);
+    remedy(name, was, remedies, sizeof remedies);
+    if (is)
+        option_value_text(is, value, sizeof value);
+    if (was)
+        option_value_text(was, before, sizeof before);
     return status_set(STATUS_USAGE,
-                      "--resume: the checkpoints in %s were written with other options: %s, or name another "
-                      "folder",
-                      job->checkpoints, words);
+                      "--resume: the checkpoints in %s were written with other options: %s%s%s%s in the "
+                      "checkpoint, %s now; %s, or name another folder",
+                      job->checkpoints, was ? "" : "no ", name, was ? "=" : "", before, value, remedies);
 }
 
 /* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
@@ -170,23 +126,13 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
         checkpoint->classes != model->classes ||
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
         return refuse_model(job, checkpoint);
-    return batch_known ? compare_options(job, job->identity, checkpoint) : STATUS_OK;
-}
-
-/* Returns the words of an identity that describe the initial parameters and the samples. They end it. */
-static const char *end_of(const char *identity)
-{
-    size_t length;
-    const char *init = word_of(identity, "init=", 4, &length);
-    const char *samples = word_of(identity, "train-samples=", 13, &length);
-    return init ? init : samples ? samples : identity + strlen(identity);
+    return batch_known ? compare_options(job, checkpoint, false) : STATUS_OK;
 }
 
 enum status resume_check_options(const struct train_job *job, const char *model)
 {
     CLOSED_BY(checkpoint_free) struct checkpoint latest;
     bool found;
-    char *identity = NULL;
     TRY(checkpoint_read_latest(job->checkpoints, false, &latest, &found));
     if (!found)
         return STATUS_OK;
@@ -194,12 +140,7 @@ enum status resume_check_options(const struct train_job *job, const char *model)
         return refuse_model(job, &latest);
     if (job->largest)
         return STATUS_OK;
-    const int options = (int)(end_of(job->identity) - job->identity);
-    if (asprintf(&identity, "%.*s%s", options, job->identity, end_of(latest.identity)) < 0)
-        return status_set(STATUS_EXHAUSTED, "out of memory for the options");
-    enum status status = compare_options(job, identity, &latest);
-    free(identity);
-    return status;
+    return compare_options(job, &latest, true);
 }
 
 /* ---- Whether training can continue from a checkpoint ---- */

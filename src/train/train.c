@@ -404,30 +404,20 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
 
-/* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
- * identity. The batch is the global batch, so training can resume on another number of ranks. It is the batch
- * of the options, also if the training set is smaller, because options are compared before the data are read.
- */
+/* Sets opened->identity to the options that can change the parameters, and to hashes of the initial
+ * parameters and of the data. Training can resume only from a checkpoint with the same identity. The batch is
+ * the global batch that is used, so training can resume on another number of ranks. */
 static enum status identify(const struct train_parameters *all, struct opened *opened)
 {
-    size_t size;
-    struct train_parameters asked = *all;
-    if (all->asked_batch)
-        asked.job.batch = all->asked_batch;
-    FILE *stream = open_memstream(&opened->identity, &size);
-    TRY(ALLOCATED(stream, "out of memory"));
-    for (size_t i = 0; i < COUNT_OF(options); i++) {
-        const struct option_spec *option = &options[i];
-        char text[256];
-        options_text(option, &asked, text, sizeof text);
-        if (option->column && *text && !decides_nothing(all, option->name) && !lacking(all, option->name))
-            fprintf(stream, "%s=%s ", option->name, text);
-    }
+    struct option_values *identity = &opened->identity;
+    option_values_free(identity);
+    for (size_t i = 0; i < COUNT_OF(options); i++)
+        if (options[i].column && !decides_nothing(all, options[i].name) && !lacking(all, options[i].name))
+            TRY(option_values_add(identity, &options[i], all));
     if (*opened->init)
-        fprintf(stream, "init=%s ", opened->init);
-    fprintf(stream, "train-samples=%016" PRIx64 " test-samples=%016" PRIx64, opened->data.hashes[DATA_TRAIN],
-            opened->data.hashes[DATA_TEST]);
-    return ALLOCATED(text_close(stream), "out of memory");
+        TRY(option_values_add_hash(identity, "init", opened->init_hash));
+    TRY(option_values_add_hash(identity, "train-samples", opened->data.hashes[DATA_TRAIN]));
+    return option_values_add_hash(identity, "test-samples", opened->data.hashes[DATA_TEST]);
 }
 
 /* ---- Checks of the options alone ---- */
@@ -540,7 +530,7 @@ static enum status limit_batch(struct train_parameters *all, const struct partit
                           " ranks; start fewer ranks, or use other data",
                           count, partition->ranks);
     if (all->job.batch > most)
-        all->asked_batch = all->job.batch;
+        all->reduced_batch = true;
     all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true);
     return STATUS_OK;
 }
@@ -757,8 +747,8 @@ static void train_close(void *input)
 {
     struct opened *opened = input;
     data_close(&opened->data);
-    free(opened->identity);
-    free(opened->samples);
+    option_values_free(&opened->identity);
+    option_values_free(&opened->samples);
     free(opened->initial);
     free(opened->weights);
     free(opened->shares);
@@ -936,8 +926,6 @@ static enum status read_milestones(const struct train_parameters *all, uint64_t 
 static enum status plan(const struct train_parameters *all, const struct partition *partition,
                         struct opened *opened)
 {
-    free(opened->identity);
-    opened->identity = NULL;
     TRY(identify(all, opened));
     fill_train(all, partition, opened);
     fill_job(all, partition, opened);
@@ -950,14 +938,13 @@ static enum status plan(const struct train_parameters *all, const struct partiti
 /* Computes the initial parameters. */
 static enum status begin(const struct train_parameters *parameters, struct opened *opened)
 {
-    uint64_t hash;
     opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
     TRY(ALLOCATED(opened->initial, "out of memory for the parameters"));
     model_initialise(&opened->model, parameters->seed, opened->initial);
     if (!parameters->init)
         return STATUS_OK;
-    TRY(init_take(parameters->init, &opened->model, opened->initial, &hash));
-    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, hash);
+    TRY(init_take(parameters->init, &opened->model, opened->initial, &opened->init_hash));
+    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
     return STATUS_OK;
 }
 
@@ -1000,15 +987,14 @@ static enum status open_all(struct train_parameters *all, const struct partition
     if (!isnan(all->drop_path) && opened->model.transformer) /* --recipe sets it for any network */
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
-    opened->samples = job_samples(&all->job);
-    TRY(ALLOCATED(opened->samples, "out of memory"));
+    TRY(job_samples(&all->job, &opened->samples));
     TRY(plan(all, partition, opened));
     TRY(check_steps(all, &opened->job.train));
     if (all->save_batch && partition->rank == 0)
         TRY(export_batch(&opened->job.train, &(struct resources){.threads = 1}, all->save_batch));
     if (!all->data_path || partition->rank > 0)
         return STATUS_OK;
-    TRY(export_data(&opened->job.train, opened->initial, opened->identity, all->data_path));
+    TRY(export_data(&opened->job.train, opened->initial, &opened->identity, all->data_path));
     status_say("the samples and the initial parameters were written to %s", all->data_path);
     return STATUS_OK;
 }
@@ -1061,9 +1047,9 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (!all.job.test_size)
         data_warn_of_few(&opened->data, all.job.data);
     struct partition divided = *partition;
-    divided.strong |= all.asked_batch > 0; /* the ranks divide the training set */
+    divided.strong |= all.reduced_batch; /* the ranks divide the training set */
     parameters->job.batch =
-        partition_share(&divided, all.asked_batch ? all.job.batch : parameters->job.batch).count;
+        partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
     parameters->stages = partition->ranks;
     return STATUS_OK;
 }

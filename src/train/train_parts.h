@@ -11,7 +11,7 @@ struct train_parameters {
     struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
     bool several_ranks, largest; /* largest: --batch max */
-    uint64_t asked_batch;    /* --batch of all ranks, if it is larger than the training set; otherwise 0 */
+    bool reduced_batch;      /* --batch of all ranks is larger than the training set, so job.batch is less */
     uint64_t stages, micros; /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_step, lr_cycles, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, lr_power, lr_min;
@@ -36,13 +36,13 @@ struct opened {
     struct train_job job; /* must be the first member: trainers cast the input to it */
     struct model model;
     struct data data;
-    char *identity;
-    char *samples;    /* job_samples() */
-    float *initial;   /* initial parameters */
-    double *weights;  /* per rank: its weight from --balance */
-    uint32_t *shares; /* per rank: room for its share */
-    uint32_t probes;  /* batches tried for --batch max; 0: none */
-    char init[17];    /* hash of the parameters from --init; "" without --init */
+    struct option_values identity, samples; /* samples: job_samples() */
+    float *initial;                         /* initial parameters */
+    double *weights;                        /* per rank: its weight from --balance */
+    uint32_t *shares;                       /* per rank: room for its share */
+    uint32_t probes;                        /* batches tried for --batch max; 0: none */
+    uint64_t init_hash;
+    char init[17]; /* hash of the parameters from --init; "" without --init */
 };
 
 extern const struct workload workload_train;

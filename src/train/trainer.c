@@ -313,9 +313,10 @@ static void divide(struct trainer *trainer, const double *weights)
 {
     const struct train_job *job = trainer->job;
     const struct train *train = &job->train;
-    const char *kept = trainer->now.shares ? trainer->now.shares : "";
-    if (!depends_on_measurements(job) ||
-        !balance_read(kept, job->balance, train->ranks, train->batch, trainer->next))
+    const struct checkpoint *now = &trainer->now;
+    if (depends_on_measurements(job) && balance_continues(now, job->balance, train->ranks, train->batch))
+        memcpy(trainer->next, now->shares, train->ranks * sizeof *trainer->next);
+    else
         partition_divide(weights, train->ranks, train->batch, job->balance == BALANCE_FIXED ? 0 : 1,
                          trainer->next);
 }
@@ -408,12 +409,17 @@ static enum status trainer_rebalance(struct trainer *trainer)
 static enum status trainer_note_shares(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
-    free(trainer->now.shares);
-    trainer->now.shares = NULL;
+    struct checkpoint *now = &trainer->now;
+    const uint32_t ranks = job->train.ranks;
     if (!job->shares || !depends_on_measurements(job))
         return STATUS_OK;
-    trainer->now.shares = balance_text(job->balance, trainer->next, job->train.ranks);
-    return ALLOCATED(trainer->now.shares, "out of memory for the shares");
+    uint32_t *shares = realloc(now->shares, ranks * sizeof *shares);
+    TRY(ALLOCATED(shares, "out of memory for the shares"));
+    memcpy(shares, trainer->next, ranks * sizeof *shares);
+    now->shares = shares;
+    now->share_count = ranks;
+    now->balance = job->balance;
+    return STATUS_OK;
 }
 
 /* ---- Opening and closing ---- */
@@ -443,10 +449,11 @@ static enum status resume(struct trainer *trainer)
         return STATUS_OK;
     /* Keep this run's --data: the same samples may have moved to another path. */
     free(latest.data);
-    free(latest.samples);
+    option_values_free(&latest.samples);
     latest.data = trainer->now.data;
     latest.samples = trainer->now.samples;
-    trainer->now.data = trainer->now.samples = NULL;
+    trainer->now.data = NULL;
+    trainer->now.samples = (struct option_values){0};
     checkpoint_free(&trainer->now);
     trainer->now = latest;
     if (latest.history.epochs < job->epochs && latest.partial.steps)
@@ -481,17 +488,16 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
     memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
-    now->identity = strdup(job->identity);
     now->data = strdup(job->data ? job->data : "");
-    now->samples = strdup(job->samples ? job->samples : "");
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    TRY(ALLOCATED(room && now->identity && now->data && now->samples && now->row && trainer->logits,
-                  "out of memory for the parameters"));
+    TRY(ALLOCATED(room && now->data && now->row && trainer->logits, "out of memory for the parameters"));
+    TRY(option_values_copy(&job->identity, &now->identity));
+    TRY(option_values_copy(&job->samples, &now->samples));
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
         memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
@@ -526,7 +532,7 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     TRY(begin(trainer, resources));
     TRY(resume_check_first_step(trainer->job, &trainer->now));
     if (trainer->job->step_path) {
-        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, trainer->job->identity,
+        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, &trainer->job->identity,
                         trainer->job->step_path));
         status_say("the first step was written to %s", trainer->job->step_path);
     }
@@ -883,7 +889,7 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path && comm_rank() == 0)
-        TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
+        TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), &job->identity,
                               job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
         status_say("the checkpoint already has %u epoch%s, but --epochs is %u%s%s",

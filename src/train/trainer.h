@@ -43,14 +43,14 @@ struct train_job {
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
     enum balance balance;
-    const double *weights;   /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
-    uint32_t *shares;        /* per rank: samples in a full step of the current epoch, written by the trainer;
-                              * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
-    const char *identity;    /* the options that affect the parameters, as text */
-    const char *data;        /* value of --data */
-    const char *samples;     /* options that choose the samples, except --data (job_samples()); NULL: none */
-    const char *export_path; /* NULL: no export */
-    const char *step_path;   /* export of the first step; NULL: none */
+    const double *weights; /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
+    uint32_t *shares;      /* per rank: samples in a full step of the current epoch, written by the trainer;
+                            * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
+    struct option_values identity; /* the options that affect the parameters; not owned */
+    const char *data;              /* value of --data */
+    struct option_values samples;  /* the options that choose the samples, except --data; not owned */
+    const char *export_path;       /* NULL: no export */
+    const char *step_path;         /* export of the first step; NULL: none */
 };
 
 /* Results of the latest epoch. */
@@ -172,13 +172,10 @@ double balance_gain(const double *speeds, uint32_t ranks, const uint32_t *now, c
 double balance_improve(const double *speeds, uint32_t ranks, double gain_min, const uint32_t *now,
                        uint32_t *next);
 
-/* Formats shares as "measured 18:6", which balance_read() reads. The caller frees the text; NULL if memory
- * runs out. */
-char *balance_text(enum balance balance, const uint32_t *shares, uint32_t ranks);
-
-/* Reads what balance_text() wrote. Returns false, and leaves `shares` undefined, if the text was written with
- * another value of --balance or another number of ranks, or if its samples per step are not `batch`. */
-bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32_t batch, uint32_t *shares);
+/* Returns whether the shares in a checkpoint are those of a run with this value of --balance, this number of
+ * ranks, and `batch` samples per step. */
+bool balance_continues(const struct checkpoint *checkpoint, enum balance balance, uint32_t ranks,
+                       uint32_t batch);
 
 /* ---- Results ---- */
 
