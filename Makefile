@@ -177,6 +177,10 @@ LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/all
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
+# omp_simd.c is compiled once per instruction set: for vectors of 8 floats (AVX2), of 16 (AVX-512) and, in cpu/train, of 4
+# (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.
+simd = $(foreach source,$(1),$(if $(filter %/omp_simd.c,$(source)),$(foreach lanes,8 16 $(if $(filter cpu/train/%,$(source)),4),$(source:.c=.$(lanes).c)),$(source)))
+C_SOURCES := $(call simd,$(C_SOURCES))
 
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
@@ -258,6 +262,15 @@ $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	$(say) CC $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
 
+# Compiles omp_simd.c for vectors of $(1) floats.
+define simd_rule
+$(BUILD)/%/omp_simd.$(1).c.o: %/omp_simd.c $(BUILD)/flags
+	@mkdir -p $$(@D)
+	$$(say) CC $$@
+	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(SHARED) $$(ALL_CPPFLAGS) -DLANES=$(1) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach lanes,4 8 16,$(eval $(call simd_rule,$(lanes))))
+
 $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) AS $@
@@ -279,7 +292,7 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 # DW.ref.* (for C++ exceptions) stay global. libfdsl.so is linked from the same object. The object contains inih, so that
 # users of the library need not install it.
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
-LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
+LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(call simd,$(wildcard cpu/synth/omp*.c))))
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
@@ -396,7 +409,7 @@ FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/remote_cache.c src/data
                 src/data/index.c src/data/png_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/formats.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/model_tables.c
+                src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

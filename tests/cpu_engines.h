@@ -3,7 +3,7 @@
 #define FDSL_TESTS_CPU_ENGINES_H
 
 #ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #endif
 #include "train/engine.h"
 

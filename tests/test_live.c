@@ -366,7 +366,7 @@ static void expect_generator(const void *input, const void *argument)
     const bool other_bits = for_gpu && strcmp(name, "fused") != 0;
     cr_expect_eq(workload->accepts(input, &on_gpu), STATUS_OK, "%s", name);
     cr_expect_eq(workload->accepts(input, &on_cpu), for_gpu ? STATUS_USAGE : STATUS_OK, "%s", name);
-    cr_expect_eq(strstr(job->identity, "generator=") != NULL, other_bits, "%s: %s", name, job->identity);
+    cr_expect_eq(option_values_find(&job->identity, "generator") != NULL, other_bits, "%s", name);
     cr_expect_str_eq(job->train.generator ? job->train.generator : "auto", name);
 }
 

@@ -6,7 +6,7 @@
 #endif
 
 #ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #endif
 #include <sys/syscall.h>
 
@@ -116,7 +116,7 @@ static bool close_to(const struct train_state *one, const struct train_state *ot
 
 /* Even ranks train with train-omp, odd ranks with train-naive, whose layout of the gradients differs. All
  * ranks must get the same bits. Their result must equal that of one rank up to rounding. The model is so
- * large that its gradients are exchanged in several parts and pieces (exchange_pieces.h). */
+ * large that its gradients are exchanged in several parts and pieces (exchange.h). */
 static int train_mixed(void)
 {
     static const uint32_t shares[] = {2, 4, 0, 1};

@@ -6,8 +6,9 @@
 #endif
 
 #include "machine/comm.h"
-#include "mpirun.h"
-#include "train/exchange_shares.h"
+#include "train/exchange.h"
+
+#include "mpirun.h" /* last: its global variables would hide parameters of the headers above */
 
 TestSuite(mpi_updates, .init = start, .fini = stop, .timeout = 120);
 

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "train/pipe_schedule.h"
+#include "train/pipeline.h"
 
 #define STAGES_MAX 9
 #define MICROS_MAX 19

@@ -301,9 +301,28 @@ TestSuite(checkpoint, .init = make_folder, .fini = remove_folder, .timeout = 60)
 
 #define VALUES 96
 
+static struct option_value samples_of_test[] = {{"train-size", OPTION_VALUE_WHOLE, 200, 0, NULL},
+                                                {"fit", OPTION_VALUE_WORD, 0, 0, (char *)"crop"}},
+                           identity_of_test[] = {{"model", OPTION_VALUE_WORD, 0, 0, (char *)"lenet"},
+                                                 {"batch", OPTION_VALUE_WHOLE, UINT64_MAX, 0, NULL},
+                                                 {"lr", OPTION_VALUE_REAL, 0, 0.1, NULL},
+                                                 {"flip", OPTION_VALUE_FLAG, 1, 0, NULL},
+                                                 {"init", OPTION_VALUE_HASH, 0xfeed, 0, NULL}};
+
+/* Expects that a list has the values of an array. */
+static void expect_values(const struct option_values *list, const struct option_value *values, size_t count)
+{
+    cr_assert_eq(list->count, count);
+    for (size_t i = 0; i < count; i++)
+        cr_expect(option_value_same(&list->of[i], &values[i]) &&
+                      option_values_find(list, values[i].name) == &list->of[i],
+                  "%s", values[i].name);
+}
+
 static enum status write_rows(uint32_t epochs, uint32_t keep, const char *rows)
 {
     float arenas[3][VALUES];
+    uint32_t shares[] = {18, 6};
     for (int i = 0; i < 3 * VALUES; i++)
         arenas[i / VALUES][i % VALUES] = (float)i + (float)epochs / 16;
     struct checkpoint checkpoint = {.model = "lenet",
@@ -314,9 +333,12 @@ static enum status write_rows(uint32_t epochs, uint32_t keep, const char *rows)
                                     .history = {epochs, 1.5, -1, 0.25},
                                     .hashes = {11, 12},
                                     .data = (char *)"digits",
-                                    .samples = (char *)"train-size=200\nres=64\n",
+                                    .samples = {samples_of_test, COUNT_OF(samples_of_test)},
                                     .row = (char *)rows,
-                                    .identity = (char *)"model=lenet batch=3",
+                                    .identity = {identity_of_test, COUNT_OF(identity_of_test)},
+                                    .shares = shares,
+                                    .share_count = 2,
+                                    .balance = BALANCE_MEASURED,
                                     .state = {arenas[0], arenas[1], arenas[2], {0, 0}},
                                     .arena_values = VALUES};
     return checkpoint_write(folder, keep, &checkpoint);
@@ -346,10 +368,12 @@ Test(checkpoint, a_written_checkpoint_is_read_back)
     cr_assert(found && exists);
     cr_expect_str_eq(back.data, "digits");
     cr_expect_str_eq(back.row, "a,b\n1,2\n");
-    cr_expect_str_eq(back.samples, "train-size=200\nres=64\n");
+    expect_values(&back.samples, samples_of_test, COUNT_OF(samples_of_test));
     cr_expect(back.hashes[DATA_TRAIN] == 11 && back.hashes[DATA_TEST] == 12);
     cr_expect_str_eq(back.model, "lenet");
-    cr_expect_str_eq(back.identity, "model=lenet batch=3");
+    expect_values(&back.identity, identity_of_test, COUNT_OF(identity_of_test));
+    cr_expect(back.share_count == 2 && back.shares[0] == 18 && back.shares[1] == 6 &&
+              back.balance == BALANCE_MEASURED);
     cr_expect(back.input.height == 16 && back.classes == 7 && back.scale[0] == 2 && back.offset[0] == -1);
     cr_expect(back.history.epochs == 3 && back.history.trained_s == 1.5 && back.history.to_98_s == -1 &&
               back.history.to_99_s == 0.25);
@@ -360,29 +384,74 @@ Test(checkpoint, a_written_checkpoint_is_read_back)
     checkpoint_free(&back);
 }
 
-/* Older programs stored URLs with their secrets, and numbers as the user wrote them. */
-Test(checkpoint, of_older_programs_is_normalised)
+/* Writes a checkpoint of logreg with these options, and returns what a run with other options gets. */
+static enum status resume_with(struct option_value *was, size_t was_count, struct option_value *is,
+                               size_t is_count)
 {
-    const struct train_job job = {.checkpoints = folder,
-                                  .identity = (char *)"model=logreg mean=0.5,0.25,1 train-samples=1"},
-                           other = {.checkpoints = folder,
-                                    .identity = (char *)"model=logreg mean=0.5,0.26,1 train-samples=1"};
+    const struct train_job job = {.checkpoints = folder, .identity = {is, is_count}};
     float values[1] = {0};
-    struct checkpoint back, old = {.model = "logreg",
-                                   .data = (char *)"https://host/box/?sig=secret",
-                                   .row = (char *)"",
-                                   .identity = (char *)"model=logreg mean=0.50,25e-2,1.0 train-samples=2",
-                                   .state = {values, values, values, {0, 0}},
-                                   .arena_values = 1};
-    bool found;
+    struct checkpoint old = {.model = "logreg",
+                             .data = (char *)"digits",
+                             .row = (char *)"",
+                             .identity = {was, was_count},
+                             .state = {values, values, values, {0, 0}},
+                             .arena_values = 1};
     must(checkpoint_write(folder, 1, &old));
-    must(checkpoint_read_latest(folder, true, &back, &found));
-    cr_expect_str_eq(back.data, "https://host/box/?...");
-    checkpoint_free(&back);
-    must(trainer_check_options(&job, "logreg"));
-    cr_expect_eq(trainer_check_options(&other, "logreg"), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "mean=0.50,25e-2,1.0 in the checkpoint, 0.5,0.26,1 now"), "%s",
+    return resume_check_options(&job, "logreg");
+}
+
+/* Before the data are read, the hashes are not known, and a batch may be larger than the training set. */
+Test(checkpoint, options_are_compared_as_values)
+{
+    struct option_value was[] = {{"mean", OPTION_VALUE_WORD, 0, 0, (char *)"0.5,0.25,1"},
+                                 {"batch", OPTION_VALUE_WHOLE, 20, 0, NULL},
+                                 {"flip", OPTION_VALUE_FLAG, 0, 0, NULL},
+                                 {"train-samples", OPTION_VALUE_HASH, 2, 0, NULL}},
+                        is[COUNT_OF(was)];
+    memcpy(is, was, sizeof is);
+    is[3].whole = 1;
+    must(resume_with(was, 4, is, 4));
+    is[1].whole = 64;
+    must(resume_with(was, 4, is, 4));
+    is[1].whole = 10;
+    cr_expect_eq(resume_with(was, 4, is, 4), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "batch=20 in the checkpoint, 10 now; choose --batch so"), "%s",
               status_text());
+    is[0].word = (char *)"0.5,0.26,1";
+    cr_expect_eq(resume_with(was, 4, is, 4), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "mean=0.5,0.25,1 in the checkpoint, 0.5,0.26,1 now"), "%s",
+              status_text());
+    cr_expect_eq(resume_with(was, 4, was, 2), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "flip=0 in the checkpoint, none now; give --flip=no"), "%s",
+              status_text());
+    cr_expect_eq(resume_with(was, 2, was, 4), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "no flip in the checkpoint, 0 now; drop --flip"), "%s", status_text());
+}
+
+/* Malformed options must be refused: the bytes of a file may be hostile. */
+Test(checkpoint, malformed_options_are_refused)
+{
+    static const unsigned char good[] = {4, 1, 'a', 2, 0, 0, 0, 'x', 'y', 1, 1, 'b', 1, 0, 0, 0, 0, 0, 0, 0};
+    static const struct {
+        size_t at;
+        unsigned char value;
+    } faults[] = {{0, 0}, {0, 6}, {1, 0}, {1, 32}, {2, 0}, {3, 200}, {7, 0}, {9, 4}, {12, 2}, {19, 1}};
+    struct option_values list;
+    unsigned char bytes[sizeof good];
+    for (size_t size = 0; size <= sizeof good; size++) {
+        const bool whole = size == 0 || size == 9 || size == sizeof good;
+        cr_expect_eq(option_values_decode(good, size, &list), whole ? STATUS_OK : STATUS_FAILED, "%zu", size);
+        option_values_free(&list);
+    }
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        memcpy(bytes, good, sizeof bytes);
+        bytes[faults[i].at] = faults[i].value;
+        cr_expect_eq(option_values_decode(bytes, sizeof bytes, &list), STATUS_FAILED, "fault %zu", i);
+        option_values_free(&list);
+    }
+    memcpy(bytes, (unsigned char[]){3, 1, 'r', 0, 0, 0, 0, 0, 0, 0xf0, 0x7f}, 11); /* infinite */
+    cr_expect_eq(option_values_decode(bytes, 11, &list), STATUS_FAILED);
+    option_values_free(&list);
 }
 
 /* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
@@ -403,7 +472,6 @@ Test(checkpoint, a_checkpoint_within_an_epoch_is_read_back)
                                       .partial = {5, sums, 0.5, 0.25},
                                       .data = (char *)"digits",
                                       .row = (char *)"",
-                                      .identity = (char *)"",
                                       .state = {arenas[0], arenas[1], arenas[2], {0, 0}, arenas[3]},
                                       .arena_values = VALUES};
     bool found;
@@ -489,9 +557,9 @@ Test(checkpoint, detects_damage)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, "truncated");
     }
-    bytes[8] = 7; /* first byte of the schema */
+    bytes[8] = 6; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "has schema 7; this program reads 6");
+    expect_fault(path, "has schema 6; this program reads 7");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "its first bytes are not those of a checkpoint; name another checkpoint");
     free(bytes);
@@ -529,11 +597,11 @@ Test(checkpoint, skips_only_damaged_ones)
     write_one(2, 3);
     path_of(2, path);
     must(file_read(path, &bytes, &size));
-    bytes[8] = 7;
+    bytes[8] = 6;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "has schema 7"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 6"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

@@ -558,8 +558,13 @@ static void expect_whole_set(const char *variant, unsigned batch)
     cr_expect(strstr(out, "is more than the 20 samples to train on: a batch has 20"), "%s", out);
     cr_expect(number(out, 2, "batch") == 20 && number(out, 2, "steps") == 1 && number(out, 2, "items") == 20);
     cr_expect(number(out, 2, "wrong") == 0 && number(out, 2, "train_loss") == loss, "%s %u", variant, batch);
-    EXPECT(0, TWENTY "--epochs 3 --batch %u --checkpoint k%u --resume && rm -r k%u", variant, batch, batch,
-           batch);
+    /* The checkpoint has the batch that was used. */
+    EXPECT(0, TWENTY "--epochs 3 --batch %u --checkpoint k%u --resume", variant, batch, batch);
+    EXPECT(0, TWENTY "--epochs 4 --batch 20 --checkpoint k%u --resume", variant, batch);
+    EXPECT(0, TWENTY "--epochs 5 --batch %u --checkpoint k%u --resume", variant, batch + 5, batch);
+    EXPECT(2, TWENTY "--epochs 6 --batch 19 --checkpoint k%u --resume", variant, batch);
+    cr_expect(strstr(out, "batch=20 in the checkpoint, 19 now"), "%s", out);
+    EXPECT(0, "rm -r k%u", batch);
     EXPECT(0, "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 1", variant);
     EXPECT_PRINTS(0, "--batch 2 is more than the 1 sample to train on: a batch has 1",
                   "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 2", variant);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #include "train/trainer.h"
 #include "train_support.h"
 
@@ -76,12 +76,8 @@ static void train_epochs(const struct engine *engine, uint32_t test_steps, struc
     const struct resources resources = {.threads = 1};
     void *trainer;
     net_open(&net, &engine_naive, &model_tables[0], (struct shape){1, 1, 8, 8}, 4, 40, 4, 0);
-    const struct train_job job = {.train = net.train,
-                                  .initial = net.initial,
-                                  .epochs = EPOCHS,
-                                  .identity = "test",
-                                  .keep = 1,
-                                  .test_steps = test_steps};
+    const struct train_job job = {
+        .train = net.train, .initial = net.initial, .epochs = EPOCHS, .keep = 1, .test_steps = test_steps};
     *calls = '\0';
     must(trainer_open(engine, &resources, &job, &trainer));
     for (uint32_t i = 0; i < EPOCHS; i++) {

@@ -65,12 +65,8 @@ Test(train_exchange, verification_detects_a_wrong_sum)
         uint64_t wrong;
         void *trainer;
         net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
-        struct train_job job = {.train = net.train,
-                                .initial = net.initial,
-                                .epochs = 1,
-                                .verify_steps = 5,
-                                .identity = "test",
-                                .keep = 1};
+        struct train_job job = {
+            .train = net.train, .initial = net.initial, .epochs = 1, .verify_steps = 5, .keep = 1};
         job.train.exchange = &exchange;
         must(trainer_open(&engine_naive, &resources, &job, &trainer));
         must(trainer_verify(NULL, NULL, trainer, 0, &wrong));

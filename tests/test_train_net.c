@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "core/variant.h"
-#include "train/inferrer.h"
 #include "train/trainer.h"
 #include "train_support.h"
 #include "train_transformers.h"
@@ -344,8 +343,7 @@ static void fail_with(const char *generator, char *message, size_t size)
     const struct resources resources = {.threads = 1};
     net_open(&net, &engine_naive, &model_tables[0], (struct shape){1, 1, 8, 8}, 4, 12, 4, 0);
     net.initial[0] = NAN;
-    struct train_job job = {
-        .train = net.train, .initial = net.initial, .epochs = 1, .identity = "test", .keep = 1};
+    struct train_job job = {.train = net.train, .initial = net.initial, .epochs = 1, .keep = 1};
     job.train.generator = generator;
     must(trainer_open(&engine_naive, &resources, &job, &trainer));
     cr_assert_eq(trainer_run(trainer, 0, &unused), STATUS_FAILED);

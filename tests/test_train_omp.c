@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #include "core/portable.h"
 #include "machine/host.h"
 #include "train_support.h"

@@ -1,7 +1,7 @@
 /* Tests features of training recipes: clipping, layer decay, the option for stochastic depth, the moving
  * average of the parameters, and steps in parts (--accumulate). Tests every engine of this machine. */
 #ifdef _OPENMP
-#include "../cpu/train/omp_engine.h"
+#include "../cpu/train/omp_kernel.h"
 #endif
 #include "core/portable.h"
 #include "core/variant.h"

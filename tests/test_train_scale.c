@@ -99,7 +99,6 @@ static struct train_job job_of(const struct net *net, uint32_t epochs, const cha
                               .initial = net->initial,
                               .epochs = epochs,
                               .verify_steps = 6,
-                              .identity = "seed=1",
                               .checkpoints = folder,
                               .resume = folder != NULL,
                               .keep = 1};

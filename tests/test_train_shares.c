@@ -152,22 +152,17 @@ Test(train_shares, new_shares_are_valid_and_no_slower)
     }
 }
 
-Test(train_shares, shares_are_read_back_from_a_checkpoint)
+Test(train_shares, shares_of_a_checkpoint_continue_only_in_the_same_division)
 {
-    static const uint32_t shares[] = {18, 0, 6};
-    uint32_t back[3];
-    char *text = balance_text(BALANCE_MEASURED, shares, 3);
-    cr_assert_str_eq(text, "measured 18:0:6");
-    cr_expect(balance_read(text, BALANCE_MEASURED, 3, 24, back));
-    cr_expect_arr_eq(back, shares, sizeof back);
-    cr_expect(!balance_read(text, BALANCE_MEMORY, 3, 24, back) &&
-              !balance_read(text, BALANCE_MEASURED, 2, 24, back) &&
-              !balance_read(text, BALANCE_MEASURED, 3, 25, back) &&
-              !balance_read("", BALANCE_MEASURED, 3, 24, back) &&
-              !balance_read("measured", BALANCE_MEASURED, 1, 0, back) &&
-              !balance_read("measured 18:-1:7", BALANCE_MEASURED, 3, 24, back) &&
-              !balance_read("measured 18: 0:6", BALANCE_MEASURED, 3, 24, back) &&
-              !balance_read("measured 18::6", BALANCE_MEASURED, 3, 24, back) &&
-              !balance_read("measured 18:0:6:", BALANCE_MEASURED, 3, 24, back));
-    free(text);
+    uint32_t shares[] = {18, 0, 6};
+    const struct checkpoint kept = {.shares = shares, .share_count = 3, .balance = BALANCE_MEASURED},
+                            none = {.balance = BALANCE_MEASURED};
+    cr_expect(balance_continues(&kept, BALANCE_MEASURED, 3, 24));
+    cr_expect(!balance_continues(&kept, BALANCE_MEMORY, 3, 24) &&
+              !balance_continues(&kept, BALANCE_MEASURED, 2, 24) &&
+              !balance_continues(&kept, BALANCE_MEASURED, 3, 25) &&
+              !balance_continues(&none, BALANCE_MEASURED, 3, 24));
+    shares[2] = UINT32_MAX; /* the sum must not wrap to 24 */
+    shares[1] = 7;
+    cr_expect(!balance_continues(&kept, BALANCE_MEASURED, 3, 24));
 }

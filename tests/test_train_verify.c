@@ -4,12 +4,8 @@
 
 static struct train_job job_of(const struct net *net)
 {
-    return (struct train_job){.train = net->train,
-                              .initial = net->initial,
-                              .epochs = 1,
-                              .verify_steps = 6,
-                              .identity = "test",
-                              .keep = 1};
+    return (struct train_job){
+        .train = net->train, .initial = net->initial, .epochs = 1, .verify_steps = 6, .keep = 1};
 }
 
 static char verdict[128];

@@ -51,6 +51,25 @@ struct omp {
 
 /* ---- Kernels ---- */
 
+/* The kernel for any machine uses the definitions in ops/row.h. */
+
+FDSL_FMA_CLONES static float scalar_square_sum(const void *row, enum dtype type, uint32_t columns)
+{
+    return ops_square_sum(row, type, columns);
+}
+
+static uint32_t scalar_largest_finite(const void *row, enum dtype type, uint32_t columns, uint32_t largest)
+{
+    return ops_largest_finite(row, type, columns, largest);
+}
+
+static void scalar_convert(const struct ops_format *format, const void *row, uint8_t *values, uint8_t *scales)
+{
+    ops_convert_row(format, row, values, scales);
+}
+
+const struct ops_kernel ops_kernel_scalar = {scalar_square_sum, scalar_largest_finite, scalar_convert};
+
 /* Each kernel is CPU code for one instruction set. */
 static const struct ops_kernel *const kernels[ISAS] = {
     [ISA_SCALAR] = &ops_kernel_scalar,

@@ -45,11 +45,6 @@ struct omp_tables {
     uint64_t compress[256]; /* indexed by a mask of 8 lanes: the lanes in the mask, one byte each */
 };
 
-struct synth;
-
-/* Fills `tables`, which must be zero, for canvases with `pitch` pixels from one row to the next. */
-void omp_fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables *tables);
-
 /* An arc: consecutive vertices of one image, and the next vertex, where the last line ends. If the arc is the
  * whole polygon, the next vertex is vertex 0. Arrays are padded to whole vectors. */
 struct omp_arc {
@@ -91,7 +86,6 @@ struct omp_kernel {
                   const struct omp_pen *pen); /* draws the even (0) or odd (1) orbit of the latest pair */
 };
 
-extern const struct omp_kernel omp_kernel_scalar;
 #if defined(__x86_64__)
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
 #endif

@@ -13,12 +13,61 @@
 
 #include "core/phase.h"
 #include "machine/host.h"
-#include "omp_engine.h"
 #include "omp_net.h"
-#include "train/sample_loss.h"
-#include "variants.h"
+#include "train/trainer.h"
 
 #define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; this many take about ten microseconds */
+
+/* ---- The barrier ---- */
+
+#define SPINS 1000 /* 10 to 50 microseconds, depending on the CPU */
+#if defined(__x86_64__)
+#define SPIN() __builtin_ia32_pause()
+#else
+#define SPIN() ((void)0)
+#endif
+
+void barrier_init(struct barrier *barrier)
+{
+    atomic_init(&barrier->arrived, 0);
+    atomic_init(&barrier->passed, 0);
+    pthread_mutex_init(&barrier->mutex, NULL);
+    pthread_cond_init(&barrier->released, NULL);
+}
+
+void barrier_destroy(struct barrier *barrier)
+{
+    pthread_cond_destroy(&barrier->released);
+    pthread_mutex_destroy(&barrier->mutex);
+}
+
+/* OpenMP's own barriers may spin for milliseconds, unless OMP_WAIT_POLICY is passive. If other processes also
+ * need the cores, the spinning threads keep the last thread from running. In a measurement with other
+ * processes, a training step with OpenMP's barriers took six times as much CPU time. This barrier therefore
+ * spins briefly and then sleeps. */
+void barrier_wait(struct barrier *barrier)
+{
+    uint32_t threads = (uint32_t)omp_get_num_threads(), round = atomic_load(&barrier->passed);
+    if (threads == 1)
+        return;
+    if (atomic_fetch_add(&barrier->arrived, 1) + 1 == threads) {
+        atomic_store(&barrier->arrived, 0);
+        pthread_mutex_lock(&barrier->mutex);
+        atomic_store(&barrier->passed, round + 1);
+        pthread_cond_broadcast(&barrier->released);
+        pthread_mutex_unlock(&barrier->mutex);
+        return;
+    }
+    for (uint32_t spins = 0; spins < SPINS; spins++) {
+        if (atomic_load(&barrier->passed) != round)
+            return;
+        SPIN();
+    }
+    pthread_mutex_lock(&barrier->mutex);
+    while (atomic_load(&barrier->passed) == round)
+        pthread_cond_wait(&barrier->released, &barrier->mutex);
+    pthread_mutex_unlock(&barrier->mutex);
+}
 
 /* ---- Kernels ---- */
 
@@ -98,7 +147,9 @@ static void add_totals(struct net *net, uint64_t number)
     published_store(&net->published, &net->totals);
 }
 
-void net_take_losses(struct net *net, uint64_t number)
+/* Adds the losses of the samples of step `number` to the totals. Computes the gradients of the logits. Ends
+ * with a barrier. */
+static void take_losses(struct net *net, uint64_t number)
 {
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++)
@@ -110,7 +161,9 @@ void net_take_losses(struct net *net, uint64_t number)
 
 /* ---- Steps ---- */
 
-void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
+/* Runs the forward pass of the samples in net->numbers, up to the logits or the outputs of the stage. Ends
+ * with a barrier. */
+static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
     RANGE(FORWARD);
 #pragma omp for schedule(dynamic) nowait
@@ -152,7 +205,8 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
         net_gather_sums(net, chunks);
 }
 
-void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
+/* Runs the backward pass of the current samples. Ends with a barrier. */
+static void backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     RANGE(BACKWARD);
     for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
@@ -214,9 +268,9 @@ static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_
     if (net->accumulates && part == 0)
         net_clear_sums(net);
     barrier_wait(&net->barrier);
-    net_forward(net, epoch, DATA_TRAIN, true);
-    net_take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
-    net_backward(net, epoch, GRADIENTS_OF_BOTH);
+    forward(net, epoch, DATA_TRAIN, true);
+    take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
+    backward(net, epoch, GRADIENTS_OF_BOTH);
 }
 
 /* Computes the gradients of the samples of this rank. A rank without samples, for example in a short last
@@ -252,6 +306,94 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
     if (net->exchanged == STATUS_OK)
         net_update(net, number);
 }
+
+/* ---- A stage of a pipeline (struct stage_functions) ----
+ *
+ * Each micro-batch has its own rows in the arrays of the batch, from net->begin on. Each chunk's sums of
+ * gradients accumulate over all micro-batches of a step. */
+
+/* Makes `micro` the current samples. */
+static void choose_micro(struct net *net, const struct micro *micro)
+{
+    net->begin = micro->slot * net->most;
+    net->count = net->step_count = micro->count;
+    net->total = micro->total;
+    net->adds = micro->index > 0;
+    memcpy(net->numbers, micro->numbers, micro->count * sizeof *net->numbers);
+}
+
+/* take_rows() copies an array in C order into the current rows of `rows`, an array like block->rows.
+ * give_rows() copies the current rows into an array in C order. */
+static void take_rows(const struct net *net, const struct block *block, const float *from, float *rows)
+{
+    const size_t values = shape_values(&block->out);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++)
+        memcpy(rows + (net->begin + j) * block->out_pitch, from + j * values, values * sizeof *rows);
+}
+
+static void give_rows(const struct net *net, const struct block *block, const float *rows, float *into)
+{
+    const size_t values = shape_values(&block->out);
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++)
+        memcpy(into + j * values, rows + (net->begin + j) * block->out_pitch, values * sizeof *into);
+}
+
+static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
+{
+    struct net *net = state;
+    const struct block *last = &net->blocks[net->block_count - 1];
+    choose_micro(net, micro);
+    net->inputs = inputs;
+    if (!inputs && micro->training)
+        TRY(feed_step(&net->feed, micro->epoch, micro->numbers, micro->count));
+#pragma omp parallel num_threads(net->threads)
+    {
+        forward(net, micro->epoch, micro->part, micro->training);
+        if (outputs)
+            give_rows(net, last, last->rows, outputs);
+        else
+            take_losses(net, micro->step);
+    }
+    return STATUS_OK;
+}
+
+static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
+                                  const float *deltas, float *in_deltas)
+{
+    struct net *net = state;
+    const struct block *last = &net->blocks[net->block_count - 1], *flat = &net->blocks[net->flat];
+    choose_micro(net, micro);
+    net->in_deltas = in_deltas;
+#pragma omp parallel num_threads(net->threads)
+    {
+        if (deltas)
+            take_rows(net, last, deltas, last->deltas);
+        if (!net->adds && of & GRADIENTS_OF_WEIGHTS)
+            net_clear_sums(net);
+        barrier_wait(&net->barrier);
+        backward(net, micro->epoch, of);
+        if (in_deltas && net->flat == 1) /* with blocks before FLAT, backward() writes in_deltas */
+            give_rows(net, flat, flat->deltas, in_deltas);
+    }
+    return STATUS_OK;
+}
+
+static enum status stage_update(void *state, uint64_t step)
+{
+    struct net *net = state;
+#pragma omp parallel num_threads(net->threads)
+    {
+        if (net->flat > 1)
+            net_gather_sums(net, net->chunks);
+        net_update(net, step);
+    }
+    return STATUS_OK;
+}
+
+static const struct stage_functions stages = {
+    .live = true, .forward = stage_forward, .backward = stage_backward, .update = stage_update};
 
 /* ---- The engine ---- */
 
@@ -383,7 +525,7 @@ static void evaluate_batch(struct net *net, enum data_part part, uint32_t first,
             net->numbers[j] = first + j;
     }
     barrier_wait(&net->barrier);
-    net_forward(net, 0, part, false);
+    forward(net, 0, part, false);
 #pragma omp for nowait
     for (uint32_t j = 0; j < count; j++)
         memcpy(logits + (size_t)j * classes, last->rows + j * last->out_pitch, classes * sizeof *logits);
@@ -414,7 +556,7 @@ static uint64_t omp_memory_bytes(const void *state)
         .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_,      \
         .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, \
         .progress = omp_progress, .gradients = omp_gradients, .evaluate = omp_evaluate,               \
-        .memory_bytes = omp_memory_bytes, .stages = &net_stages                                       \
+        .memory_bytes = omp_memory_bytes, .stages = &stages                                           \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

@@ -26,8 +26,6 @@ typedef __m256i vint;
     _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)))
 #define v_choose(mask, a, b) _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
 
-#include "omp_transpose.h"
-
 #include "omp_simd.h"
 
 NET_KERNEL(net_kernel_avx2);

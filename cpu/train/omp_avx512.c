@@ -27,8 +27,6 @@ typedef __m512i vint;
     _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q))
 #define v_choose(mask, a, b) _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a)
 
-#include "omp_transpose.h"
-
 #include "omp_simd.h"
 
 NET_KERNEL(net_kernel_avx512);

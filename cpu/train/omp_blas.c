@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "machine/host.h"
-#include "omp_engine.h"
-#include "variants.h"
+#include "omp_net.h"
+#include "train/trainer.h"
 
 #define BLAS_LIBRARY "libopenblas.so.0"
 

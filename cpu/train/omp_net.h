@@ -12,12 +12,29 @@
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
-#include "omp_barrier.h"
-#include "omp_engine.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "omp_kernel.h"
 #include "train/engine.h"
 #include "train/feed.h"
-#include "train/published.h"
+#include "train/host_engine.h"
+
+/* ---- A barrier for the threads of one parallel region ---- */
+
+struct barrier {
+    atomic_uint arrived, passed; /* threads that have arrived in the current round; completed rounds */
+    pthread_mutex_t mutex;
+    pthread_cond_t released;
+};
+
+void barrier_init(struct barrier *barrier);
+void barrier_destroy(struct barrier *barrier);
+
+/* Waits until all threads of the current parallel region have called barrier_wait(). */
+void barrier_wait(struct barrier *barrier);
+
+/* ---- The network ---- */
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* minimum samples per chunk, except the last; one thread sums a chunk's gradients */
@@ -259,12 +276,10 @@ void net_gather_sums(struct net *net, uint32_t chunks);
 /* Applies the update of step `number` to all parameters. Ends with a barrier. */
 void net_update(struct net *net, uint64_t number);
 
-/* ---- omp_linear.c: called by all threads of a parallel region; each ends with a barrier ---- */
+/* ---- omp_rows.c: called by all threads of a parallel region; each ends with a barrier ---- */
 
 void net_linear_forward(struct net *net, const struct block *block);
 void net_linear_backward(struct net *net, const struct block *block, enum gradients_of of);
-
-/* ---- omp_tokens.c: called by all threads of a parallel region; each ends with a barrier ---- */
 
 void net_tokens(struct net *net, const struct block *block, bool back);
 
@@ -288,19 +303,5 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
  * needs. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          enum gradients_of of, float *sums);
-
-/* ---- omp.c: called by all threads of a parallel region; each ends with a barrier ---- */
-
-/* Runs the forward pass of the samples in net->numbers, up to the logits or the outputs of the stage. */
-void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training);
-
-/* Adds the losses of the samples of step `number` to the totals. Computes the gradients of the logits. */
-void net_take_losses(struct net *net, uint64_t number);
-
-void net_backward(struct net *net, uint32_t epoch, enum gradients_of of);
-
-/* ---- omp_stage.c ---- */
-
-extern const struct stage_functions net_stages;
 
 #endif

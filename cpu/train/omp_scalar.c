@@ -33,15 +33,6 @@ static inline vreal v_choose(vint mask, vreal a, vreal b)
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));
 }
 
-#define BLOCK 4
-
-static inline void transpose_block(const float *from, size_t from_pitch, float *to, size_t to_pitch)
-{
-    for (size_t i = 0; i < BLOCK; i++)
-        for (size_t j = 0; j < BLOCK; j++)
-            to[j * to_pitch + i] = from[i * from_pitch + j];
-}
-
 #define v_set(x)        ((vreal){x, x, x, x})
 #define v_whole(n)      ((vint){n, n, n, n})
 #define v_fma(a, b, c)  ((a) * (b) + (c))

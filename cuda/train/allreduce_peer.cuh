@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "train/exchange_shares.h"
+#include "train/exchange.h"
 
 #define PEERS_MAX 8 /* maximum number of ranks */
 
@@ -23,7 +23,7 @@ extern struct allreduce_peer_tuning allreduce_peer_tuning;
 
 /* Enqueues the update of parameters `first` to first + count - 1. `state` belongs to a peer method that was
  * opened with ALLREDUCE_F32. `first` is a multiple of 4. Each rank updates its own chunks of the parameters
- * (exchange_shares.h): it adds up the chunks' gradients over all ranks in rank order, runs optimizer_step(),
+ * (train/exchange.h): it adds up the chunks' gradients over all ranks in rank order, runs optimizer_step(),
  * and writes the new parameters to all ranks. A single rank updates all parameters. The gradients do not
  * change. All ranks must enqueue the same calls in the same order. A CUDA graph may capture the call; each
  * replay reads *arrays->update again. STATUS_FAILED if the launch fails. */

@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
-#include "train/exchange_pieces.h"
+#include "train/exchange.h"
 
 /* ---- Opening and closing ---- */
 

@@ -13,8 +13,6 @@
 #include "train/allreduce.cuh"
 #include "train/allreduce_peer.cuh"
 #include "train/engine.h"
-#include "train/exchange_pieces.h"
-#include "train/exchange_shares.h"
 
 /* ---- How long training waits ---- */
 

@@ -4,7 +4,7 @@
 #define FDSL_CUDA_TRAIN_SCALING_CUH
 
 #include "core/status.h"
-#include "train/loss_scale.h"
+#include "train/loss.h"
 
 #include <cuda_runtime.h>
 

@@ -5,11 +5,11 @@
 #include <cuda_runtime.h>
 
 #include "train/engine.h"
-#include "train/exchange_shares.h"
+#include "train/exchange.h"
 #include "train/network.cuh"
 
 /* Allocates the optimizer's moments and enqueues zeroing them. If the exchange updates the parameters, the
- * moments cover only this rank's chunks of the arena (exchange_shares.h), otherwise the whole arena. */
+ * moments cover only this rank's chunks of the arena (train/exchange.h), otherwise the whole arena. */
 enum status moments_open(const struct train *train, struct train_state *state,
                          struct allocations *allocations, cudaStream_t stream);
 

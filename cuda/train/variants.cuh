@@ -3,7 +3,6 @@
 #define FDSL_CUDA_TRAIN_VARIANTS_CUH
 
 #include "machine/device.h"
-#include "train/inferrer.h"
 #include "train/trainer.h"
 
 template <const struct engine *ENGINE,

@@ -1,7 +1,7 @@
 """Random numbers of fdsl-bench's workload train, for scripts/compare/pretrain.py --order train: the order of samples, and how
 the samples of a step are mixed.
 
-src/data/random_draws.h defines the order (draw_order), src/train/data.c defines the numbers of samples with --fresh, and src/train/mix.c
+src/data/random_draws.h defines the order (draw_order), src/train/data.c defines the numbers of samples with --fresh, and src/train/feed.c
 defines the mixing. The functions of the order use only operators, so an index may be an int or an int64 tensor of PyTorch. Needs
 only the standard library.
 """

@@ -28,7 +28,7 @@
 #define DRAW_CHANGE  0x545B0000u
 #define DRAW_ERASE   0x545C0000u
 #define DRAW_NOISE   0x545D0000u
-#define DRAW_MIX     0x545E0000u /* src/train/mix.h */
+#define DRAW_MIX     0x545E0000u /* src/train/loss.h */
 
 /* ---- Initial parameters ---- */
 

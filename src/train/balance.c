@@ -1,4 +1,4 @@
-#include "train/balance.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,8 +11,6 @@
 #include "core/portable.h"
 
 #define WEIGHT_MAX 1e6
-
-static const char *const names[] = {"equal", "measured", "memory", "fixed"}; /* indexed by enum balance */
 
 /* ---- The option ---- */
 
@@ -45,10 +43,11 @@ static enum status parse_weights(const char *text, uint32_t ranks, double *weigh
 
 enum status balance_parse(const char *text, uint32_t ranks, enum balance *balance, double *weights)
 {
+    static const char *const names[] = {"equal", "measured", "memory"}; /* indexed by enum balance */
     uint32_t count;
     for (uint32_t i = 0; i < ranks; i++)
         weights[i] = 1;
-    for (size_t i = 0; i < BALANCE_FIXED; i++)
+    for (size_t i = 0; i < COUNT_OF(names); i++)
         if (strcmp(text, names[i]) == 0) {
             *balance = (enum balance)i;
             return STATUS_OK;
@@ -99,42 +98,11 @@ double balance_improve(const double *speeds, uint32_t ranks, double gain_min, co
     return 0;
 }
 
-/* ---- Shares in a checkpoint ---- */
-
-char *balance_text(enum balance balance, const uint32_t *shares, uint32_t ranks)
+bool balance_continues(const struct checkpoint *checkpoint, enum balance balance, uint32_t ranks,
+                       uint32_t batch)
 {
-    char *text;
-    size_t size;
-    FILE *stream = open_memstream(&text, &size);
-    if (!stream)
-        return NULL;
-    fputs(names[balance], stream);
-    for (uint32_t i = 0; i < ranks; i++)
-        fprintf(stream, "%c%" PRIu32, i == 0 ? ' ' : ':', shares[i]);
-    if (fclose(stream) == 0)
-        return text;
-    free(text);
-    return NULL;
-}
-
-bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32_t batch, uint32_t *shares)
-{
-    size_t length = strlen(names[balance]);
     uint64_t sum = 0;
-    if (strncmp(text, names[balance], length) != 0)
-        return false;
-    text += length;
-    for (uint32_t i = 0; i < ranks; i++) {
-        char number[32];
-        uint64_t share;
-        int digits = *text ? (int)strcspn(text + 1, ":") : 0;
-        snprintf(number, sizeof number, "%.*s", digits, text + 1);
-        if (*text != (i == 0 ? ' ' : ':') ||
-            parse_count(names[balance], number, 0, batch, &share) != STATUS_OK)
-            return false;
-        text += 1 + digits;
-        shares[i] = (uint32_t)share;
-        sum += share;
-    }
-    return !*text && sum == batch;
+    for (uint32_t i = 0; i < checkpoint->share_count; i++)
+        sum += checkpoint->shares[i];
+    return checkpoint->balance == balance && checkpoint->share_count == ranks && sum == batch;
 }

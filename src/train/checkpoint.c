@@ -17,18 +17,22 @@
 
 #include "core/file.h"
 #include "core/text.h"
-#include "data/remote.h"
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
-#define SCHEMA     6
+#define SCHEMA     7
 #define ARENAS_MIN 3         /* parameters, m, v */
 #define ARENAS_MAX 4         /* parameters, m, v, moving average of the parameters */
-#define TEXT_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
-#define TEXTS      5         /* identity, data, samples, row, shares */
+#define PART_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */
 #define NAME_SIZE  64        /* bytes of a checkpoint's file name, with the terminating zero */
 
-/* The header of a checkpoint file, little-endian. The strings follow it, and then the arenas. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "structs and arenas are stored as they are in memory");
+
+/* The parts between the header and the arenas. */
+enum { PART_IDENTITY, PART_SAMPLES, PART_DATA, PART_ROW, PART_SHARES, PARTS };
+
+/* The header of a checkpoint file, little-endian. The parts follow it, and then the arenas. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
@@ -40,16 +44,17 @@ struct header {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
     struct train_partial partial;
     uint64_t hashes[DATA_PARTS];
-    uint64_t arenas, arena_values, text_bytes[TEXTS];
+    uint64_t arenas, arena_values, part_bytes[PARTS];
+    uint32_t balance, unused; /* of the shares */
     struct loss_scale loss_scale;
     char revision[64]; /* revision of the program that wrote the file */
 };
 
 void checkpoint_free(struct checkpoint *checkpoint)
 {
-    free(checkpoint->identity);
+    option_values_free(&checkpoint->identity);
+    option_values_free(&checkpoint->samples);
     free(checkpoint->data);
-    free(checkpoint->samples);
     free(checkpoint->row);
     free(checkpoint->shares);
     free(checkpoint->state.parameters);
@@ -270,7 +275,13 @@ enum status checkpoint_check_folder(const char *folder, bool change)
 
 /* ---- Writing ---- */
 
-static void fill_header(const struct checkpoint *checkpoint, const char *const texts[TEXTS],
+/* A part of a file. */
+struct part {
+    const void *bytes;
+    size_t size;
+};
+
+static void fill_header(const struct checkpoint *checkpoint, const struct part parts[PARTS],
                         struct header *header)
 {
     memset(header, 0, sizeof *header); /* also the padding, which is hashed */
@@ -291,16 +302,11 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
     header->partial = checkpoint->partial;
     memcpy(header->hashes, checkpoint->hashes, sizeof header->hashes);
     header->loss_scale = checkpoint->state.scale;
-    for (size_t i = 0; i < TEXTS; i++)
-        header->text_bytes[i] = strlen(texts[i]);
+    for (size_t i = 0; i < PARTS; i++)
+        header->part_bytes[i] = parts[i].size;
+    header->balance = checkpoint->balance;
     snprintf(header->revision, sizeof header->revision, "%s", env_revision());
 }
-
-/* A part of a file. */
-struct part {
-    const void *bytes;
-    size_t size;
-};
 
 static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
 {
@@ -323,52 +329,63 @@ static enum status write_parts(const char *path, const struct part *parts, size_
     return file_end(&writer);
 }
 
-/* Rejects strings that are longer than the reader accepts. */
-static enum status check_texts(const char *folder, const char *const texts[TEXTS])
+/* Rejects parts that are longer than the reader accepts. */
+static enum status check_parts(const char *folder, const struct part parts[PARTS])
 {
-    static const char *const names[TEXTS] = {"options", "value of --data", "options of the samples",
-                                             "rows of all ranks", "shares"};
-    for (size_t i = 0; i < TEXTS; i++)
-        if (strlen(texts[i]) > TEXT_MAX)
+    static const char *const names[PARTS] = {[PART_IDENTITY] = "options",
+                                             [PART_SAMPLES] = "options of the samples",
+                                             [PART_DATA] = "value of --data",
+                                             [PART_ROW] = "rows of all ranks",
+                                             [PART_SHARES] = "shares"};
+    for (size_t i = 0; i < PARTS; i++)
+        if (parts[i].size > PART_MAX)
             return status_set(
                 STATUS_FAILED,
                 "--checkpoint %s: the length of the %s is %zu bytes, but a checkpoint can hold only %d%s",
-                folder, names[i], strlen(texts[i]), TEXT_MAX,
-                i >= 3 ? "; start fewer ranks, or drop --checkpoint" : "");
+                folder, names[i], parts[i].size, PART_MAX,
+                i >= PART_ROW ? "; start fewer ranks, or drop --checkpoint" : "");
     return STATUS_OK;
 }
 
-enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint)
+/* Writes the file of a checkpoint whose options are encoded in `identity` and `samples`. */
+static enum status write_file(const char *folder, const struct checkpoint *checkpoint, struct part identity,
+                              struct part samples)
 {
     struct header header;
     char path[PATH_MAX];
-    size_t bytes = checkpoint->arena_values * sizeof(float);
-    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data,
-                                      checkpoint->samples ? checkpoint->samples : "", checkpoint->row,
-                                      checkpoint->shares ? checkpoint->shares : ""};
-    TRY(check_texts(folder, texts));
-    fill_header(checkpoint, texts, &header);
+    const size_t bytes = checkpoint->arena_values * sizeof(float);
     const struct part parts[] = {{&header, sizeof header},
-                                 {texts[0], header.text_bytes[0]},
-                                 {texts[1], header.text_bytes[1]},
-                                 {texts[2], header.text_bytes[2]},
-                                 {texts[3], header.text_bytes[3]},
-                                 {texts[4], header.text_bytes[4]},
+                                 identity,
+                                 samples,
+                                 {checkpoint->data, strlen(checkpoint->data)},
+                                 {checkpoint->row, strlen(checkpoint->row)},
+                                 {checkpoint->shares, checkpoint->share_count * sizeof *checkpoint->shares},
                                  {checkpoint->state.parameters, bytes},
                                  {checkpoint->state.m, bytes},
                                  {checkpoint->state.v, bytes},
                                  {checkpoint->state.ema, bytes}};
-    const size_t count = 1 + TEXTS + header.arenas;
+    TRY(check_parts(folder, parts + 1));
+    fill_header(checkpoint, parts + 1, &header);
+    const size_t count = 1 + PARTS + header.arenas;
     uint64_t digest = 0; /* computed while header.digest is 0 */
     TRY(hash(parts, count, &digest));
     header.digest = digest;
-    const int64_t point = point_of(header.epochs, header.partial.steps);
-    if (!path_of(folder, point, path))
+    if (!path_of(folder, point_of(header.epochs, header.partial.steps), path))
         return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long; use a shorter path", folder);
     enum status status = write_parts(path, parts, count);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--checkpoint");
-    int64_t oldest = point;
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
+}
+
+enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint)
+{
+    FREED unsigned char *identity = NULL, *samples = NULL;
+    size_t identity_bytes, samples_bytes;
+    char path[PATH_MAX];
+    TRY(option_values_encode(&checkpoint->identity, &identity, &identity_bytes));
+    TRY(option_values_encode(&checkpoint->samples, &samples, &samples_bytes));
+    TRY(write_file(folder, checkpoint, (struct part){identity, identity_bytes},
+                   (struct part){samples, samples_bytes}));
+    int64_t oldest = point_of(checkpoint->history.epochs, checkpoint->partial.steps);
     for (uint32_t i = 1; i < keep && oldest >= 0; i++)
         TRY(latest_before(folder, oldest, &oldest));
     while (oldest >= 0) {
@@ -391,10 +408,10 @@ static enum status damaged(bool *is_damaged, const char *reason)
 static bool fits(const struct header *header, size_t size)
 {
     size_t whole = sizeof *header;
-    for (size_t i = 0; i < TEXTS; i++) {
-        if (header->text_bytes[i] > TEXT_MAX)
+    for (size_t i = 0; i < PARTS; i++) {
+        if (header->part_bytes[i] > PART_MAX)
             return false;
-        whole += header->text_bytes[i];
+        whole += header->part_bytes[i];
     }
     return header->arenas >= ARENAS_MIN && header->arenas <= ARENAS_MAX &&
            header->arena_values <= size / sizeof(float) &&
@@ -428,23 +445,30 @@ static enum status check_header(struct header *header, const char *bytes, size_t
     return STATUS_OK;
 }
 
-/* Copies the strings and arenas that follow the header. */
-static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
+/* Copies the parts and arenas that follow the header. */
+static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint,
+                              bool *is_damaged)
 {
-    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->samples, &checkpoint->row,
-                           &checkpoint->shares};
+    const char *parts[PARTS];
     float **arenas[ARENAS_MAX] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v,
                                   &checkpoint->state.ema};
-    size_t bytes = header->arena_values * sizeof(float);
-    for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {
-        *texts[i] = strndup(at, header->text_bytes[i]);
-        TRY(ALLOCATED(*texts[i], "out of memory for a checkpoint"));
+    const size_t bytes = header->arena_values * sizeof(float);
+    for (size_t i = 0; i < PARTS; at += header->part_bytes[i++])
+        parts[i] = at;
+    struct option_values *const lists[] = {&checkpoint->identity, &checkpoint->samples};
+    for (size_t i = 0; i < COUNT_OF(lists); i++) {
+        enum status status =
+            option_values_decode((const unsigned char *)parts[i], header->part_bytes[i], lists[i]);
+        *is_damaged = status == STATUS_FAILED;
+        TRY(status);
     }
-    char shown[PATH_MAX]; /* older programs stored URLs with their secrets */
-    remote_shown(checkpoint->data, shown, sizeof shown);
-    free(checkpoint->data);
-    checkpoint->data = strdup(shown);
-    TRY(ALLOCATED(checkpoint->data, "out of memory for a checkpoint"));
+    checkpoint->data = strndup(parts[PART_DATA], header->part_bytes[PART_DATA]);
+    checkpoint->row = strndup(parts[PART_ROW], header->part_bytes[PART_ROW]);
+    checkpoint->share_count = (uint32_t)(header->part_bytes[PART_SHARES] / sizeof *checkpoint->shares);
+    checkpoint->shares = malloc(header->part_bytes[PART_SHARES] + 1);
+    TRY(ALLOCATED(checkpoint->data && checkpoint->row && checkpoint->shares,
+                  "out of memory for a checkpoint"));
+    memcpy(checkpoint->shares, parts[PART_SHARES], header->part_bytes[PART_SHARES]);
     for (size_t i = 0; i < header->arenas; i++, at += bytes) {
         *arenas[i] = malloc(bytes + 1);
         TRY(ALLOCATED(*arenas[i], "out of memory for a checkpoint"));
@@ -477,7 +501,8 @@ static enum status parse(const char *bytes, size_t size, bool named, struct chec
     memcpy(checkpoint->hashes, header.hashes, sizeof checkpoint->hashes);
     checkpoint->arena_values = header.arena_values;
     checkpoint->state.scale = header.loss_scale;
-    return copy_parts(&header, bytes + sizeof header, checkpoint);
+    checkpoint->balance = header.balance;
+    return copy_parts(&header, bytes + sizeof header, checkpoint, is_damaged);
 }
 
 /* Reads a checkpoint. Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */

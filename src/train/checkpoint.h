@@ -1,6 +1,7 @@
 /* Checkpoints store all the state that training needs to continue bit-exactly after an epoch, or within one.
  * A file appears complete or not at all. Checkpoints do not depend on the engine: one variant can continue
- * where another stopped. */
+ * where another stopped. All numbers in a file are little-endian; options are stored as values
+ * (option_values.h). */
 #ifndef FDSL_TRAIN_CHECKPOINT_H
 #define FDSL_TRAIN_CHECKPOINT_H
 
@@ -12,6 +13,7 @@
 #include "train/data.h"
 #include "train/engine.h"
 #include "train/model.h"
+#include "train/option_values.h"
 
 /* Training progress of a network. Random numbers are functions of the epoch and the step or sample, so there
  * is no state of a random number generator. */
@@ -40,11 +42,14 @@ struct checkpoint {
     struct train_partial partial;
     uint64_t hashes[DATA_PARTS]; /* of the training set and the test set */
     char *data;                  /* owned: value of --data */
-    char *samples;  /* owned: the other options that choose the samples (job_samples()); NULL or "": none */
-    char *row;      /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
-    char *identity; /* owned: the options that affect the parameters, "name=value name=value ..." */
-    char *shares;   /* owned: the shares of the ranks in the next epoch (balance.h); NULL or "": none */
-    struct train_state state; /* owned: arenas of `arena_values` values each */
+    char *row; /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
+    struct option_values
+        identity; /* owned: the options that affect the parameters, and hashes of the inputs */
+    struct option_values samples; /* owned: the other options that choose the samples (job_samples()) */
+    /* The samples per step of each rank in the next epoch, if they depend on measurements (trainer.h). */
+    uint32_t *shares;              /* owned: `share_count` numbers */
+    uint32_t share_count, balance; /* `balance`: the enum balance of the run */
+    struct train_state state;      /* owned: arenas of `arena_values` values each */
     uint64_t arena_values;
 };
 
@@ -68,8 +73,8 @@ enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
- * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if one of the strings has
- * more than 16 MiB. */
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if a part other than the
+ * parameters has more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another

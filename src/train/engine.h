@@ -1,17 +1,17 @@
 /* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
  * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding; an engine that
- * scales the loss also skips steps that overflow (loss_scale.h).
+ * scales the loss also skips steps that overflow (struct loss_scale).
  *
  * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
  * (draw_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
  * as different copies (train_pick()). The last batch of an epoch may be short, or is left out (drop_last).
  * Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted and flipped
- * (draw_move), normalised (data.h), erased (box_erase), mixed with another one (mix.h), and passed forward
- * with dropout (draw_dropout). The loss is softmax cross-entropy, -sum t log p for probabilities p and the
- * target t (loss.h), or the mean of loss_binary() over the classes. Gradients are those of the mean loss of
- * the batch. If their norm is too large, optimizer_clip() scales them down. optimizer_step() then updates
- * every parameter; it counts steps over all epochs. optimizer_average() updates the moving average of the
- * parameters, if there is one.
+ * (draw_move), normalised (data.h), erased (box_erase), mixed with another one (struct mix), and passed
+ * forward with dropout (draw_dropout). The loss is softmax cross-entropy, -sum t log p for probabilities p
+ * and the target t (loss.h), or the mean of loss_binary() over the classes. Gradients are those of the mean
+ * loss of the batch. If their norm is too large, optimizer_clip() scales them down. optimizer_step() then
+ * updates every parameter; it counts steps over all epochs. optimizer_average() updates the moving average of
+ * the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
@@ -35,8 +35,6 @@
 #include "train/data.h"
 #include "train/exchange.h"
 #include "train/loss.h"
-#include "train/loss_scale.h"
-#include "train/mix.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -270,8 +268,8 @@ static inline struct mix train_mix(const struct train *train, uint32_t epoch, ui
                               : none;
 }
 
-/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed (mix.h),
- * their partners follow in the list: entry count + i is the partner of entry i. */
+/* Returns the number of entries in the list of `count` samples of this rank. If samples are mixed (struct
+ * mix), their partners follow in the list: entry count + i is the partner of entry i. */
 static inline uint32_t train_entries(const struct train *train, uint32_t count)
 {
     return train_mixes(train) ? 2 * count : count;
@@ -451,7 +449,7 @@ enum gradients_in {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial
+    bool scales_loss; /* whether the engine uses struct loss_scale; set() replaces a scale of 0 by the initial
                          scale */
     bool feeds;       /* supports every enum data_feed; if false, only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */

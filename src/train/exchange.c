@@ -1,12 +1,143 @@
-#include "train/exchange.h"
-
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/text.h"
 #include "machine/comm.h"
+#include "train/engine.h"
+#include "train/exchange.h"
 #include "train/optimizer.h"
+
+/* ---- Gradients in pieces, over MPI ---- */
+
+/* Opens the reducer of a piece, unless an earlier step has opened it. Collective. */
+static enum status open_piece(struct exchange_pieces *pieces, size_t index, enum status status, size_t count)
+{
+    if (index >= pieces->count) {
+        struct comm_reducer **longer = realloc(pieces->reducers, (index + 1) * sizeof *longer);
+        if (longer) {
+            for (; pieces->count <= index; pieces->count++)
+                longer[pieces->count] = NULL;
+            pieces->reducers = longer;
+        } else if (status == STATUS_OK)
+            status = status_set(STATUS_EXHAUSTED, "out of memory for the exchange");
+    } else if (pieces->reducers[index])
+        return STATUS_OK;
+    TRY(comm_agree(status));
+    return comm_reducer_open(count, &pieces->reducers[index]);
+}
+
+enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
+                               float *values, size_t count)
+{
+    TRY(open_piece(pieces, index, status, count));
+    return comm_reduce(pieces->reducers[index], status, values);
+}
+
+enum status exchange_pieces_sum(struct exchange_pieces *pieces, const struct model *model, enum status status,
+                                float *gradients)
+{
+    size_t index = 0, first, end = model->arena_values;
+    for (uint32_t i = model->layer_count; i-- > 0;) {
+        if (!exchange_is_part(model, &model->layers[i], end, &first))
+            continue;
+        for (size_t at = first; at < end; at += EXCHANGE_PIECE_VALUES) {
+            size_t left = end - at;
+            TRY(exchange_piece_sum(pieces, index++, status, gradients + at,
+                                   left < EXCHANGE_PIECE_VALUES ? left : EXCHANGE_PIECE_VALUES));
+        }
+        end = first;
+    }
+    return STATUS_OK;
+}
+
+void exchange_pieces_free(struct exchange_pieces *pieces)
+{
+    for (size_t i = 0; i < pieces->count; i++)
+        comm_reducer_close(pieces->reducers[i]);
+    free(pieces->reducers);
+    *pieces = (struct exchange_pieces){0};
+}
+
+/* ---- Shares of the ranks, for methods that update parameters ---- */
+
+void exchange_share_take(const float *arena, size_t values, float *own)
+{
+    const uint32_t rank = (uint32_t)comm_rank(), ranks = (uint32_t)comm_size();
+    const size_t count = exchange_share_before(values, rank, ranks);
+    memset(own, 0, exchange_share_room(values, ranks) * sizeof *own);
+    for (size_t i = 0; i < count; i++)
+        own[i] = arena[exchange_share_at(i, rank, ranks)];
+}
+
+/* Copies the chunks of a rank to an arena. */
+static void put_share(const float *own, uint32_t rank, size_t values, float *arena)
+{
+    const uint32_t ranks = (uint32_t)comm_size();
+    const size_t count = exchange_share_before(values, rank, ranks);
+    for (size_t i = 0; i < count; i++)
+        arena[exchange_share_at(i, rank, ranks)] = own[i];
+}
+
+/* Gathers the chunks of all ranks in `all`, which has `room` values per rank. */
+static enum status gather(const float *own, size_t room, float *all, size_t *begins)
+{
+    for (int i = 0; i <= comm_size(); i++)
+        begins[i] = (size_t)i * room;
+    memcpy(all + begins[comm_rank()], own, room * sizeof *all);
+    return comm_share_parts(all, begins);
+}
+
+enum status exchange_share_collect(enum status status, const float *own, size_t values, float *arena)
+{
+    const size_t ranks = (size_t)comm_size(), room = exchange_share_room(values, (uint32_t)ranks);
+    FREED float *all = malloc(ranks * room * sizeof *all);
+    FREED size_t *begins = malloc((ranks + 1) * sizeof *begins);
+    if (status == STATUS_OK)
+        status = ALLOCATED(all && begins, "out of memory for the moments of all ranks");
+    TRY(comm_agree(status));
+    TRY(gather(own, room, all, begins));
+    for (size_t i = 0; i < ranks; i++)
+        put_share(all + i * room, (uint32_t)i, values, arena);
+    return STATUS_OK;
+}
+
+/* ---- The method mpi: gradients in host memory ---- */
+
+static enum status mpi_probe(const struct engine *engine)
+{
+    return engine->gradients_in == GRADIENTS_IN_HOST
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE,
+                            "the gradients of this variant are not in host memory; use train-naive or "
+                            "train-omp");
+}
+
+/* The reducers are opened by the first sum(), which knows the number of gradients. */
+static enum status mpi_open(struct exchange *exchange)
+{
+    exchange->state = calloc(1, sizeof(struct exchange_pieces));
+    return comm_agree(ALLOCATED(exchange->state, "out of memory"));
+}
+
+static void mpi_close(struct exchange *exchange)
+{
+    if (exchange->state)
+        exchange_pieces_free(exchange->state);
+    free(exchange->state);
+}
+
+static enum status mpi_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
+{
+    return exchange->mixed ? exchange_pieces_sum(exchange->state, exchange->mixed, status, gradients)
+                           : exchange_piece_sum(exchange->state, 0, status, gradients, count);
+}
+
+const struct exchange_method exchange_mpi = {
+    .name = "mpi", .probe = mpi_probe, .open = mpi_open, .close = mpi_close, .sum = mpi_sum};
+
+/* ---- Choosing a method ---- */
 
 /* All methods, in the order of preference of --sync auto. */
 #ifdef HAVE_CUDA

@@ -2,23 +2,25 @@
  * after the backward pass, before the update. Otherwise, an engine only knows its share of each batch
  * (train_share()). docs/distributed.md describes the methods.
  *
- * To add a method, write one file and add its name to METHODS (exchange.c). */
+ * To add a method, define it in one file and add its name to METHODS (exchange.c). */
 #ifndef FDSL_TRAIN_EXCHANGE_H
 #define FDSL_TRAIN_EXCHANGE_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "core/phase.h"
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/timer.h"
+#include "train/model.h"
+#include "train/optimizer.h"
 
+struct comm_reducer;
 struct engine;
 struct exchange;
 struct exchange_update;
-struct model;
-struct optimizer;
 
 /* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
  * gradients in device memory. The functions of the other group are NULL. */
@@ -73,7 +75,7 @@ struct exchange {
 };
 
 /* Returns whether the exchange updates the parameters and holds the moments of this rank's share only
- * (exchange_shares.h). False without an exchange. */
+ * (exchange_share_at()). False without an exchange. */
 static inline bool exchange_updates(const struct exchange *exchange)
 {
     return exchange && exchange->method->updates;
@@ -121,13 +123,112 @@ enum status exchange_open(int sync, const struct engine *engine, struct exchange
 /* Closes an exchange. Does nothing if it was not opened. */
 void exchange_close(struct exchange *exchange);
 
-/* Adds up gradients in host memory over MPI (exchange_mpi.c). */
+/* Adds up gradients in host memory over MPI. */
 extern const struct exchange_method exchange_mpi;
 
 /* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
  * it copies the gradients through pinned host memory. */
 extern const struct exchange_method exchange_peer, exchange_peer_bf16, exchange_peer_fused, exchange_nccl,
     exchange_staged;
+
+FDSL_C_END
+
+/* ---- Gradients in pieces, over MPI ----
+ *
+ * Adds up gradients over MPI. The gradients become final part by part during the backward pass, and each part
+ * is added up in pieces of limited size. CPU and GPU ranks that train together both use this file, so that
+ * they exchange the same pieces in the same order. Not thread safe. */
+
+#define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* minimum values per part; the last may have fewer */
+#define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* maximum values that are added up at a time: 1 MiB */
+
+/* Call after the backward pass of a layer. In the model's arena, the gradients from this layer's first index
+ * to `end` - 1 are final and not yet exchanged; they are the candidate for the next part. Returns true if the
+ * candidate is large enough, or if this layer is the last one of the backward pass. Sets `*first` to the
+ * index where the candidate begins. */
+static inline bool exchange_is_part(const struct model *model, const struct layer *layer, size_t end,
+                                    size_t *first)
+{
+    bool last = layer == model->layers; /* the last one of the backward pass */
+    *first = last ? 0 : layer->weight;
+    return last || (layer->weight_values && end - *first >= EXCHANGE_PART_VALUES);
+}
+
+/* The reducers of all pieces of a step. A zeroed struct has no pieces. */
+struct exchange_pieces {
+    struct comm_reducer **reducers;
+    size_t count;
+};
+
+FDSL_C_BEGIN
+
+/* Collective, like comm_reduce(): adds up the `count` values of piece number `index`. All ranks must pass the
+ * same pieces in the same order in every step. `status` is the status of this rank so far; if it is a failure
+ * on any rank, all ranks return it, and the values are undefined. */
+enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
+                               float *values, size_t count);
+
+/* Collective: adds up all gradients of a step. `gradients` has the layout of the model's arena. Divides this
+ * array into the same parts and pieces as an engine on a GPU. */
+enum status exchange_pieces_sum(struct exchange_pieces *pieces, const struct model *model, enum status status,
+                                float *gradients);
+
+void exchange_pieces_free(struct exchange_pieces *pieces);
+
+FDSL_C_END
+
+/* ---- Shares of the ranks, for methods that update parameters ----
+ *
+ * Divides the parameters among the ranks, for an exchange that updates them (exchange_method.updates). A
+ * chunk is EXCHANGE_CHUNK_VALUES consecutive values of the arena. With N ranks, rank r updates chunks r, r +
+ * N, r + 2 N, ... So any part of the arena is divided about equally among the ranks. Each rank has the
+ * moments of its own chunks only, stored consecutively. */
+
+#define EXCHANGE_CHUNK_VALUES 128             /* 512 bytes: one load of a warp */
+#define EXCHANGE_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of exchange_update.groups */
+
+/* The arrays that an exchange updates, in device memory. The engine sets them before its first step. */
+struct exchange_update {
+    float *gradients, *parameters; /* arenas */
+    float *m, *v;                  /* moments of this rank's chunks: exchange_share_room() values each */
+    void *rounded; /* the parameters in bf16, as an arena whose size is a multiple of 4; NULL: none */
+    /* Update rules: one entry per EXCHANGE_GROUP_VALUES parameters. NULL: the same rule for all tensors, with
+     * weight decay. */
+    const struct tensor_update *groups;
+    const struct update *update; /* update of the current step */
+};
+
+/* Returns how many of the first `end` values of an arena belong to a rank. */
+FDSL_HD size_t exchange_share_before(size_t end, uint32_t rank, uint32_t ranks)
+{
+    const size_t chunk = EXCHANGE_CHUNK_VALUES, chunks = end / chunk, rest = end % chunk;
+    const size_t own = (chunks + ranks - 1 - rank) / ranks;
+    return own * chunk + (chunks % ranks == rank ? rest : 0);
+}
+
+/* Returns the index in the arena of a rank's value number `i`. */
+FDSL_HD size_t exchange_share_at(size_t i, uint32_t rank, uint32_t ranks)
+{
+    const size_t chunk = EXCHANGE_CHUNK_VALUES;
+    return (i / chunk * ranks + rank) * chunk + i % chunk;
+}
+
+/* Returns the length of the arrays `m` and `v` of a rank, in values. The length is the same on all ranks, and
+ * a multiple of EXCHANGE_CHUNK_VALUES. */
+FDSL_HD size_t exchange_share_room(size_t values, uint32_t ranks)
+{
+    const size_t chunks = (values + EXCHANGE_CHUNK_VALUES - 1) / EXCHANGE_CHUNK_VALUES;
+    return (chunks + ranks - 1) / ranks * EXCHANGE_CHUNK_VALUES;
+}
+
+FDSL_C_BEGIN
+
+/* Copies this rank's chunks of an arena to `own`, which has exchange_share_room() values. */
+void exchange_share_take(const float *arena, size_t values, float *own);
+
+/* Collective, like comm_agree(): fills `arena` from the chunks of all ranks. `status` is the status of this
+ * rank so far. */
+enum status exchange_share_collect(enum status status, const float *own, size_t values, float *arena);
 
 FDSL_C_END
 

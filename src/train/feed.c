@@ -1,12 +1,184 @@
-#include "core/phase.h"
-#include "train/feed.h"
-
+/* From stored samples to the input of a network: normalisation, mixing, and the feed of engines on the CPU.
+ */
+#include <math.h>
 #include <stdlib.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
+#include "core/phase.h"
 #include "core/timer.h"
+#include "data/boxes.h"
+#include "data/draws.h"
+#include "train/data.h"
+#include "train/feed.h"
+#include "train/loss.h"
+
+/* ---- Stored samples and their normalisation ---- */
+
+const void *data_sample(const struct data *data, enum data_part part, uint32_t sample)
+{
+    return (const uint8_t *)data->sets[part].values + (size_t)sample * data_stored_bytes(data, part);
+}
+
+#define BLOCK 65536 /* the sum of the squares of this many bytes fits into 32 bits */
+
+/* Adds up bytes and their squares, exactly. The compiler vectorises the sums of 32 bits. */
+FDSL_FMA_CLONES
+static void add_bytes(const uint8_t *bytes, size_t count, uint64_t *sum, uint64_t *squares)
+{
+    for (size_t begin = 0; begin < count; begin += BLOCK) {
+        size_t end = begin + BLOCK < count ? begin + BLOCK : count;
+        uint32_t part = 0, square = 0;
+        for (size_t i = begin; i < end; i++) {
+            part += bytes[i];
+            square += (uint32_t)bytes[i] * bytes[i];
+        }
+        *sum += part;
+        *squares += square;
+    }
+}
+
+/* Computes mean and variance of a channel over the first data_measured() stored training samples. The sums
+ * of halves are in double. A canvas of one channel counts for all channels. */
+static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
+{
+    const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
+    size_t plane = shape_values(stored) / stored->channels;
+    if (channel >= stored->channels)
+        channel = 0;
+    uint32_t samples = data_measured(data, DATA_TRAIN);
+    uint64_t byte_sum = 0, byte_squares = 0;
+    double sum = 0, squares = 0, count = (double)plane * samples;
+    for (uint32_t n = 0; n < samples; n++) {
+        const void *sample = data_sample(data, DATA_TRAIN, n);
+        if (data->type == DTYPE_U8)
+            add_bytes((const uint8_t *)sample + channel * plane, plane, &byte_sum, &byte_squares);
+        for (size_t i = 0; data->type != DTYPE_U8 && i < plane; i++) {
+            double value = data_value(data->type, sample, channel * plane + i);
+            sum += value;
+            squares += value * value;
+        }
+    }
+    sum += (double)byte_sum;
+    squares += (double)byte_squares;
+    *mean = sum / count;
+    *variance = squares / count - *mean * *mean;
+}
+
+void data_normalise(struct data *data, bool on)
+{
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        double mean = 0, variance = data->type == DTYPE_U8 ? 255.0 * 255.0 : 1;
+        if (on)
+            moments(data, c, &mean, &variance);
+        double deviation = variance > 0 ? sqrt(variance) : 1; /* constant channel: shift only */
+        data->scale[c] = (float)(1 / deviation);
+        data->offset[c] = (float)(-mean / deviation);
+    }
+}
+
+void data_normalise_by(struct data *data, const double mean[DATA_CHANNELS_MAX],
+                       const double deviation[DATA_CHANNELS_MAX])
+{
+    const double unit = data->type == DTYPE_U8 ? 255 : 1;
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        data->scale[c] = (float)(1 / (unit * deviation[c]));
+        data->offset[c] = (float)(-mean[c] / deviation[c]);
+    }
+}
+
+FDSL_FMA_CLONES
+void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values)
+{
+    const struct shape *shape = &data->shape;
+    size_t plane = (size_t)shape->height * shape->width;
+    for (uint32_t c = 0; c < shape->channels; c++)
+        for (uint32_t t = 0; t < shape->depth; t++) {
+            size_t first = ((size_t)c * shape->depth + t) * plane;
+            for (uint32_t y = 0; y < shape->height; y++)
+                for (uint32_t x = 0; x < shape->width; x++) {
+                    int32_t from = draw_moved(&move, shape->height, shape->width, y, x);
+                    float value = from < 0 ? 0 : data_value(data->type, stored, first + (size_t)from);
+                    value = fmaf(value, data->scale[c], data->offset[c]);
+                    *values++ = box_erased(&move.erase, y, x,
+                                           (uint32_t)(first + (size_t)y * shape->width + x), value);
+                }
+        }
+}
+
+/* ---- Mixing samples ---- */
+
+/* Maps a random word to (0, 1). */
+static double open_unit(uint32_t word)
+{
+    return (word + 0.5) * 0x1p-32;
+}
+
+/* Returns the logarithm of a random number of the distribution Gamma(alpha, 1), by the method of Marsaglia
+ * and Tsang, "A simple method for generating gamma variables", 2000. The method needs alpha >= 1. For a
+ * smaller alpha, the number is Gamma(alpha + 1, 1) * u^(1 / alpha), with u uniform in (0, 1). It can
+ * underflow for small alpha; its logarithm cannot. The Philox counter of attempt i is (1 + 2 i + which, step,
+ * epoch); `which` is 0 or 1. */
+static double log_gamma_draw(double alpha, uint32_t which, uint64_t seed, uint32_t epoch, uint32_t step)
+{
+    const double d = (alpha < 1 ? alpha + 1 : alpha) - 1.0 / 3, c = 1 / sqrt(9 * d);
+    for (uint32_t attempt = 0;; attempt++) { /* more than 95 % of the attempts are accepted */
+        const struct philox_block words =
+            philox(philox_key(seed), 1 + 2 * attempt + which, step, epoch, DRAW_MIX);
+        const double radius = sqrt(-2 * log(open_unit(words.word[0])));
+        const double normal = radius * cos(6.28318530717958647692 * open_unit(words.word[1]));
+        const double root = 1 + c * normal, v = root * root * root;
+        if (root <= 0 || log(open_unit(words.word[2])) >= normal * normal / 2 + d * (1 - v + log(v)))
+            continue;
+        return log(d * v) + (alpha < 1 ? log(open_unit(words.word[3])) / alpha : 0);
+    }
+}
+
+double mix_beta(double alpha, uint64_t seed, uint32_t epoch, uint32_t step)
+{
+    const double one = log_gamma_draw(alpha, 0, seed, epoch, step);
+    const double other = log_gamma_draw(alpha, 1, seed, epoch, step);
+    return 1 / (1 + exp(other - one));
+}
+
+/* Sets `*begin` and `*end` to the part of an axis of `size` pixels that a rectangle covers, as timm's
+ * rand_bbox() does: the centre is random, and the rectangle is clipped at the border. */
+static void cut_axis(uint32_t size, double side, uint32_t word, uint32_t *begin, uint32_t *end)
+{
+    const uint32_t half = (uint32_t)(size * side) / 2, centre = philox_below(word, size);
+    *begin = centre > half ? centre - half : 0;
+    *end = centre + half < size ? centre + half : size;
+}
+
+struct mix mix_draw(const struct mixing *mixing, uint64_t seed, uint32_t epoch, uint32_t step,
+                    const struct shape *shape)
+{
+    const struct philox_block words = philox(philox_key(seed), 0, step, epoch, DRAW_MIX);
+    struct mix mix = {.cut = mixing->mixup > 0 ? mixing->cutmix > 0 && words.word[0] >> 31 : true};
+    const double share = mix_beta(mix.cut ? mixing->cutmix : mixing->mixup, seed, epoch, step);
+    mix.share = (float)share;
+    if (!mix.cut)
+        return mix;
+    const double side = sqrt(1 - share);
+    cut_axis(shape->height, side, words.word[1], &mix.top, &mix.bottom);
+    cut_axis(shape->width, side, words.word[2], &mix.left, &mix.right);
+    const double area = (double)(mix.bottom - mix.top) * (mix.right - mix.left);
+    mix.share = (float)(1 - area / ((double)shape->height * shape->width));
+    return mix;
+}
+
+FDSL_FMA_CLONES
+void mix_samples(const struct mix *mix, const struct shape *shape, const float *partner, float *values)
+{
+    const size_t planes = (size_t)shape->channels * shape->depth;
+    for (size_t plane = 0; plane < planes; plane++)
+        for (uint32_t y = 0; y < shape->height; y++)
+            for (uint32_t x = 0; x < shape->width; x++, values++)
+                *values = mix_value(mix, y, x, *values, *partner++);
+}
+
+/* ---- The feed of an engine on the CPU ---- */
 
 static enum status open_augment(const struct train *train, int threads, struct feed *feed)
 {

@@ -6,9 +6,69 @@
 #include <string.h>
 
 #include "core/workload.h"
-#include "train/inferrer.h"
-#include "train/job.h"
 #include "train/trainer.h"
+#include "train/job.h"
+
+/* ---- Inference on an engine ---- */
+
+void inferrer_close(void *state)
+{
+    struct inferrer *inferrer = state;
+    if (inferrer->state)
+        inferrer->engine->close(inferrer->state);
+    free(inferrer->logits);
+    free(inferrer);
+}
+
+enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                          void **state)
+{
+    struct inferrer *inferrer = *state = calloc(1, sizeof *inferrer);
+    TRY(ALLOCATED(inferrer, "out of memory"));
+    inferrer->job = job;
+    inferrer->engine = engine;
+    inferrer->number = UINT64_MAX;
+    const struct train *train = &inferrer->job->train;
+    const struct train_state from = {
+        .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* const cast: set() only reads it */
+    inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
+    TRY(ALLOCATED(inferrer->logits, "out of memory for a batch"));
+    TRY(engine->open(train, resources, &inferrer->state));
+    return engine->set(inferrer->state, &from);
+}
+
+enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
+{
+    struct inferrer *inferrer = state;
+    const struct train *train = &inferrer->job->train;
+    uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
+    (void)time;
+    inferrer->number = number;
+    /* NaN marks the logits as not written. Several runs may evaluate the same samples, so the logits of an
+     * earlier run would otherwise pass the verification of an engine that writes nothing. */
+    inferrer->logits[0] = inferrer->logits[(size_t)train->batch * train->model->classes - 1] = NAN;
+    return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(number % batches) * train->batch,
+                                      train->batch, inferrer->logits);
+}
+
+enum status inferrer_fetch(void *state, void *result)
+{
+    const struct inferrer *inferrer = state;
+    const struct train *train = &inferrer->job->train;
+    struct infer_result *into = result;
+    memcpy(into->logits, inferrer->logits,
+           (size_t)train->batch * train->model->classes * sizeof *into->logits);
+    into->number = inferrer->number;
+    return STATUS_OK;
+}
+
+uint64_t inferrer_memory_bytes(const void *state)
+{
+    const struct inferrer *inferrer = state;
+    return inferrer->engine->memory_bytes(inferrer->state);
+}
+
+/* ---- The workload ---- */
 
 struct parameters {
     struct job_parameters job; /* must be the first member */
@@ -63,9 +123,8 @@ struct opened {
     struct infer_job job; /* must be the first member: variants cast the input to it */
     struct model model;
     struct data data;
-    struct checkpoint checkpoint;
-    char *samples;   /* copy of the options in the checkpoint; parameters may point into the copy */
-    uint32_t probes; /* batches tried for --batch max; 0: none */
+    struct checkpoint checkpoint; /* parameters point into its options */
+    uint32_t probes;              /* batches tried for --batch max; 0: none */
 };
 
 static void infer_close(void *input)
@@ -73,7 +132,6 @@ static void infer_close(void *input)
     struct opened *opened = input;
     data_close(&opened->data);
     checkpoint_free(&opened->checkpoint);
-    free(opened->samples);
     free(opened);
 }
 
@@ -100,17 +158,18 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
     char words[512], part[512] = "";
     if (data->hashes[DATA_TEST] == checkpoint->hashes[DATA_TEST])
         return STATUS_OK;
-    char *samples = job_samples(job);
-    TRY(ALLOCATED(samples, "out of memory"));
-    const size_t count = job_differences(checkpoint, job->data, samples, "train-size", words, sizeof words);
-    free(samples);
+    CLOSED_BY(option_values_free) struct option_values samples = {0};
+    TRY(job_samples(job, &samples));
+    const size_t count = job_differences(checkpoint, job->data, &samples, "train-size", words, sizeof words);
+    const bool same_size = option_value_same(option_values_find(&checkpoint->samples, "test-size"),
+                                             option_values_find(&samples, "test-size"));
     if (data->split)
         snprintf(part, sizeof part,
                  "; only the held-out part of %.200s is tested (%" PRIu32
                  " samples); to test a whole set, name a folder that contains it as 'test', and a training "
                  "set as 'train'",
                  job->data, data->sets[DATA_TEST].count);
-    if (count == 1 && strncmp(words, "--test-size ", strlen("--test-size ")) == 0)
+    if (count == 1 && !same_size)
         status_warn("the number of test samples differs from the number during training (%s); "
                     "accuracies are not comparable",
                     words);
@@ -135,7 +194,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     job_hide_secrets(&parameters->job);
-    TRY(job_take_samples(given, &opened->checkpoint, &opened->samples, &parameters->job));
+    TRY(job_take_samples(given, &opened->checkpoint, &parameters->job));
     if (parameters->job.on_error < 0)
         parameters->job.on_error = 0; /* "fail" */
     if (parameters->job.fit < 0 || parameters->job.channels == 0)

@@ -3,8 +3,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #ifdef _OPENMP
@@ -105,24 +103,11 @@ static const struct option_spec sample_options[] = {
     JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
 };
 
-char *job_samples(const struct job_parameters *parameters)
+enum status job_samples(const struct job_parameters *parameters, struct option_values *samples)
 {
-    char *all = NULL, text[4096];
-    size_t size;
-    FILE *stream = open_memstream(&all, &size);
-    if (!stream)
-        return NULL;
-    for (size_t i = 1; i < COUNT_OF(sample_options); i++) { /* 0 is --data */
-        const struct option_spec *option = &sample_options[i];
-        options_text(option, parameters, text, sizeof text);
-        if (*text)
-            fprintf(stream, "%s=%s\n", option->name, text);
-    }
-    if (!text_close(stream)) {
-        free(all);
-        all = NULL;
-    }
-    return all;
+    for (size_t i = 1; i < COUNT_OF(sample_options); i++) /* 0 is --data */
+        TRY(option_values_add(samples, &sample_options[i], parameters));
+    return STATUS_OK;
 }
 
 /* Returns whether the option determines the shape of a sample. Networks need this shape with any --data. */
@@ -132,83 +117,68 @@ static bool shapes(const char *option)
     return is_one_of(option, names);
 }
 
-enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
-                             struct job_parameters *parameters)
+/* Sets --data to its value in the checkpoint. */
+static enum status take_data(const struct checkpoint *checkpoint, struct job_parameters *parameters)
 {
-    char *rest = NULL;
-    *samples = strdup(checkpoint->samples ? checkpoint->samples : "");
-    TRY(ALLOCATED(*samples, "out of memory"));
-    if (!options_given(given, "data") && remote_is(checkpoint->data) && strchr(checkpoint->data, '?'))
+    const bool remote = remote_is(checkpoint->data);
+    if (remote && strchr(checkpoint->data, '?'))
         return status_set(
             STATUS_USAGE,
             "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
             "--data",
             checkpoint->data);
-    if (!options_given(given, "data")) {
-        parameters->data = checkpoint->data;
-        if (!data_is_generated(checkpoint->data) && !remote_is(checkpoint->data) &&
-            access(checkpoint->data, F_OK) != 0)
-            return status_set(
-                STATUS_USAGE,
-                "the checkpoint was trained with --data %.400s, but there is no such folder; if "
-                "it was moved, or for other data, give --data DIR",
-                checkpoint->data);
-    }
+    if (!data_is_generated(checkpoint->data) && !remote && access(checkpoint->data, F_OK) != 0)
+        return status_set(STATUS_USAGE,
+                          "the checkpoint was trained with --data %.400s, but there is no such folder; if "
+                          "it was moved, or for other data, give --data DIR",
+                          checkpoint->data);
+    parameters->data = checkpoint->data;
+    return STATUS_OK;
+}
+
+enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint,
+                             struct job_parameters *parameters)
+{
+    if (!options_given(given, "data"))
+        TRY(take_data(checkpoint, parameters));
     const bool same = strcmp(parameters->data, checkpoint->data) == 0;
-    for (char *line = strtok_r(*samples, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        char *value = strchr(line, '=');
-        if (!value)
-            return status_set(STATUS_FAILED, "--checkpoint: '%.40s' is not an option with a value", line);
-        *value++ = '\0';
-        for (size_t i = 1; i < COUNT_OF(sample_options); i++)
-            if (strcmp(line, sample_options[i].name) == 0 && !options_given(given, line) &&
-                (same || shapes(line)))
-                TRY(option_set(&sample_options[i], parameters, value));
+    for (size_t i = 1; i < COUNT_OF(sample_options); i++) {
+        const struct option_spec *option = &sample_options[i];
+        const struct option_value *value = option_values_find(&checkpoint->samples, option->name);
+        if (value && !options_given(given, option->name) && (same || shapes(option->name)) &&
+            option_value_store(value, option, parameters) != STATUS_OK)
+            return status_prefix(STATUS_FAILED, "--checkpoint");
     }
     return STATUS_OK;
 }
 
-/* Returns the value of an option in a text of job_samples(), and sets its length. If the text lacks the
- * option, returns NULL and a length of 0. */
-static const char *value_in(const char *samples, const char *option, size_t *length)
+/* Adds "--NAME VALUE in the checkpoint, VALUE now" to `words`. A value is NULL if the option was not given.
+ */
+static void add_difference(const char *name, const char *was, const char *is, char *words, size_t size)
 {
-    const size_t name = strlen(option);
-    for (const char *line = samples; *line; line += strcspn(line, "\n"), line += *line == '\n')
-        if (strncmp(line, option, name) == 0 && line[name] == '=') {
-            *length = strcspn(line, "\n") - name - 1;
-            return line + name + 1;
-        }
-    *length = 0;
-    return NULL;
+    text_join(words, size, "; ", "--%s %s in the checkpoint, %s now", name, was ? was : "not given",
+              is ? is : "not given");
 }
 
-/* Adds "--NAME VALUE in the checkpoint, VALUE now" to `words`. `was` or `is` is NULL if the option was not
- * given. */
-static void add_difference(const char *name, const char *was, size_t was_length, const char *is,
-                           size_t is_length, char *words, size_t size)
+size_t job_differences(const struct checkpoint *checkpoint, const char *data,
+                       const struct option_values *samples, const char *besides, char *words, size_t size)
 {
-    static const char none[] = "not given";
-    text_join(words, size, "; ", "--%s %.*s in the checkpoint, %.*s now", name,
-              (int)(was ? was_length : strlen(none)), was ? was : none, (int)(is ? is_length : strlen(none)),
-              is ? is : none);
-}
-
-size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
-                       const char *besides, char *words, size_t size)
-{
-    size_t count = 0;
+    size_t count = strcmp(data, checkpoint->data) != 0;
     *words = '\0';
-    for (size_t i = 0; i < COUNT_OF(sample_options); i++) {
-        const char *name = sample_options[i].name, *was = checkpoint->data, *is = data;
-        size_t was_length = strlen(was), is_length = strlen(is);
-        if (i > 0) { /* 0 is --data */
-            was = value_in(checkpoint->samples ? checkpoint->samples : "", name, &was_length);
-            is = value_in(samples ? samples : "", name, &is_length);
-        }
-        const bool same = !was == !is && was_length == is_length && (!was || memcmp(was, is, is_length) == 0);
-        if (same || (besides && strcmp(name, besides) == 0))
+    if (count)
+        add_difference("data", checkpoint->data, data, words, size);
+    for (size_t i = 1; i < COUNT_OF(sample_options); i++) { /* 0 is --data */
+        const char *name = sample_options[i].name;
+        const struct option_value *was = option_values_find(&checkpoint->samples, name),
+                                  *is = option_values_find(samples, name);
+        char before[256], now[256];
+        if (option_value_same(is, was) || (besides && strcmp(name, besides) == 0))
             continue;
-        add_difference(name, was, was_length, is, is_length, words, size);
+        if (was)
+            option_value_text(was, before, sizeof before);
+        if (is)
+            option_value_text(is, now, sizeof now);
+        add_difference(name, was ? before : NULL, is ? now : NULL, words, size);
         count++;
     }
     return count;

@@ -13,6 +13,7 @@
 #include "data/dataset.h"
 #include "data/members.h"
 #include "train/data.h"
+#include "train/option_values.h"
 
 struct checkpoint;
 
@@ -54,24 +55,22 @@ struct job_parameters {
  * synth". Otherwise returns NULL. */
 const char *job_lacking(const struct job_parameters *parameters, const char *option);
 
-/* Returns the values of all options of JOB_OPTIONS except --data, as lines "name=value", for a checkpoint.
- * The caller frees the text. Returns NULL if memory runs out. */
-char *job_samples(const struct job_parameters *parameters);
+/* Appends the values of all options of JOB_OPTIONS except --data, for a checkpoint. */
+enum status job_samples(const struct job_parameters *parameters, struct option_values *samples);
 
 /* Sets options of JOB_OPTIONS that were not given to their values in a checkpoint. If --data differs, sets
- * only the options that determine the shape of a sample, such as --res. `*samples` receives a copy of the
- * options, which the caller frees, even after a failure; strings in `parameters` point into it and into the
- * checkpoint. STATUS_FAILED if the checkpoint's text is not from job_samples(); STATUS_USAGE if --data was
- * not given, and the checkpoint has a URL without its secrets, or a folder that does not exist. */
-enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint, char **samples,
+ * only the options that determine the shape of a sample, such as --res. Strings in `parameters` point into
+ * the checkpoint. STATUS_FAILED if the checkpoint has a value that its option does not accept; STATUS_USAGE
+ * if --data was not given, and the checkpoint has a URL without its secrets, or a folder that does not exist.
+ */
+enum status job_take_samples(const struct options *given, const struct checkpoint *checkpoint,
                              struct job_parameters *parameters);
 
 /* Writes the options of JOB_OPTIONS whose values differ from those in the checkpoint to `words`:
  * "--preset uji in the checkpoint, visualatom now". `data` is --data now, and `samples` is from
- * job_samples(); NULL: no options. Leaves out the option `besides` (NULL: none). Returns the number of these
- * options. */
-size_t job_differences(const struct checkpoint *checkpoint, const char *data, const char *samples,
-                       const char *besides, char *words, size_t size);
+ * job_samples(). Leaves out the option `besides` (NULL: none). Returns the number of these options. */
+size_t job_differences(const struct checkpoint *checkpoint, const char *data,
+                       const struct option_values *samples, const char *besides, char *words, size_t size);
 
 /* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
  * contain this text. */

@@ -1,11 +1,353 @@
-#include "train/pipeline.h"
-
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/timer.h"
 #include "machine/comm.h"
+#include "train/pipeline.h"
+
+/* ---- Schedules ---- */
+
+/* Number of simulated steps. The first steps fill the pipeline; the last one is in the steady state. */
+#define STEPS 8
+
+const char *const pipe_schedule_names[] = {"gpipe", "1f1b", "zb-h1", NULL};
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+bool pipe_splits(enum pipe_schedule schedule)
+{
+    return schedule == PIPE_ZB_H1;
+}
+
+/* A list of operations that is being written, and the next micro-batch of each kind. */
+struct list {
+    struct pipe_op *ops;
+    uint32_t count, next[PIPE_KINDS];
+};
+
+static void append(struct list *list, enum pipe_kind kind)
+{
+    list->ops[list->count++] = (struct pipe_op){kind, list->next[kind]++};
+}
+
+/* After a warm-up of forward passes, a stage alternates one forward and one backward pass. With GPipe, the
+ * warm-up has all forward passes. With ZB-H1, the gradients of the weights lag behind by `stage`
+ * micro-batches and fill the time in which 1F1B waits. */
+uint32_t pipe_ops(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage,
+                  struct pipe_op *ops)
+{
+    struct list list = {.ops = ops};
+    const bool splits = pipe_splits(schedule);
+    uint32_t warm_up = schedule == PIPE_GPIPE ? micros : smaller(stages - 1 - stage, micros);
+    while (list.next[PIPE_FORWARD] < warm_up)
+        append(&list, PIPE_FORWARD);
+    for (uint32_t i = 0; i < micros; i++) {
+        if (list.next[PIPE_FORWARD] < micros)
+            append(&list, PIPE_FORWARD);
+        append(&list, splits ? PIPE_INPUTS : PIPE_BOTH);
+        if (splits && i >= stage)
+            append(&list, PIPE_WEIGHTS);
+    }
+    while (splits && list.next[PIPE_WEIGHTS] < micros)
+        append(&list, PIPE_WEIGHTS);
+    return list.count;
+}
+
+uint32_t pipe_live(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage)
+{
+    if (schedule == PIPE_GPIPE)
+        return micros;
+    return smaller(micros, schedule == PIPE_1F1B ? stages - stage : stages);
+}
+
+/* The unit of time is one operation. With S stages and M micro-batches, each stage computes for 3 M units. A
+ * step of GPipe and 1F1B takes 3 (M + S - 1). ZB-H1 takes 3 M + S - 1 (Qi et al., section 2); with M < S, the
+ * gradients of the inputs cannot overlap with enough other work, and the step takes 2 M + 2 S - 1. */
+double pipe_bubble(enum pipe_schedule schedule, uint32_t stages, uint32_t micros)
+{
+    double s = stages, m = micros;
+    if (schedule != PIPE_ZB_H1)
+        return (s - 1) / (m + s - 1);
+    return 1 - 3 * m / (2 * m + s - 1 + (m > s ? m : s));
+}
+
+/* ---- Simulation ---- */
+
+struct simulation {
+    enum pipe_schedule schedule;
+    uint32_t stages, micros;
+    const struct pipe_times *times;
+    double *forward, *backward; /* per stage and micro-batch: when the stage had computed its outputs and the
+                                   gradients of its inputs in the current step; negative: not yet */
+    double *clock;              /* per stage: when its latest work ended */
+    double *busy;               /* per stage: how long it has worked in the current step */
+    uint32_t *next;             /* per stage: its next operation in the current step */
+    struct pipe_op *ops;
+};
+
+/* Returns when the input of an operation arrives; negative if it has not been computed. */
+static double arrival(const struct simulation *simulation, uint32_t stage, const struct pipe_op *op)
+{
+    size_t at = (size_t)stage * simulation->micros + op->micro;
+    if (op->kind == PIPE_FORWARD)
+        return stage == 0 ? 0 : simulation->forward[at - simulation->micros];
+    if (op->kind == PIPE_WEIGHTS || stage + 1 == simulation->stages)
+        return 0; /* the stage itself has computed this input earlier in its list */
+    return simulation->backward[at + simulation->micros];
+}
+
+/* Runs the operations of a stage until one lacks its input. Returns whether any ran. */
+static bool advance(struct simulation *simulation, uint32_t stage)
+{
+    const uint32_t begin = simulation->next[stage];
+    uint32_t count =
+        pipe_ops(simulation->schedule, simulation->stages, simulation->micros, stage, simulation->ops);
+    for (; simulation->next[stage] < count; simulation->next[stage]++) {
+        const struct pipe_op *op = &simulation->ops[simulation->next[stage]];
+        double ready = arrival(simulation, stage, op), *clock = &simulation->clock[stage];
+        if (ready < 0)
+            break;
+        *clock = (ready > *clock ? ready : *clock) + simulation->times[stage].of[op->kind];
+        simulation->busy[stage] += simulation->times[stage].of[op->kind];
+        size_t at = (size_t)stage * simulation->micros + op->micro;
+        if (op->kind == PIPE_FORWARD)
+            simulation->forward[at] = *clock;
+        else if (op->kind != PIPE_WEIGHTS)
+            simulation->backward[at] = *clock;
+    }
+    return simulation->next[stage] > begin;
+}
+
+/* Each stage begins a step as soon as it has updated its weights. */
+static void simulate_step(struct simulation *simulation)
+{
+    for (size_t i = 0; i < (size_t)simulation->stages * simulation->micros; i++)
+        simulation->forward[i] = simulation->backward[i] = -1;
+    for (uint32_t s = 0; s < simulation->stages; s++) {
+        simulation->next[s] = 0;
+        simulation->busy[s] = 0;
+    }
+    for (bool runs = true; runs;) {
+        runs = false;
+        for (uint32_t s = 0; s < simulation->stages; s++)
+            runs |= advance(simulation, s);
+    }
+    for (uint32_t s = 0; s < simulation->stages; s++)
+        simulation->clock[s] += simulation->times[s].update;
+}
+
+static void find_waits(struct simulation *simulation, double *waits)
+{
+    for (int step = 0; step < STEPS; step++) {
+        memcpy(waits, simulation->clock, simulation->stages * sizeof *waits);
+        simulate_step(simulation);
+    }
+    for (uint32_t s = 0; s < simulation->stages; s++) {
+        double period = simulation->clock[s] - waits[s] - simulation->times[s].update;
+        waits[s] = period > 0 ? 1 - simulation->busy[s] / period : 0;
+    }
+}
+
+bool pipe_simulate(enum pipe_schedule schedule, uint32_t stages, uint32_t micros,
+                   const struct pipe_times *times, double *waits)
+{
+    size_t cells = (size_t)stages * micros;
+    struct simulation simulation = {schedule,
+                                    stages,
+                                    micros,
+                                    times,
+                                    .forward = calloc(2 * cells + 2 * stages, sizeof(double)),
+                                    .next = calloc(stages, sizeof(uint32_t)),
+                                    .ops = calloc(3 * (size_t)micros, sizeof(struct pipe_op))};
+    bool room = simulation.forward && simulation.next && simulation.ops;
+    if (room) {
+        simulation.backward = simulation.forward + cells;
+        simulation.clock = simulation.backward + cells;
+        simulation.busy = simulation.clock + stages;
+        find_waits(&simulation, waits);
+    }
+    free(simulation.forward);
+    free(simulation.next);
+    free(simulation.ops);
+    return room;
+}
+
+/* ---- Cutting the network into stages ---- */
+
+#define TRIALS 4 /* runs per piece: the first one warms up, and the fastest one counts */
+
+/* Divides the network at all possible cuts into pieces. Writes the first layer of each piece to `starts`,
+ * followed by the number of layers. Returns the number of pieces. */
+static uint32_t find_pieces(const struct model *model, uint32_t *starts)
+{
+    uint32_t pieces = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (i == 0 || model_may_cut(model, i))
+            starts[pieces++] = i;
+    starts[pieces] = model->layer_count;
+    return pieces;
+}
+
+uint32_t pipe_pieces(const struct model *model)
+{
+    uint32_t starts[MODEL_LAYERS_MAX + 1];
+    return find_pieces(model, starts);
+}
+
+/* ---- Costs ---- */
+
+/* Host memory and sample numbers for the trial of a piece. */
+struct trial {
+    float *inputs, *outputs, *deltas, *in_deltas;
+    uint32_t *numbers;
+};
+
+static bool trial_new(const struct model *piece, uint32_t capacity, struct trial *trial)
+{
+    size_t in = piece->input_values * capacity,
+           out = piece->layers[piece->layer_count - 1].out_values * capacity;
+    trial->inputs = calloc(2 * (in + out), sizeof(float));
+    trial->numbers = calloc(capacity, sizeof *trial->numbers);
+    if (!trial->inputs || !trial->numbers)
+        return false;
+    trial->outputs = trial->inputs + in;
+    trial->deltas = trial->outputs + out;
+    trial->in_deltas = trial->deltas + out;
+    /* The trial's inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros:
+     * zeros would cost less time. */
+    for (size_t i = 0; i < in; i++)
+        trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
+    for (size_t i = 0; i < out; i++)
+        trial->deltas[i] = 1e-3f * (1 + (float)(i % 5));
+    for (uint32_t i = 0; i < capacity; i++)
+        trial->numbers[i] = i;
+    return true;
+}
+
+static void trial_free(struct trial *trial)
+{
+    free(trial->inputs);
+    free(trial->numbers);
+}
+
+static enum status run_trial(const struct train *piece, const struct engine *engine, void *state,
+                             const struct trial *trial, double *seconds)
+{
+    const struct stage *stage = piece->stage;
+    const struct micro micro = {
+        .training = true, .numbers = trial->numbers, .count = stage->capacity, .total = stage->capacity};
+    double begin_s = timer_now_s();
+    TRY(engine->stages->forward(state, &micro, stage->first ? NULL : trial->inputs,
+                                stage->last ? NULL : trial->outputs));
+    TRY(engine->stages->backward(state, &micro, GRADIENTS_OF_BOTH, stage->last ? NULL : trial->deltas,
+                                 stage->first ? NULL : trial->in_deltas));
+    double took_s = timer_now_s() - begin_s;
+    *seconds = took_s < *seconds ? took_s : *seconds;
+    return STATUS_OK;
+}
+
+/* Measures a piece whose engine is open. Its parameters are initialised from the seed of the training run. */
+static enum status run_trials(const struct train *piece, const struct engine *engine, void *state,
+                              double *seconds)
+{
+    CLOSED_BY(train_state_free) struct train_state begin = {0};
+    CLOSED_BY(trial_free) struct trial trial = {0};
+    bool room = train_state_new(piece->model->arena_values, &begin) &&
+                trial_new(piece->model, piece->stage->capacity, &trial);
+    *seconds = HUGE_VAL;
+    TRY(ALLOCATED(room, "out of memory to measure the layers; lower --batch"));
+    model_initialise(piece->model, piece->seed, begin.parameters);
+    TRY(engine->set(state, &begin));
+    for (int i = 0; i < TRIALS; i++)
+        TRY(run_trial(piece, engine, state, &trial, seconds));
+    return STATUS_OK;
+}
+
+/* Measures the layers first .. end - 1 as a separate stage. */
+static enum status measure_piece(const struct train *train, const struct engine *engine,
+                                 const struct resources *resources, uint32_t first, uint32_t end,
+                                 uint32_t capacity, double *seconds)
+{
+    const struct stage stage = {
+        .first = first == 0, .last = end == train->model->layer_count, .slots = 1, .capacity = capacity};
+    struct model *model = malloc(sizeof *model);
+    struct train piece = *train;
+    void *state = NULL;
+    TRY(ALLOCATED(model, "out of memory"));
+    model_slice(train->model, first, end, model);
+    piece.model = model;
+    piece.stage = &stage;
+    enum status status = engine->open(&piece, resources, &state);
+    if (status == STATUS_OK)
+        status = run_trials(&piece, engine, state, seconds);
+    if (state)
+        engine->close(state);
+    free(model);
+    return status;
+}
+
+/* ---- Cuts ---- */
+
+/* Fills `begins` with slices that cost at most `most` each. Each slice has as many pieces as possible, but
+ * leaves at least one piece for each later slice. Returns whether `stages` slices suffice. */
+static bool fill(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages, double most,
+                 uint32_t *begins)
+{
+    uint32_t piece = 0;
+    for (uint32_t s = 0; s < stages; s++) {
+        double cost = 0;
+        begins[s] = starts[piece];
+        do
+            cost += costs[piece++];
+        while (pieces - piece > stages - 1 - s && cost + costs[piece] <= most);
+        if (cost > most)
+            return false;
+    }
+    begins[stages] = starts[pieces];
+    return piece == pieces;
+}
+
+void pipe_choose(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages,
+                 uint32_t *begins)
+{
+    double best = HUGE_VAL;
+    /* The cost of a slice is the sum of the costs of its pieces, which are consecutive. So the sums over
+     * consecutive pieces are the only candidates for `most`. */
+    for (uint32_t i = 0; i < pieces; i++) {
+        double sum = 0;
+        for (uint32_t j = i; j < pieces; j++) {
+            sum += costs[j];
+            double most = sum * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
+            if (most < best && fill(starts, costs, pieces, stages, most, begins))
+                best = most;
+        }
+    }
+    (void)fill(starts, costs, pieces, stages, best, begins);
+}
+
+enum status pipe_cut(const struct train *train, const struct engine *engine,
+                     const struct resources *resources, uint32_t stages, uint32_t capacity, uint32_t *begins)
+{
+    uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
+    double costs[MODEL_LAYERS_MAX] = {0};
+    enum status status = STATUS_OK;
+    if (stages > pieces)
+        return status_set(STATUS_USAGE, "%s can be cut into at most %u stages, not %u; use fewer ranks",
+                          train->model->name, pieces, stages);
+    for (uint32_t i = 0; comm_rank() == 0 && status == STATUS_OK && i < pieces; i++)
+        status = measure_piece(train, engine, resources, starts[i], starts[i + 1], capacity, &costs[i]);
+    TRY(comm_agree(status));
+    TRY(comm_spread(costs, sizeof costs));
+    pipe_choose(starts, costs, pieces, stages, begins);
+    return STATUS_OK;
+}
+
+/* ---- Running ---- */
 
 /* The channels of a stage: from and to the previous stage, from and to the next one. */
 enum { INPUTS, IN_DELTAS, DELTAS, OUTPUTS, CHANNELS };

@@ -3,13 +3,38 @@
  * gradients backward over MPI, in host memory. docs/pipeline.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
- * (pipe_schedule.h). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
+ * (enum pipe_schedule). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
  * network. */
 #ifndef FDSL_TRAIN_PIPELINE_H
 #define FDSL_TRAIN_PIPELINE_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "train/engine.h"
-#include "train/pipe_schedule.h"
+
+/* The values of --schedule. GPipe: Huang et al., 2019. 1F1B: Narayanan et al., "PipeDream", 2019. ZB-H1: Qi
+ * et al., "Zero Bubble Pipeline Parallelism", ICLR 2024. */
+enum pipe_schedule { PIPE_GPIPE, PIPE_1F1B, PIPE_ZB_H1 };
+
+/* The work of a stage on one micro-batch. */
+enum pipe_kind {
+    PIPE_FORWARD,
+    PIPE_INPUTS,  /* backward: the gradients of the stage's inputs, which the previous stage waits for */
+    PIPE_WEIGHTS, /* backward: the gradients of the stage's weights */
+    PIPE_BOTH,    /* PIPE_INPUTS and PIPE_WEIGHTS in one pass */
+    PIPE_KINDS
+};
+
+struct pipe_op {
+    enum pipe_kind kind;
+    uint32_t micro; /* the micro-batch, counted from 0 */
+};
+
+/* Seconds of a stage's operations per micro-batch, by enum pipe_kind, and of its update per step. */
+struct pipe_times {
+    double of[PIPE_KINDS], update;
+};
 
 /* The parameters of training on a pipeline. Stage i is rank i. */
 struct pipeline_plan {
@@ -26,6 +51,37 @@ struct pipe_measured {
 };
 
 FDSL_C_BEGIN
+
+/* ---- Schedules: the order in which a stage computes its micro-batches. All functions are pure ---- */
+
+/* The names of --schedule, in the order of enum pipe_schedule, NULL-terminated. */
+extern const char *const pipe_schedule_names[];
+
+/* Returns whether the schedule separates the gradients of inputs and weights. If not, its only backward
+ * operation is PIPE_BOTH. */
+bool pipe_splits(enum pipe_schedule schedule);
+
+/* Writes the operations of stage `stage` < `stages` for `micros` >= 1 micro-batches, in order, to `ops`,
+ * which has room for 3 * micros. Returns their number. Each kind visits the micro-batches in ascending order,
+ * so all schedules add up gradients in the same order. */
+uint32_t pipe_ops(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage,
+                  struct pipe_op *ops);
+
+/* Returns the largest number of micro-batches whose activations the stage must keep at the same time. It must
+ * keep them from the forward pass until the weight gradients are computed. */
+uint32_t pipe_live(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage);
+
+/* Returns the share of a step's time in which a stage waits. Assumes that all operations take the same time
+ * on all stages (PIPE_BOTH twice as long), and that messages and the update take no time. */
+double pipe_bubble(enum pipe_schedule schedule, uint32_t stages, uint32_t micros);
+
+/* Simulates consecutive steps with these times of each stage; messages take no time. Sets waits[s] to the
+ * fraction of time in which stage s waits in the steady state. The time of the update does not count. Returns
+ * false if memory runs out. */
+bool pipe_simulate(enum pipe_schedule schedule, uint32_t stages, uint32_t micros,
+                   const struct pipe_times *times, double *waits);
+
+/* ---- The engine ---- */
 
 /* Returns an engine that trains on the pipeline of train->pipeline, with the stages computed by `engine`. Its
  * functions open(), set(), get(), steps(), gradients() and evaluate() are collective. If a step fails on one
@@ -46,7 +102,7 @@ void pipeline_layers(const void *state, char *text, size_t size);
 enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_measured *mine,
                            double *bubble);
 
-/* ---- pipe_cut.c ---- */
+/* ---- Cutting the network into stages ---- */
 
 /* Returns the largest number of stages into which the network can be cut. */
 uint32_t pipe_pieces(const struct model *model);

@@ -1,9 +1,24 @@
-/* The workload `train`: its options. A run is one epoch and gives one row. */
+/* The workload `train`: its options, its checks and its input. A run is one epoch and gives one row. */
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/array.h"
+#include "core/text.h"
+#include "data/safetensors.h"
+#include "machine/comm.h"
+#include "train/augment.h"
+#include "train/checkpoint.h"
+#include "train/epoch_report.h"
+#include "train/import_export.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
+
+/* ---- Options ---- */
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw",
                                          NULL}; /* in the order of enum optimizer_kind */
@@ -12,7 +27,7 @@ static const char *const schedules[] = {"constant",   "step", "multistep", "cosi
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
-const char *const train_generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
+static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
 static const char *const recipes[] = {"none", "paper", NULL};
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 static const char *const parallels[] = {"data", "pipeline", NULL};       /* in the order of enum parallel */
@@ -102,7 +117,7 @@ static const struct option_spec options[] = {
              "(default, except for synth); live generates each batch during training (only for synth, where "
              "it is the default); constant repeats the first batch, to measure the speed without the cost of "
              "input. HOW is one of"},
-    {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = train_generators,
+    {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = generators,
      .column = COLUMN, .help = "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), .column = COLUMN,
      .help = "with --feed live, generate new samples in every epoch"},
@@ -250,6 +265,822 @@ static const char *const *train_defaults(int argc, char *const argv[])
         return NULL;
     return !data || strcmp(data, "synth") == 0 ? paper : paper + PAPER_SAMPLES;
 }
+
+/* ---- Which options have an effect ---- */
+
+/* Returns true if --fit random-resized-crop applies. */
+static bool crops(const struct train_parameters *parameters)
+{
+    return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
+}
+
+/* Returns true if --mean and --std normalise the samples. */
+static bool has_mean(const struct train_parameters *parameters)
+{
+    return !parameters->raw && parameters->mean && parameters->std;
+}
+
+/* Returns the number of values in a list. */
+static uint32_t count_values(const char *text)
+{
+    uint32_t count = 1;
+    for (; (text = strchr(text, ',')); text++)
+        count++;
+    return count;
+}
+
+/* Parses --mean and --std for samples of this many channels; 0: any number of them. Only if has_mean().
+ * STATUS_USAGE if a value is no number or out of range, or if there are too few or too many. */
+static enum status read_mean(const struct train_parameters *parameters, uint32_t channels,
+                             double mean[DATA_CHANNELS_MAX], double std[DATA_CHANNELS_MAX])
+{
+    const char *const texts[] = {parameters->mean, parameters->std};
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = channels ? channels : count_values(texts[i]);
+        double *values = i ? std : mean;
+        if (count > PARSE_CHANNELS_MAX)
+            count = 1; /* lists have at most PARSE_CHANNELS_MAX values */
+        TRY(parse_channels(i ? "--std" : "--mean", texts[i], count, i ? 1e-6 : -1e6, 1e6, values));
+        for (uint32_t c = PARSE_CHANNELS_MAX; c < DATA_CHANNELS_MAX; c++)
+            values[c] = values[0];
+    }
+    return STATUS_OK;
+}
+
+/* Returns true if the generator paints lines of different orbits in any order. Its images then differ in some
+ * bits from those of the reference, and from run to run. */
+static bool draws_other_bits(const struct train_parameters *parameters)
+{
+    return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
+}
+
+/* If `option` has no effect with these parameters, returns what it needs, such as "--optimizer sgd".
+ * Otherwise returns NULL. */
+static const char *lacking(const struct train_parameters *parameters, const char *option)
+{
+    const bool synth = strcmp(parameters->job.data, "synth") == 0;
+    const bool sgd = parameters->optimizer == OPTIMIZER_SGD;
+    const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
+    const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
+    const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
+    const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
+    const struct {
+        bool there;
+        const char *needed, *options[6];
+    } needs[] = {
+        {sgd, "--optimizer sgd", {"momentum"}},
+        {!sgd, "--optimizer adam or adamw", {"beta1", "beta2", "epsilon"}},
+        {steps, "--lr-schedule step", {"lr-step"}},
+        {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
+        {multistep, "--lr-schedule multistep", {"lr-milestones"}},
+        {schedule == SCHEDULE_POLYNOMIAL, "--lr-schedule polynomial", {"lr-power"}},
+        {schedule_has_end(schedule), "--lr-schedule cosine or polynomial", {"lr-min", "lr-cycles"}},
+        {!parameters->raw, "samples without --raw", {"mean", "std"}},
+        {parameters->std != NULL, "--std S", {"mean"}},
+        {parameters->mean != NULL, "--mean M", {"std"}},
+        {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
+        {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
+        {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
+        {crops(parameters), "--fit random-resized-crop", {"interpolation"}},
+        {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
+        {synth, "--data synth", {"res"}},
+        {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
+        {parameters->checkpoint, "--checkpoint DIR", {"resume", "keep", "checkpoint-steps"}},
+        {parameters->log_path, "--log FILE", {"log-steps", "test-steps"}},
+    };
+    for (size_t i = 0; i < COUNT_OF(needs); i++)
+        if (!needs[i].there && is_one_of(option, needs[i].options))
+            return needs[i].needed;
+    return job_lacking(&parameters->job, option);
+}
+
+/* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are nevertheless
+ * accepted, so that the same options can be measured on any number of ranks. */
+/* Implements workload->applies(). */
+static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
+{
+    static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};
+    const struct train_parameters *given = parameters;
+    (void)variant;
+    return !lacking(parameters, option) &&
+           (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
+}
+
+/* Returns true if the option cannot change the network's parameters at the end of an epoch, except by
+ * rounding. Returns true also for options that affect only the data, because the identity contains hashes of
+ * the data. */
+static bool decides_nothing(const struct train_parameters *parameters, const char *option)
+{
+    if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
+        return parameters->job.feed != DATA_CONSTANT;
+    if (strcmp(option, "fresh") == 0)
+        return !parameters->job.fresh;
+    if (strcmp(option, "generator") == 0)
+        return !draws_other_bits(parameters);
+    if (strcmp(option, "sync") == 0)
+        return !exchange_rounds(parameters->sync);
+    /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
+     * changes only --lr. */
+    static const char *const others[] = {"data",
+                                         "image",
+                                         "label",
+                                         "on-error",
+                                         "preset",
+                                         "train-size",
+                                         "test-size",
+                                         "res",
+                                         "lr-scale",
+                                         "balance",
+                                         "parallel",
+                                         "stages",
+                                         "microbatches",
+                                         "schedule",
+                                         "accumulate",
+                                         "checkpoint-activations",
+                                         NULL};
+    if (is_one_of(option, others))
+        return true;
+    return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
+}
+
+/* Sets opened->identity to the options that can change the parameters, and to hashes of the initial
+ * parameters and of the data. Training can resume only from a checkpoint with the same identity. The batch is
+ * the global batch that is used, so training can resume on another number of ranks. */
+static enum status identify(const struct train_parameters *all, struct opened *opened)
+{
+    struct option_values *identity = &opened->identity;
+    option_values_free(identity);
+    for (size_t i = 0; i < COUNT_OF(options); i++)
+        if (options[i].column && !decides_nothing(all, options[i].name) && !lacking(all, options[i].name))
+            TRY(option_values_add(identity, &options[i], all));
+    if (*opened->init)
+        TRY(option_values_add_hash(identity, "init", opened->init_hash));
+    TRY(option_values_add_hash(identity, "train-samples", opened->data.hashes[DATA_TRAIN]));
+    return option_values_add_hash(identity, "test-samples", opened->data.hashes[DATA_TEST]);
+}
+
+/* ---- Checks of the options alone ---- */
+
+/* Rejects a name whose ending is not .safetensors. A name without an ending is allowed. */
+static enum status check_ending(const char *option, const char *path)
+{
+    static const char ours[] = ".safetensors";
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    return !dot || dot == name || strcmp(dot, ours) == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--%s %.200s: the file has the format safetensors; name it %.*s%s, and convert "
+                            "it if a program needs another format",
+                            option, path, (int)(dot - path < 200 ? dot - path : 200), path, ours);
+}
+
+/* Rejects output files that cannot be written. Only rank 0 writes files. */
+static enum status check_outputs(const struct options *given, const struct train_parameters *parameters,
+                                 const struct partition *partition)
+{
+    static const char *const names[] = {"export", "export-step", "export-data"};
+    const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
+    for (size_t i = 0; i < COUNT_OF(paths); i++)
+        if (paths[i])
+            TRY(check_ending(names[i], paths[i]));
+    if (parameters->step_path && partition->ranks > 1)
+        return status_set(STATUS_USAGE, "--export-step writes the samples of one rank; start without mpirun");
+    for (size_t i = 0; partition->rank == 0 && i < COUNT_OF(paths); i++)
+        if (paths[i])
+            TRY(safetensors_check(paths[i]));
+    if (parameters->save_batch && partition->rank == 0)
+        TRY(export_batch_check(parameters->save_batch));
+    if (parameters->log_path && partition->rank == 0)
+        TRY(step_log_check(parameters->log_path));
+    return parameters->checkpoint && partition->rank == 0
+               ? checkpoint_check_folder(parameters->checkpoint, !options_flag(given, "dry-run"))
+               : STATUS_OK;
+}
+
+/* With --batch max, rejects options that need a known batch. */
+static enum status check_largest(const struct train_parameters *parameters)
+{
+    const char *option = parameters->repeats > 1 ? "repeats" : parameters->save_batch ? "save-batch" : NULL;
+    if (option)
+        return status_set(STATUS_USAGE, "--%s needs a known batch; give --batch a number", option);
+    return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
+                                                            "max chooses a batch; give --batch a number")
+                                 : STATUS_OK;
+}
+
+/* Rejects options that compute images on the host, if these images would differ from the generator's. */
+static enum status check_drawn(const struct options *given, const struct train_parameters *parameters)
+{
+    static const char *const computed[] = {"verify", "export-step", "save-batch"};
+    for (size_t i = 0; draws_other_bits(parameters) && i < COUNT_OF(computed); i++)
+        if (options_given(given, computed[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s: images of --generator %s differ from those of the reference; use "
+                              "--generator fused or omp, or drop --%s",
+                              computed[i], generators[parameters->generator], computed[i]);
+    return STATUS_OK;
+}
+
+/* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
+static enum status check_given(const struct options *given, const struct train_parameters *parameters)
+{
+    static const char *const normalising[] = {"mean", "std"};
+    for (size_t i = 0; parameters->raw && i < COUNT_OF(normalising); i++)
+        if (options_given(given, normalising[i]))
+            return status_set(STATUS_USAGE,
+                              "--%s normalises samples, but --raw leaves them as they are; drop one of them",
+                              normalising[i]);
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        const char *option = options[i].name, *needed = lacking(parameters, option);
+        if (needed && options_given(given, option))
+            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", option, needed, option);
+    }
+    if (options_given(given, "verify-steps") && !options_given(given, "verify"))
+        return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
+    TRY(check_drawn(given, parameters));
+    double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+    if (has_mean(parameters))
+        TRY(read_mean(parameters, parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean,
+                      std));
+    return parameters->largest ? check_largest(parameters) : STATUS_OK;
+}
+
+/* Checks the options alone, and that output files can be written. */
+static enum status check_options(const struct options *given, const struct train_parameters *parameters,
+                                 const struct partition *partition)
+{
+    TRY(check_given(given, parameters));
+    return check_outputs(given, parameters, partition);
+}
+
+/* ---- Checks with the data, the network and the plan of the steps ----
+ *
+ * STATUS_USAGE with a remedy if the options are impossible. `all` has the global batch. */
+
+/* If the batch is larger than the training set, makes it as large as the set, and says so. */
+static enum status limit_batch(struct train_parameters *all, const struct partition *partition,
+                               const struct data *data)
+{
+    const uint64_t count = data->sets[DATA_TRAIN].count;
+    const uint64_t most = count < all->repeats ? count : count - count % all->repeats;
+    if (count < partition->ranks)
+        return status_set(STATUS_TOO_LARGE,
+                          "there are only %" PRIu64 " samples to train on, fewer than the %" PRIu64
+                          " ranks; start fewer ranks, or use other data",
+                          count, partition->ranks);
+    if (all->job.batch > most)
+        all->reduced_batch = true;
+    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true);
+    return STATUS_OK;
+}
+
+/* Rejects a batch that leaves a rank, or a part of a rank's step, without samples. */
+static enum status check_batch(const struct train_parameters *all, const struct partition *partition)
+{
+    if (all->job.batch < partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--batch %" PRIu64 " has too few samples for %" PRIu64
+                          " ranks; raise --batch, or start fewer ranks",
+                          all->job.batch, partition->ranks);
+    if (all->accumulate > all->job.batch / partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--accumulate %" PRIu64 " is more than the %" PRIu64
+                          " samples of a rank's step; lower --accumulate, or raise --batch",
+                          all->accumulate, all->job.batch / partition->ranks);
+    return STATUS_OK;
+}
+
+/* Rejects mixed samples in a pipeline, and impossible numbers of stages and micro-batches. `all` has the
+ * global batch. */
+static enum status check_pipeline(const struct train_parameters *all, const struct partition *partition)
+{
+    if (all->parallel != PARALLEL_PIPELINE)
+        return STATUS_OK;
+    if (all->mixup > 0 || all->cutmix > 0)
+        return status_set(STATUS_USAGE,
+                          "--parallel pipeline cannot mix samples; use --parallel data, or drop "
+                          "--mixup and --cutmix");
+    if (all->stages && all->stages != partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
+                          " ranks; start as many ranks as stages, or drop --stages",
+                          all->stages, partition->ranks);
+    if (all->micros > all->job.batch)
+        return status_set(STATUS_USAGE,
+                          "--microbatches %" PRIu64 " is more than the %" PRIu64
+                          " samples of a step; lower --microbatches, or raise --batch",
+                          all->micros, all->job.batch);
+    return STATUS_OK;
+}
+
+/* Rejects a --shift that reaches the width or the height of a sample, because such a shift could leave only
+ * zeros. */
+static enum status check_shift(const struct train_parameters *parameters, const struct shape *shape)
+{
+    uint32_t side = shape->height < shape->width ? shape->height : shape->width;
+    return parameters->shift < side
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--shift %" PRIu64 ": these samples are %ux%u; give a smaller shift",
+                            parameters->shift, shape->height, shape->width);
+}
+
+static enum status check_data(const struct train_parameters *all, const struct partition *partition,
+                              const struct data *data)
+{
+    TRY(check_batch(all, partition));
+    TRY(check_pipeline(all, partition));
+    return check_shift(all, &data->shape);
+}
+
+static enum status check_model(const struct train_parameters *all, const struct partition *partition,
+                               const struct model *model)
+{
+    uint32_t most = pipe_pieces(model);
+    if (all->parallel == PARALLEL_PIPELINE && model->transformer)
+        return status_set(STATUS_USAGE,
+                          "--parallel pipeline cannot cut %s, a transformer; use --parallel data, or another "
+                          "--model",
+                          model->name);
+    return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--model %s can be cut into at most %u stages; start at most %u ranks, or use "
+                            "another model",
+                            model->name, most, most);
+}
+
+/* Warns if the run ends before the warm-up, before the first decay of --lr-schedule step, or before the last
+ * of --lr-milestones. This is not an error: a later run with a larger --epochs may resume this one. */
+static void warn_of_schedule(const struct train_parameters *all, const struct schedule *schedule)
+{
+    const uint64_t total = schedule->total_steps;
+    const uint32_t milestones = schedule->milestone_count;
+    if (schedule->warmup_steps >= total && total > 0)
+        status_warn("--lr-warmup %g: the learning rate does not reach --lr within %" PRIu64
+                    " epoch%s; lower --lr-warmup, or raise --epochs",
+                    all->lr_warmup, all->epochs, all->epochs == 1 ? "" : "s");
+    if (schedule->kind == SCHEDULE_STEP && schedule->decay_steps >= total)
+        status_warn("--lr-step %" PRIu64 ": the learning rate does not decay within %" PRIu64
+                    " epoch%s; lower --lr-step, or raise --epochs",
+                    all->lr_step, all->epochs, all->epochs == 1 ? "" : "s");
+    if (schedule->kind == SCHEDULE_MULTISTEP && schedule->milestones[milestones - 1] >= total)
+        status_warn("--lr-milestones %.80s: the last one is not reached within %" PRIu64
+                    " epoch%s; lower it, or raise --epochs",
+                    all->lr_milestones, all->epochs, all->epochs == 1 ? "" : "s");
+}
+
+/* Rejects schedules that leave no steps for the decay, or that would raise the rate. */
+static enum status check_schedule(const struct train_parameters *all, const struct train *train)
+{
+    const struct schedule *schedule = &train->schedule;
+    if (!schedule_has_end(schedule->kind)) {
+        if (train->rank == 0)
+            warn_of_schedule(all, schedule);
+        return STATUS_OK;
+    }
+    if (schedule->warmup_steps >= schedule->total_steps)
+        return status_set(STATUS_USAGE,
+                          "--lr-warmup %g leaves none of the %" PRIu64
+                          " epochs for the decay; lower --lr-warmup",
+                          all->lr_warmup, all->epochs);
+    if (schedule->cycles > schedule->total_steps - schedule->warmup_steps)
+        return status_set(STATUS_USAGE,
+                          "--lr-cycles %" PRIu64 ": there are only %" PRIu64
+                          " steps after the warm-up; lower --lr-cycles",
+                          all->lr_cycles, schedule->total_steps - schedule->warmup_steps);
+    if (schedule->least > schedule->rate)
+        return status_set(STATUS_USAGE, "--lr-min %g is more than the learning rate %g; lower --lr-min",
+                          schedule->least, schedule->rate);
+    return STATUS_OK;
+}
+
+/* Rejects augmentation that is impossible with these samples. */
+static enum status check_augment(const struct train_parameters *all, const struct train *train)
+{
+    struct augment_plan plan;
+    const uint64_t count = train->data->sets[DATA_TRAIN].count;
+    if (all->repeats > count)
+        return status_set(STATUS_USAGE,
+                          "--repeats %" PRIu64 " is more than the %" PRIu64
+                          " training samples; lower --repeats",
+                          all->repeats, count);
+    if (all->job.batch % all->repeats != 0)
+        return status_set(STATUS_USAGE,
+                          "--repeats %" PRIu64 " does not divide the %" PRIu64
+                          " samples of a step; give a --batch that is a multiple of it",
+                          all->repeats, all->job.batch);
+    if (count * all->repeats > UINT32_MAX)
+        return status_set(
+            STATUS_USAGE,
+            "--repeats %" PRIu64 ": %" PRIu64
+            " copies of the training samples are more than 2^32 - 1; lower --repeats or --train-size",
+            all->repeats, count * all->repeats);
+    return augment_computes(&train->augment) ? augment_plan(train, &plan) : STATUS_OK;
+}
+
+static enum status check_steps(const struct train_parameters *all, const struct train *train)
+{
+    TRY(check_schedule(all, train));
+    return check_augment(all, train);
+}
+
+/* ---- Whether a variant supports the options ---- */
+
+/* Rejects generators for GPUs in engines that run on a CPU. */
+static enum status check_generator(const struct train *train, const struct variant *variant)
+{
+    const bool for_cpu = !train->generator || strcmp(train->generator, "omp") == 0;
+    return for_cpu || strcmp(variant->platform, "cuda") == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "it runs on a CPU, and --generator %s generates images on a GPU; use "
+                            "--generator omp or auto",
+                            train->generator);
+}
+
+/* Rejects augmentation that the engine does not support. */
+static enum status check_augments(const struct opened *opened, const struct engine *engine)
+{
+    const struct augment *augment = &opened->job.train.augment;
+    const bool simple = !augment_computes(augment) && augment->erasing <= 0;
+    return simple || (engine->augments && !opened->job.pipeline.stages)
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "it augments samples only by --shift and --flip; drop --fit "
+                     "random-resized-crop, --rand-augment, --erasing and --repeats, or use train-cuda, "
+                     "train-vit, train-omp or train-naive with --parallel data");
+}
+
+static enum status train_accepts(const void *input, const struct variant *variant)
+{
+    const struct opened *opened = input;
+    const struct train *train = &opened->job.train;
+    const struct engine *engine = variant->traits;
+    if (engine->accepts) /* first, because another --feed would not help if this fails */
+        TRY(engine->accepts(train));
+    if (train->checkpoint_activations && !engine->recomputes)
+        return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+    TRY(check_generator(train, variant));
+    if (train->cudnn_benchmark && !engine->benchmarks)
+        return status_set(STATUS_USAGE,
+                          "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
+    TRY(check_augments(opened, engine));
+    if (opened->job.pipeline.stages)
+        TRY(pipeline_accepts(engine, opened->data.feed));
+    else if (train->ranks > 1)
+        TRY(exchange_probe(opened->job.sync, engine, &train->optimizer));
+    if (train->ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
+        engine->gradients_in == GRADIENTS_IN_GRAPH)
+        return status_set(STATUS_USAGE,
+                          "its CUDA graph contains the shares and the exchange, so it can neither "
+                          "measure speeds nor change shares; use --balance equal, memory or a "
+                          "list such as 3:1, or use train-bf16");
+    return engine->feeds || opened->data.feed == DATA_STORED
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");
+}
+
+static void train_close(void *input)
+{
+    struct opened *opened = input;
+    data_close(&opened->data);
+    option_values_free(&opened->identity);
+    option_values_free(&opened->samples);
+    free(opened->initial);
+    free(opened->weights);
+    free(opened->shares);
+    free(opened);
+}
+
+/* ---- The job of the trainer ---- */
+
+/* Returns the value of an option that may be missing. */
+static double or_zero(double value)
+{
+    return isnan(value) ? 0 : value;
+}
+
+static struct augment chosen_augment(const struct train_parameters *parameters, const struct shape *shape)
+{
+    const bool changes = !isnan(parameters->rand_augment);
+    return (struct augment){.shift = (uint32_t)parameters->shift,
+                            .flip = parameters->flip,
+                            .crop = crops(parameters),
+                            .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
+                            .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
+                            .magnitude = changes ? parameters->rand_augment : 0,
+                            .repeats = (uint32_t)parameters->repeats,
+                            .erasing = (float)parameters->erasing,
+                            .height = shape->height,
+                            .width = shape->width};
+}
+
+static struct optimizer chosen_optimizer(const struct train_parameters *parameters)
+{
+    return (struct optimizer){.kind = (enum optimizer_kind)parameters->optimizer,
+                              .momentum = parameters->momentum,
+                              .beta1 = parameters->beta1,
+                              .beta2 = parameters->beta2,
+                              .epsilon = parameters->epsilon,
+                              .weight_decay = parameters->weight_decay,
+                              .clip_norm = or_zero(parameters->clip_norm),
+                              .average = or_zero(parameters->ema),
+                              .layer_decay = parameters->layer_decay};
+}
+
+/* `steps` is the number of steps of an epoch. */
+static struct schedule chosen_schedule(const struct train_parameters *parameters, uint64_t steps)
+{
+    return (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
+                             .rate = parameters->lr,
+                             .warmup_steps = (uint64_t)llround(parameters->lr_warmup * (double)steps),
+                             .total_steps = parameters->epochs * steps,
+                             .decay_steps = parameters->lr_step * steps,
+                             .gamma = parameters->lr_gamma,
+                             .least = parameters->lr_min,
+                             .power = parameters->lr_power,
+                             .cycles = (uint32_t)parameters->lr_cycles};
+}
+
+/* Sets opened->job.train, except for the milestones of its schedule. */
+static void fill_train(const struct train_parameters *parameters, const struct partition *partition,
+                       struct opened *opened)
+{
+    struct train *train = &opened->job.train;
+    *train = (struct train){.model = &opened->model,
+                            .data = &opened->data,
+                            .seed = parameters->seed,
+                            .batch = (uint32_t)parameters->job.batch,
+                            .drop_last = parameters->drop_last,
+                            .rank = (uint32_t)partition->rank,
+                            .ranks = (uint32_t)partition->ranks,
+                            .augment = chosen_augment(parameters, &opened->data.shape),
+                            .optimizer = chosen_optimizer(parameters),
+                            .loss = (enum loss_kind)parameters->loss,
+                            .smoothing = (float)parameters->label_smoothing,
+                            .mixing = {parameters->mixup, parameters->cutmix},
+                            .accumulate = (uint32_t)parameters->accumulate,
+                            .checkpoint_activations = parameters->checkpoint_activations,
+                            .cudnn_benchmark = parameters->cudnn_benchmark};
+    if (parameters->generator != GENERATOR_AUTO)
+        train->generator = generators[parameters->generator];
+    train->schedule = chosen_schedule(parameters, train_steps(train));
+}
+
+/* Sets the members of opened->job other than `train`. */
+static void fill_job(const struct train_parameters *parameters, const struct partition *partition,
+                     struct opened *opened)
+{
+    struct train_job *job = &opened->job;
+    job->initial = opened->initial;
+    job->epochs = (uint32_t)parameters->epochs;
+    job->verify_steps = (uint32_t)parameters->verify_steps;
+    job->checkpoints = parameters->checkpoint;
+    job->keep = (uint32_t)parameters->keep;
+    job->checkpoint_steps = parameters->checkpoint ? (uint32_t)parameters->checkpoint_steps : 0;
+    job->log_path = parameters->log_path;
+    job->log_steps = parameters->log_path ? (uint32_t)parameters->log_steps : 0;
+    job->test_steps = (uint32_t)parameters->test_steps;
+    job->resume = parameters->resume;
+    job->largest = parameters->largest;
+    job->allow_nan = parameters->allow_nan;
+    job->sync = parameters->sync;
+    if (parameters->parallel == PARALLEL_PIPELINE)
+        job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
+                                               .stages = (uint32_t)partition->ranks,
+                                               .micros = (uint32_t)parameters->micros};
+    job->identity = opened->identity;
+    job->data = parameters->job.data;
+    job->samples = opened->samples;
+    job->export_path = parameters->export_path;
+    job->step_path = parameters->step_path;
+}
+
+/* Reads --balance, and allocates the shares of the ranks. */
+static enum status read_balance(const struct train_parameters *parameters, const struct partition *partition,
+                                struct opened *opened)
+{
+    uint32_t ranks = (uint32_t)partition->ranks;
+    opened->weights = malloc(ranks * sizeof *opened->weights);
+    opened->shares = malloc(ranks * sizeof *opened->shares);
+    TRY(ALLOCATED(opened->weights && opened->shares, "out of memory for the shares"));
+    return balance_parse(parameters->balance, ranks, &opened->job.balance, opened->weights);
+}
+
+/* Sets the shares that the ranks have until trainers change them. */
+static void fill_shares(struct opened *opened)
+{
+    struct train_job *job = &opened->job;
+    bool any = job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
+    if (job->train.ranks <= 1 || job->pipeline.stages)
+        return;
+    job->weights = opened->weights;
+    job->shares = opened->shares;
+    partition_divide(job->weights, job->train.ranks, job->train.batch, 0, job->shares);
+    job->train.shares = job->balance == BALANCE_EQUAL ? NULL : job->shares;
+    job->train.share_max = train_room(&job->train, any);
+}
+
+/* Returns the number at the start of `text`, and sets `*end` to the text after it. Returns 0 if there is no
+ * number from 1 to UINT32_MAX. */
+static uint32_t read_number(const char *text, const char **end)
+{
+    char *after = NULL;
+    errno = 0;
+    const uint64_t number = isdigit((unsigned char)*text) ? strtoull(text, &after, 10) : 0;
+    *end = after;
+    return errno || number > UINT32_MAX ? 0 : (uint32_t)number;
+}
+
+/* Reads --lr-milestones: ascending epochs, joined by ':'. */
+static enum status read_milestones(const struct train_parameters *all, uint64_t steps,
+                                   struct schedule *schedule)
+{
+    const char *text = all->lr_milestones;
+    if (all->schedule != SCHEDULE_MULTISTEP)
+        return STATUS_OK;
+    if (!text)
+        return status_set(STATUS_USAGE, "--lr-schedule multistep needs --lr-milestones E1:E2:...");
+    for (uint32_t last = 0; schedule->milestone_count < SCHEDULE_MILESTONES_MAX;) {
+        const char *end;
+        const uint32_t epoch = read_number(text, &end);
+        if (epoch <= last || (*end && *end != ':'))
+            break;
+        schedule->milestones[schedule->milestone_count++] = epoch * steps;
+        if (!*end)
+            return STATUS_OK;
+        last = epoch;
+        text = end + 1;
+    }
+    return status_set(
+        STATUS_USAGE,
+        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
+        "30:60:80",
+        all->lr_milestones, SCHEDULE_MILESTONES_MAX);
+}
+
+/* Sets opened->job. */
+static enum status plan(const struct train_parameters *all, const struct partition *partition,
+                        struct opened *opened)
+{
+    TRY(identify(all, opened));
+    fill_train(all, partition, opened);
+    fill_job(all, partition, opened);
+    fill_shares(opened);
+    return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
+}
+
+/* ---- Opening ---- */
+
+/* Computes the initial parameters. */
+static enum status begin(const struct train_parameters *parameters, struct opened *opened)
+{
+    opened->initial = malloc(opened->model.arena_values * sizeof *opened->initial);
+    TRY(ALLOCATED(opened->initial, "out of memory for the parameters"));
+    model_initialise(&opened->model, parameters->seed, opened->initial);
+    if (!parameters->init)
+        return STATUS_OK;
+    TRY(init_take(parameters->init, &opened->model, opened->initial, &opened->init_hash));
+    snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
+    return STATUS_OK;
+}
+
+/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
+ * scaled. */
+static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
+                                            const struct partition *partition)
+{
+    struct train_parameters all = *parameters;
+    all.job.batch = partition_share(partition, parameters->job.batch).total;
+    double factor = (double)all.job.batch / (double)parameters->job.batch;
+    if (parameters->lr_scale == LR_SCALE_LINEAR)
+        all.lr *= factor;
+    if (parameters->lr_scale == LR_SCALE_SQRT)
+        all.lr *= sqrt(factor);
+    return all;
+}
+
+/* Opens the data, the model and the initial parameters of the whole training run. Limits its batch to the
+ * training set. */
+static enum status open_all(struct train_parameters *all, const struct partition *partition,
+                            struct opened *opened)
+{
+    struct job_parameters job = all->job;
+    if (all->largest) /* --feed constant holds one batch in memory; its size is not known yet, so hold all
+                         samples */
+        job.batch = UINT32_MAX;
+    TRY(job_open_data(&job, &opened->data));
+    data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
+    TRY(limit_batch(all, partition, &opened->data));
+    TRY(check_data(all, partition, &opened->data));
+    data_normalise(&opened->data, !all->raw);
+    if (has_mean(all)) {
+        double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
+        TRY(read_mean(all, opened->data.shape.channels, mean, std));
+        data_normalise_by(&opened->data, mean, std);
+    }
+    TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
+    TRY(check_model(all, partition, &opened->model));
+    if (!isnan(all->drop_path) && opened->model.transformer) /* --recipe sets it for any network */
+        TRY(model_set_drop_path(&opened->model, all->drop_path));
+    TRY(begin(all, opened));
+    TRY(job_samples(&all->job, &opened->samples));
+    TRY(plan(all, partition, opened));
+    TRY(check_steps(all, &opened->job.train));
+    if (all->save_batch && partition->rank == 0)
+        TRY(export_batch(&opened->job.train, &(struct resources){.threads = 1}, all->save_batch));
+    if (!all->data_path || partition->rank > 0)
+        return STATUS_OK;
+    TRY(export_data(&opened->job.train, opened->initial, &opened->identity, all->data_path));
+    status_say("the samples and the initial parameters were written to %s", all->data_path);
+    return STATUS_OK;
+}
+
+/* Returns the smallest value of --batch: every part of a rank's step and every micro-batch needs a sample. */
+static uint64_t smallest_batch(const struct train_parameters *parameters, const struct partition *partition)
+{
+    uint64_t ranks = partition->ranks, parts = ranks * parameters->accumulate;
+    uint64_t total =
+        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : parts;
+    return partition->strong ? total : (total + ranks - 1) / ranks;
+}
+
+/* With --resume: refuses other options than those of the checkpoint, before any data are read. */
+static enum status check_resumed(const struct train_parameters *all, struct opened *opened)
+{
+    if (!all->resume)
+        return STATUS_OK;
+    TRY(identify(all, opened));
+    const struct train_job job = {
+        .checkpoints = all->checkpoint, .identity = opened->identity, .largest = all->largest};
+    return resume_check_options(&job, model_tables[all->model].name);
+}
+
+/* Sets the batch in `parameters` to the batch of this rank, because the rows show it. */
+static enum status train_open(const struct options *given, void *parameters_,
+                              const struct partition *partition, void **input)
+{
+    struct train_parameters *parameters = parameters_;
+    struct opened *opened = *input = calloc(1, sizeof *opened);
+    TRY(comm_agree(ALLOCATED(opened, "out of memory"))); /* the ranks meet again below */
+    job_hide_secrets(&parameters->job);
+    if (parameters->job.feed < 0)
+        parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
+    /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
+    parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
+                               !parameters->step_path && !parameters->data_path && !parameters->save_batch;
+    parameters->several_ranks = partition->ranks > 1;
+    parameters->largest = parameters->job.batch == OPTION_MAX;
+    if (parameters->largest)
+        parameters->job.batch = smallest_batch(parameters, partition);
+    enum status status = check_options(given, parameters, partition);
+    if (status == STATUS_OK)
+        status = read_balance(parameters, partition, opened);
+    struct train_parameters all = of_all_ranks(parameters, partition);
+    if (status == STATUS_OK && partition->rank == 0)
+        status = check_resumed(&all, opened);
+    TRY(comm_agree(status));
+    TRY(open_all(&all, partition, opened));
+    if (!all.job.test_size)
+        data_warn_of_few(&opened->data, all.job.data);
+    struct partition divided = *partition;
+    divided.strong |= all.reduced_batch; /* the ranks divide the training set */
+    parameters->job.batch =
+        partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
+    parameters->stages = partition->ranks;
+    return STATUS_OK;
+}
+
+/* ---- --batch max ---- */
+
+static void train_range(const void *input, const void *parameters, const struct partition *partition,
+                        uint64_t *least, uint64_t *most)
+{
+    uint32_t count = ((const struct opened *)input)->data.sets[DATA_TRAIN].count;
+    *least = smallest_batch(parameters, partition);
+    *most = partition->strong ? count : count / partition->ranks;
+}
+
+static enum status train_set_batch(void *input, void *parameters_, const struct partition *partition,
+                                   uint64_t batch, uint32_t probes)
+{
+    struct train_parameters *parameters = parameters_;
+    struct opened *opened = input;
+    parameters->job.batch = batch;
+    const struct train_parameters all = of_all_ranks(parameters, partition);
+    TRY(plan(&all, partition, opened));
+    opened->probes = probes;
+    if (probes == 0) {
+        opened->job.checkpoints = opened->job.step_path = opened->job.log_path = NULL;
+        opened->job.resume = false;
+    }
+    parameters->job.batch = partition_share(partition, batch).count;
+    return STATUS_OK;
+}
+
+/* ---- The workload ---- */
 
 static const char *const single[] = {"checkpoint", "export", "export-step", "save-batch", NULL};
 

@@ -1,4 +1,4 @@
-#include "train/trainer_parts.h"
+#include "train/trainer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -6,10 +6,423 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/chance.h"
+#include "core/fnv.h"
+#include "core/partition.h"
 #include "core/timer.h"
 #include "machine/comm.h"
-#include "train/display.h"
-#include "train/export.h"
+#include "machine/device.h"
+#include "machine/memory.h"
+#include "train/epoch_report.h"
+#include "train/import_export.h"
+
+/* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
+ * parameter tensor, set if the tensor is wrong. */
+struct found {
+    uint32_t losses, wrong_losses;
+    bool astray[MODEL_TENSORS_MAX];
+};
+
+struct trainer {
+    const struct train_job *job;
+    struct train train;       /* job->train, with the exchange of this run */
+    struct exchange exchange; /* its method is NULL with one rank */
+    const struct engine *engine;
+    struct engine_bounds bounds; /* the largest of all ranks, whose engines may differ */
+    /* job->pipeline, with the engine of the stages. In a pipeline, `engine` points to `piped`. */
+    struct pipeline_plan pipeline;
+    struct engine piped;
+    struct pipe_measured piped_epoch; /* measurements of the latest call of steps() */
+    void *state;                      /* state of the engine */
+    struct display *display;          /* NULL: no display */
+    struct step_log *log;             /* on rank 0; NULL: no log */
+    struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the state with which
+                            * this run began */
+    struct train_partial done;   /* the current epoch so far; after trainer_run(), the whole epoch */
+    struct train_totals part;    /* of all ranks, since the latest stop within the epoch */
+    double part_s;               /* seconds of these steps */
+    struct train_state within;   /* room for the state within an epoch, for --checkpoint-steps */
+    struct train_totals *shares; /* room for the totals of each rank */
+    uint64_t own_bad_step;       /* as totals.bad_step, but only for the samples of this rank */
+    float *logits;               /* logits of the test set */
+    uint32_t *next;              /* shares of the next epoch; NULL with one rank */
+    double *speeds;              /* room for one number per rank */
+    bool reported;               /* whether a straggler was reported */
+    int lock;                    /* lock of the checkpoint folder; negative: none */
+
+    struct found found; /* results of trainer_verify() */
+    uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
+};
+
+/* ---- Communication of the ranks. With one rank, these functions do not communicate ---- */
+
+#define SPREAD_BYTES ((size_t)1 << 30) /* maximum size of a broadcast; MPI counts in int */
+
+/* Sets `*mixed` to the model if some ranks have their gradients in host memory and others in device memory,
+ * else to NULL. Collective. */
+static enum status find_mixture(const struct trainer *trainer, const struct model **mixed)
+{
+    const struct engine *engine = trainer->engine;
+    double any[] = {engine->gradients_in == GRADIENTS_IN_HOST, engine->gradients_in != GRADIENTS_IN_HOST,
+                    engine->scales_loss};
+    TRY(comm_max(any, COUNT_OF(any)));
+    *mixed = any[0] > 0 && any[1] > 0 ? trainer->train.model : NULL;
+    return *mixed && any[2] > 0
+               ? status_set(STATUS_USAGE,
+                            "CPUs cannot train together with a variant that scales the loss; use train-cuda, "
+                            "train-tf32 or train-bf16")
+           : *mixed && trainer->train.optimizer.clip_norm > 0
+               ? status_set(STATUS_USAGE,
+                            "--clip-norm: CPUs and GPUs add up the norm in different orders, so "
+                            "their parameters would differ; drop --clip-norm or --rank-device")
+               : STATUS_OK;
+}
+
+/* Sets the bounds to the largest of all ranks, because the gradients of all ranks enter each update. If the
+ * exchange rounds gradients to bf16, the bounds are at least those of train-bf16, except for logits, which
+ * are compared at the same parameters. Collective. */
+static enum status combine_bounds(const struct exchange *exchange, struct engine_bounds *bounds)
+{
+    const struct engine_bounds bf16 = ENGINE_BOUNDS_BF16;
+    double all[] = {bounds->loss, bounds->floor, bounds->drift, bounds->logits};
+    if (exchange->method->rounds) {
+        all[0] = fmax(all[0], bf16.loss);
+        all[1] = fmax(all[1], bf16.floor);
+        all[2] = fmax(all[2], bf16.drift);
+    }
+    TRY(comm_max(all, COUNT_OF(all)));
+    *bounds = (struct engine_bounds){.loss = all[0], .floor = all[1], .drift = all[2], .logits = all[3]};
+    return STATUS_OK;
+}
+
+/* Makes this rank a stage of a pipeline: it computes its layers for all samples of a step. Collective. */
+static enum status join_pipeline(struct trainer *trainer)
+{
+    const struct model *mixed;
+    TRY(find_mixture(trainer, &mixed));
+    if (mixed)
+        return status_set(
+            STATUS_USAGE,
+            "--rank-device: CPUs and GPUs cannot be stages of one pipeline; use --parallel data");
+    trainer->pipeline = trainer->job->pipeline;
+    trainer->pipeline.engine = trainer->engine;
+    trainer->piped = pipeline_engine(trainer->engine);
+    trainer->engine = &trainer->piped;
+    trainer->train.pipeline = &trainer->pipeline;
+    trainer->train.rank = 0;
+    trainer->train.ranks = 1;
+    return STATUS_OK;
+}
+
+/* Sets trainer->train, and opens the exchange if there are several ranks. */
+static enum status trainer_join(struct trainer *trainer, const struct resources *resources)
+{
+    struct exchange *exchange = &trainer->exchange;
+    trainer->train = trainer->job->train;
+    trainer->bounds = trainer->engine->bounds;
+    trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
+    TRY(comm_agree(ALLOCATED(trainer->shares, "out of memory")));
+    if (trainer->job->pipeline.stages)
+        return join_pipeline(trainer);
+    if (trainer->train.ranks <= 1)
+        return STATUS_OK;
+    trainer->train.exchange = exchange;
+    exchange->device = resources->device;
+    exchange->count = trainer->train.model->arena_values;
+    TRY(find_mixture(trainer, &exchange->mixed));
+    TRY(exchange_open(trainer->job->sync, trainer->engine, exchange));
+    return combine_bounds(exchange, &trainer->bounds);
+}
+
+static void trainer_leave(struct trainer *trainer)
+{
+    exchange_close(&trainer->exchange);
+    free(trainer->shares);
+    free(trainer->next);
+    free(trainer->speeds);
+}
+
+static enum status spread(void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes; done += SPREAD_BYTES)
+        TRY(comm_spread((char *)data + done, bytes - done < SPREAD_BYTES ? bytes - done : SPREAD_BYTES));
+    return STATUS_OK;
+}
+
+/* Copies the state of rank 0, with which training begins, to all ranks. STATUS_USAGE if the initial
+ * parameters that the ranks computed or read differ. */
+static enum status trainer_share_state(struct trainer *trainer)
+{
+    struct checkpoint *now = &trainer->now;
+    const size_t bytes = now->arena_values * sizeof(float);
+    if (comm_size() == 1)
+        return STATUS_OK;
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, trainer->job->initial, bytes), "initial parameters",
+                        "give all ranks the same --init file and the same build"));
+    TRY(spread(&now->history, sizeof now->history));
+    TRY(spread(&now->partial, sizeof now->partial));
+    TRY(spread(&now->state.scale, sizeof now->state.scale));
+    TRY(spread(now->state.parameters, bytes));
+    TRY(spread(now->state.m, bytes));
+    TRY(spread(now->state.v, bytes));
+    return now->state.ema ? spread(now->state.ema, bytes) : STATUS_OK;
+}
+
+/* Handles a failure after an exchange. An exchange in host memory returns the same status on all ranks. In an
+ * exchange in device memory, the other ranks may wait inside GPU kernels, where no message reaches them, so
+ * this rank aborts all ranks. */
+static enum status after_exchange(const struct trainer *trainer, enum status status)
+{
+    const struct exchange_method *method = trainer->exchange.method;
+    return status == STATUS_OK || !method || method->sum ? status : comm_give_up(status);
+}
+
+/* Call engine->steps(), set() and get(). If one of them fails on one rank, it fails on all. */
+static enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    return after_exchange(trainer, trainer->engine->steps(trainer->state, epoch, first, count));
+}
+
+static enum status trainer_set(struct trainer *trainer, const struct train_state *from)
+{
+    return comm_agree(trainer->engine->set(trainer->state, from));
+}
+
+static enum status trainer_get(struct trainer *trainer, struct train_state *into)
+{
+    return comm_agree(trainer->engine->get(trainer->state, into));
+}
+
+/* Combines the totals of all ranks. The order of the sums is fixed, so repeated runs are bit-identical. */
+static void combine(const struct train_totals *shares, int ranks, struct train_totals *totals)
+{
+    *totals = shares[0];
+    for (int i = 1; i < ranks; i++) {
+        totals->loss += shares[i].loss;
+        totals->correct += shares[i].correct;
+        totals->samples += shares[i].samples;
+        totals->skipped = shares[i].skipped > totals->skipped ? shares[i].skipped : totals->skipped;
+        totals->bad_step = shares[i].bad_step < totals->bad_step ? shares[i].bad_step : totals->bad_step;
+    }
+}
+
+/* Gets the engine's totals, added up over all ranks. The members data_s and generate_s are those of this
+ * rank. */
+static enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
+{
+    struct train_totals own;
+    TRY(comm_agree(after_exchange(trainer, trainer->engine->totals(trainer->state, &own))));
+    TRY(comm_gather(&own, sizeof own, trainer->shares));
+    combine(trainer->shares, comm_rank() == 0 ? comm_size() : 1, totals);
+    TRY(comm_spread(totals, sizeof *totals));
+    trainer->own_bad_step = own.bad_step;
+    totals->data_s = own.data_s;
+    totals->generate_s = own.generate_s;
+    return STATUS_OK;
+}
+
+/* Fails on all ranks if the parameters in trainer->now differ between ranks. */
+static enum status trainer_check_parameters(const struct trainer *trainer)
+{
+    const struct checkpoint *now = &trainer->now;
+    char reason[1024];
+    if (comm_size() == 1)
+        return STATUS_OK;
+    enum status status = comm_check_same(
+        fnv_add(FNV_BEGIN, now->state.parameters, now->arena_values * sizeof(float)),
+        "parameters after the epoch",
+        "its machine or network computes or transfers wrong values, or its CPU rounds differently; "
+        "run on machines of one type, and leave out this machine if the error repeats");
+    if (status != STATUS_USAGE)
+        return status;
+    snprintf(reason, sizeof reason, "%s", status_text());
+    return status_set(STATUS_FAILED, "%s", reason); /* the options are not the cause */
+}
+
+/* Pipelines only: describes the stage of this rank and its latest epoch. */
+static enum status trainer_report_stage(const struct trainer *trainer, struct train_epoch *epoch)
+{
+    const struct pipe_measured *measured = &trainer->piped_epoch;
+    if (!trainer->job->pipeline.stages)
+        return STATUS_OK;
+    pipeline_layers(trainer->state, epoch->layers, sizeof epoch->layers);
+    epoch->bubble = measured->waited_s / (measured->waited_s + measured->worked_s);
+    return pipeline_ideal(&trainer->pipeline, measured, &epoch->bubble_ideal);
+}
+
+/* Combines the verification results of all ranks, so that all ranks make the same decisions. */
+static enum status trainer_combine_found(struct found *found)
+{
+    double flags[MODEL_TENSORS_MAX + 1] = {found->wrong_losses};
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        flags[t + 1] = found->astray[t];
+    TRY(comm_max(flags, COUNT_OF(flags)));
+    found->wrong_losses = (uint32_t)flags[0];
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        found->astray[t] = flags[t + 1] > 0;
+    return STATUS_OK;
+}
+
+/* ---- --balance: the shares of the ranks. Rank 0 computes them, so that all ranks have the same shares ----
+ */
+
+/* Free memory is rounded to multiples of 1/64 of the largest value, so equal machines get equal weights. */
+#define MEMORY_STEPS 64
+#define REPORT_GAIN  0.1  /* report a straggler if other shares would save a larger part of a step's time */
+#define REPORT_MIN_S 0.25 /* after a shorter epoch, the measured speeds are too uncertain for a report */
+
+/* Returns the free memory in bytes of the device or the host on which the engine trains; 0: unknown. */
+static uint64_t free_bytes(const struct engine *engine, const struct resources *resources)
+{
+    struct device_info info;
+    if (engine->gradients_in != GRADIENTS_IN_DEVICE && engine->gradients_in != GRADIENTS_IN_GRAPH)
+        return memory_available_bytes();
+    return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
+}
+
+/* Collective: on rank 0, sets the weights to the free memory of the ranks, as multiples of 1/64 of the
+ * largest value. */
+static enum status weigh_memory(const struct trainer *trainer, const struct resources *resources,
+                                double *weights)
+{
+    double mine = (double)free_bytes(trainer->engine, resources), largest = 0;
+    TRY(comm_agree(mine > 0 ? STATUS_OK
+                            : status_set(STATUS_UNAVAILABLE,
+                                         "--balance memory: the free memory is not known here; give each "
+                                         "rank a number, such as --balance 3:1")));
+    TRY(comm_gather(&mine, sizeof mine, weights));
+    if (comm_rank() > 0)
+        return STATUS_OK;
+    for (int i = 0; i < comm_size(); i++)
+        largest = fmax(largest, weights[i]);
+    for (int i = 0; i < comm_size(); i++)
+        weights[i] = fmax(1, round(MEMORY_STEPS * weights[i] / largest));
+    return STATUS_OK;
+}
+
+/* Returns whether the shares depend on measurements. A resumed run then needs the shares of the
+ * checkpoint. */
+static bool depends_on_measurements(const struct train_job *job)
+{
+    return job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
+}
+
+/* On rank 0: sets trainer->next to the shares in the checkpoint if they depend on measurements. Otherwise, or
+ * if the checkpoint has no shares for this job, divides the samples of a step in proportion to `weights`. */
+static void divide(struct trainer *trainer, const double *weights)
+{
+    const struct train_job *job = trainer->job;
+    const struct train *train = &job->train;
+    const struct checkpoint *now = &trainer->now;
+    if (depends_on_measurements(job) && balance_continues(now, job->balance, train->ranks, train->batch))
+        memcpy(trainer->next, now->shares, train->ranks * sizeof *trainer->next);
+    else
+        partition_divide(weights, train->ranks, train->batch, job->balance == BALANCE_FIXED ? 0 : 1,
+                         trainer->next);
+}
+
+/* Makes trainer->next the shares of the ranks. Call only between epochs. */
+static void trainer_use_shares(struct trainer *trainer)
+{
+    if (trainer->next)
+        memcpy(trainer->job->shares, trainer->next, trainer->train.ranks * sizeof *trainer->next);
+}
+
+/* Collective: sets the shares of the first epoch and trainer->train.share_max, before the engine is opened.
+ * On rank 0, trainer->now has the checkpoint to resume. STATUS_UNAVAILABLE if the free memory is unknown. */
+static enum status trainer_take_shares(struct trainer *trainer, const struct resources *resources)
+{
+    const struct train_job *job = trainer->job;
+    const size_t ranks = job->train.ranks;
+    if (!job->shares)
+        return STATUS_OK;
+    trainer->next = malloc(ranks * sizeof *trainer->next);
+    trainer->speeds = malloc(ranks * sizeof *trainer->speeds);
+    TRY(comm_agree(ALLOCATED(trainer->next && trainer->speeds, "out of memory")));
+    memcpy(trainer->speeds, job->weights, ranks * sizeof *trainer->speeds);
+    if (job->balance == BALANCE_MEMORY)
+        TRY(weigh_memory(trainer, resources, trainer->speeds));
+    if (comm_rank() == 0)
+        divide(trainer, trainer->speeds);
+    TRY(comm_spread(trainer->next, ranks * sizeof *trainer->next));
+    trainer_use_shares(trainer);
+    trainer->train.share_max = train_room(&trainer->train, job->balance == BALANCE_MEASURED);
+    return STATUS_OK;
+}
+
+/* Returns the speed of this rank in samples per second, in the steps of the epoch that this process ran. The
+ * time in which it waits for the exchange does not count. NaN if the exchange is not timed. */
+static double own_speed(const struct trainer *trainer)
+{
+    const struct train_partial *done = &trainer->done, *before = &trainer->now.partial;
+    const uint64_t samples = train_share_of_epoch(&trainer->train) -
+                             (uint64_t)before->steps * train_share(&trainer->train, 0).count;
+    return (double)samples / (done->epoch_s - before->epoch_s - (done->exchange_s - before->exchange_s));
+}
+
+/* On rank 0: warns once if other shares would save much time. */
+static void report_straggler(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    const uint32_t *shares = job->shares;
+    const double *speeds = trainer->speeds;
+    uint32_t slow = 0, fast = 0;
+    if (trainer->reported || trainer->done.epoch_s < REPORT_MIN_S)
+        return;
+    double gain = balance_improve(speeds, job->train.ranks, REPORT_GAIN, shares, trainer->next);
+    memcpy(trainer->next, shares, job->train.ranks * sizeof *shares);
+    if (gain == 0)
+        return;
+    for (uint32_t i = 1; i < job->train.ranks; i++) {
+        slow = shares[i] / speeds[i] > shares[slow] / speeds[slow] ? i : slow;
+        fast = shares[i] / speeds[i] < shares[fast] / speeds[fast] ? i : fast;
+    }
+    trainer->reported = true;
+    status_warn("the ranks are uneven: rank %" PRIu32 " computes %" PRIu32 " samples of each step at %.0f "
+                "samples/s, rank %" PRIu32 " computes %" PRIu32
+                " at %.0f, and all ranks wait for the slowest; "
+                "--balance measured divides the samples by speed, and would save about %.0f %% of the time",
+                slow, shares[slow], speeds[slow], fast, shares[fast], speeds[fast], 100 * gain);
+}
+
+/* Collective, after an epoch: computes trainer->next from the speeds of the ranks in this epoch (--balance
+ * measured), or warns once on rank 0 if the ranks are uneven. */
+static enum status trainer_rebalance(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    if (!job->shares)
+        return STATUS_OK;
+    double speed = own_speed(trainer);
+    TRY(comm_gather(&speed, sizeof speed, trainer->speeds));
+    if (job->balance == BALANCE_MEASURED) {
+        if (comm_rank() == 0)
+            (void)balance_improve(trainer->speeds, job->train.ranks, BALANCE_GAIN_MIN, job->shares,
+                                  trainer->next);
+        return comm_spread(trainer->next, job->train.ranks * sizeof *trainer->next);
+    }
+    if (comm_rank() == 0)
+        report_straggler(trainer);
+    return STATUS_OK;
+}
+
+/* Writes trainer->next to trainer->now, if a resumed run would need it. */
+static enum status trainer_note_shares(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    struct checkpoint *now = &trainer->now;
+    const uint32_t ranks = job->train.ranks;
+    if (!job->shares || !depends_on_measurements(job))
+        return STATUS_OK;
+    uint32_t *shares = realloc(now->shares, ranks * sizeof *shares);
+    TRY(ALLOCATED(shares, "out of memory for the shares"));
+    memcpy(shares, trainer->next, ranks * sizeof *shares);
+    now->shares = shares;
+    now->share_count = ranks;
+    now->balance = job->balance;
+    return STATUS_OK;
+}
+
+/* ---- Opening and closing ---- */
 
 void trainer_close(void *state)
 {
@@ -26,7 +439,41 @@ void trainer_close(void *state)
     free(trainer);
 }
 
-/* ---- Beginning ---- */
+static enum status resume(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    struct checkpoint latest;
+    bool found = false;
+    TRY(resume_read(job, true, &latest, &found));
+    if (!found)
+        return STATUS_OK;
+    /* Keep this run's --data: the same samples may have moved to another path. */
+    free(latest.data);
+    option_values_free(&latest.samples);
+    latest.data = trainer->now.data;
+    latest.samples = trainer->now.samples;
+    trainer->now.data = NULL;
+    trainer->now.samples = (struct option_values){0};
+    checkpoint_free(&trainer->now);
+    trainer->now = latest;
+    if (latest.history.epochs < job->epochs && latest.partial.steps)
+        status_say("%u of %u epochs and %u of %u steps are done: continuing", latest.history.epochs,
+                   job->epochs, latest.partial.steps, train_steps(&job->train));
+    else if (latest.history.epochs < job->epochs)
+        status_say("%u of %u epochs are done: continuing", latest.history.epochs, job->epochs);
+    return STATUS_OK;
+}
+
+/* On rank 0: locks the folder of --checkpoint. With --resume, sets trainer->now to the latest checkpoint, if
+ * there is one; otherwise checks that the folder has no checkpoints. */
+static enum status trainer_take_folder(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    if (!job->checkpoints || comm_rank() > 0)
+        return STATUS_OK;
+    TRY(checkpoint_lock(job->checkpoints, true, &trainer->lock));
+    return job->resume ? resume(trainer) : resume_refuse_full(job);
+}
 
 /* Sets trainer->now to the initial parameters, or to the checkpoint to resume. */
 static enum status take_beginning(struct trainer *trainer)
@@ -41,17 +488,16 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
     memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
-    now->identity = strdup(job->identity);
     now->data = strdup(job->data ? job->data : "");
-    now->samples = strdup(job->samples ? job->samples : "");
     now->row = strdup("");
     now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
         room &= train_state_for(&job->train, &trainer->within);
-    TRY(ALLOCATED(room && now->identity && now->data && now->samples && now->row && trainer->logits,
-                  "out of memory for the parameters"));
+    TRY(ALLOCATED(room && now->data && now->row && trainer->logits, "out of memory for the parameters"));
+    TRY(option_values_copy(&job->identity, &now->identity));
+    TRY(option_values_copy(&job->samples, &now->samples));
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
     if (now->state.ema)
         memcpy(now->state.ema, job->initial, model->arena_values * sizeof *job->initial);
@@ -84,14 +530,113 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     trainer->engine = engine;
     trainer->lock = -1;
     TRY(begin(trainer, resources));
-    TRY(trainer_check_first_step(trainer->job, &trainer->now));
+    TRY(resume_check_first_step(trainer->job, &trainer->now));
     if (trainer->job->step_path) {
-        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, trainer->job->identity,
+        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, &trainer->job->identity,
                         trainer->job->step_path));
         status_say("the first step was written to %s", trainer->job->step_path);
     }
     trainer->display = display_open(engine, trainer->state, &trainer->train, trainer->job->epochs);
     return STATUS_OK;
+}
+
+/* ---- Stops within an epoch and at its end: tests, rows of --log, and checkpoints ---- */
+
+void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
+                  double *accuracy)
+{
+    uint32_t right = 0;
+    *loss = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const float *of = logits + (size_t)i * classes;
+        uint32_t best = 0;
+        double sum = 1; /* exp(0), for the largest logit */
+        for (uint32_t k = 1; k < classes; k++)
+            if (of[k] > of[best])
+                best = k;
+        for (uint32_t k = 0; k < classes; k++)
+            sum += k == best ? 0 : exp((double)of[k] - of[best]);
+        *loss += log(sum) + of[best] - of[labels[i]];
+        right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
+    }
+    *loss /= count;
+    *accuracy = (double)right / count;
+}
+
+/* Computes loss and accuracy of the test set. */
+static enum status trainer_test(struct trainer *trainer, double *loss, double *accuracy)
+{
+    const struct train *train = &trainer->train;
+    const struct data_set *set = &train->data->sets[DATA_TEST];
+    TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
+    logits_judge(trainer->logits, set->labels, set->count, train->model->classes, loss, accuracy);
+    return STATUS_OK;
+}
+
+/* Appends a row about the steps since the latest stop to the log, with the test results in `tested`. */
+static enum status trainer_log_part(struct trainer *trainer, const struct train_epoch *tested)
+{
+    const struct train *train = &trainer->train;
+    const uint64_t epochs = trainer->now.history.epochs, steps = train_steps(train),
+                   samples = train->data->sets[DATA_TRAIN].count, full = steps * train->batch;
+    if (!trainer->log)
+        return STATUS_OK;
+    const struct step_row row = {.epoch = (uint32_t)epochs + 1,
+                                 .step = epochs * steps + trainer->done.steps,
+                                 .samples_seen = epochs * (full < samples ? full : samples) +
+                                                 trainer->done.totals.samples,
+                                 .totals = trainer->part,
+                                 .steps_s = trainer->part_s,
+                                 .test_loss = tested->test_loss,
+                                 .test_accuracy = tested->test_accuracy};
+    return step_log_add(trainer->log, &row);
+}
+
+/* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
+ * --verify and the search for a bad layer need. */
+static enum status keep_within(struct trainer *trainer)
+{
+    const struct train_job *job = trainer->job;
+    trainer->within.scale =
+        trainer->now.state.scale; /* engines that do not scale the loss leave it unchanged */
+    TRY(trainer_get(trainer, &trainer->within));
+    if (comm_rank() > 0)
+        return STATUS_OK;
+    TRY(trainer_note_shares(trainer));
+    struct checkpoint within = trainer->now;
+    within.partial = trainer->done;
+    within.state = trainer->within;
+    return checkpoint_write(job->checkpoints, job->keep, &within);
+}
+
+static bool is_due(uint32_t every, uint64_t step)
+{
+    return every > 0 && step % every == 0;
+}
+
+/* Collective, within an epoch: tests the network if a test is due after `step` steps, appends a row about the
+ * steps since the previous stop, and writes a checkpoint if one is due. A checkpoint always ends a row, so
+ * that a resumed run has the same rows as an uninterrupted run. */
+static enum status trainer_stop(struct trainer *trainer, uint64_t step)
+{
+    const struct train_job *job = trainer->job;
+    struct train_epoch tested = {.test_loss = NAN, .test_accuracy = NAN};
+    enum status status = STATUS_OK;
+    if (is_due(job->test_steps, step))
+        status = trainer_test(trainer, &tested.test_loss, &tested.test_accuracy);
+    TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, &tested) : status));
+    return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
+                                                                   : STATUS_OK;
+}
+
+/* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
+static uint64_t trainer_next_stop(const struct train_job *job, uint64_t step, uint64_t end)
+{
+    const uint32_t every[] = {job->checkpoint_steps, job->test_steps, job->log_steps};
+    for (size_t i = 0; i < COUNT_OF(every); i++)
+        if (every[i] && (step / every[i] + 1) * every[i] < end)
+            end = (step / every[i] + 1) * every[i];
+    return end;
 }
 
 /* ---- Running an epoch ---- */
@@ -344,7 +889,7 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path && comm_rank() == 0)
-        TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), job->identity,
+        TRY(export_parameters(&job->train, checkpoint_parameters(&trainer->now), &job->identity,
                               job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
         status_say("the checkpoint already has %u epoch%s, but --epochs is %u%s%s",
@@ -356,4 +901,319 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
                    job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     return STATUS_OK;
+}
+
+/* ---- Verification: an engine trains as the oracle (engine_oracle) does ---- */
+
+/* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
+#define STRETCH 5
+/* Maximum number of attempts at a step that overflows. More than enough: the loss scale reaches its minimum
+ * sooner. */
+#define VERIFY_TRIES 32
+/* Bound of the error of a moving average after STRETCH steps, relative to its norm: a few roundings of a
+ * float. */
+#define AVERAGE_ROUNDING 2e-7
+
+static uint32_t count_astray(const struct found *found)
+{
+    uint32_t count = 0;
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        count += found->astray[t];
+    return count;
+}
+
+static uint64_t found_wrong(const struct found *found)
+{
+    return (uint64_t)found->wrong_losses + count_astray(found);
+}
+
+/* Returns whether the change of a tensor from `begin` differs from the oracle's change by more than `most`
+ * times the Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than
+ * the bound of losses. With `skips`, idle values are left out. */
+static bool went_astray(const struct model_tensor *tensor, double most, bool skips, const float *begin,
+                        const float *mine, const float *theirs)
+{
+    const size_t idle = tensor->first + tensor->idle_first;
+    double off = 0, way = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        if (skips && i >= idle && i < idle + tensor->idle_values)
+            continue;
+        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
+        way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
+    }
+    return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
+}
+
+/* Returns whether the moving average of a tensor differs from the oracle's by more than the bounds. In a few
+ * steps, an average changes so little that its own rounding also matters. */
+static bool average_went_astray(const struct model_tensor *tensor, double most, bool skips,
+                                const float *begin, const float *mine, const float *theirs)
+{
+    double off = 0, norm = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
+        norm += (double)theirs[i] * theirs[i];
+    }
+    return went_astray(tensor, most, skips, begin, mine, theirs) &&
+           !(sqrt(off) <= AVERAGE_ROUNDING * sqrt(norm));
+}
+
+/* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. Adam and AdamW
+ * move idle values by whole steps in a direction that only rounding determines. */
+static void note_astray(struct trainer *trainer, const struct train_state *begin,
+                        const struct train_state *mine, const struct train_state *theirs)
+{
+    const struct train *train = &trainer->job->train;
+    const bool skips = train->optimizer.kind != OPTIMIZER_SGD;
+    for (uint32_t t = 0; t < train->model->tensor_count; t++)
+        trainer->found.astray[t] |= went_astray(&train->model->tensors[t], trainer->bounds.drift, skips,
+                                                begin->parameters, mine->parameters, theirs->parameters);
+    for (uint32_t t = 0; mine->ema && t < train->model->tensor_count; t++)
+        trainer->found.astray[t] |= average_went_astray(&train->model->tensors[t], trainer->bounds.drift,
+                                                        skips, begin->ema, mine->ema, theirs->ema);
+}
+
+static void compare_losses(struct trainer *trainer, const struct train_totals *mine,
+                           const struct train_totals *exact)
+{
+    const struct engine_bounds *bounds = &trainer->bounds;
+    double scale = fmax(exact->loss, bounds->floor * (double)exact->samples);
+    trainer->found.losses++;
+    trainer->found.wrong_losses +=
+        mine->samples != exact->samples || !(fabs(mine->loss - exact->loss) <= bounds->loss * scale);
+}
+
+/* Runs one step of the engine. If the engine skipped the step because of overflow, runs it again with the
+ * halved loss scale, because a skipped step cannot be compared. At the minimum scale, the step stays
+ * skipped. */
+static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
+                             struct train_totals *totals)
+{
+    for (int tries = 0; tries < VERIFY_TRIES; tries++) {
+        TRY(trainer_steps(trainer, epoch, step, 1));
+        TRY(trainer_totals(trainer, totals));
+        if (totals->skipped == 0)
+            break;
+    }
+    return STATUS_OK;
+}
+
+/* Runs one step of the oracle, which trains on the samples of all ranks. Its loss must be finite. */
+static enum status take_exact_step(void *oracle, uint32_t epoch, uint32_t step, uint32_t number,
+                                   struct train_totals *totals)
+{
+    TRY(engine_oracle.steps(oracle, epoch, step, 1));
+    TRY(engine_oracle.totals(oracle, totals));
+    if (!isfinite(totals->loss))
+        return status_set(STATUS_FAILED,
+                          "--verify: the reference's own loss at step %" PRIu32
+                          " is not finite, so nothing can be compared; lower --lr, or use fewer "
+                          "--verify-steps",
+                          number);
+    return STATUS_OK;
+}
+
+/* Runs the same steps on both engines, starting from state `begin`. Compares the losses, marks the tensors
+ * that differ, and returns both final states in `mine` and `theirs`. */
+static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
+                                   const struct train_state *begin, struct train_state *mine,
+                                   struct train_state *theirs)
+{
+    uint32_t steps = train_steps(&trainer->train), epoch = trainer->now.history.epochs;
+    TRY(engine_oracle.set(oracle, begin));
+    TRY(trainer_set(trainer, begin));
+    for (uint32_t i = first; i < first + count; i++) {
+        struct train_totals own, exact;
+        TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
+        TRY(comm_agree(take_exact_step(oracle, epoch + i / steps, i % steps, i + 1, &exact)));
+        compare_losses(trainer, &own, &exact);
+    }
+    TRY(trainer_get(trainer, mine));
+    TRY(engine_oracle.get(oracle, theirs));
+    note_astray(trainer, begin, mine, theirs);
+    return trainer_combine_found(&trainer->found);
+}
+
+/* Before the first epoch: compares both engines step by step, in stretches. Each stretch starts with the
+ * oracle's state at the end of the previous one. Without these restarts, the comparison would measure how
+ * training amplifies rounding (docs/train.md), which is not an error of the engine. */
+static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
+{
+    const uint32_t count = trainer->job->verify_steps, done = trainer->now.partial.steps;
+    const struct train_state *begin = &trainer->now.state;
+    for (uint32_t first = 0; first < count; first += STRETCH) {
+        uint32_t left = count - first;
+        struct train_state *theirs = &states[1 + first / STRETCH % 2];
+        TRY(compare_stretch(trainer, oracle, done + first, left < STRETCH ? left : STRETCH, begin, &states[0],
+                            theirs));
+        begin = theirs;
+    }
+    return trainer_set(trainer, &trainer->now.state);
+}
+
+/* The repeated epoch: steps done, their totals, and the state after them. */
+struct replay {
+    uint32_t step;
+    struct train_totals totals;
+    struct train_state *at;
+};
+
+/* Returns the beginning of the repetition: the epoch's first step, or the step at which this run resumed. */
+static struct replay begin_replay(const struct trainer *trainer, struct train_state *at)
+{
+    const struct train_partial *begin = &trainer->now.partial;
+    return (struct replay){.step = begin->steps, .totals = begin->totals, .at = at};
+}
+
+/* Advances the repeated epoch to the state before `step`. If the epoch is already past `step`, restarts it
+ * first. Passes at most STRETCH steps to the engine per call. The timed epoch may have run more steps per
+ * call; the results must be the same. */
+static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
+{
+    const struct train_partial *begin = &trainer->now.partial;
+    if (step < replay->step)
+        *replay = begin_replay(trainer, replay->at);
+    TRY(trainer_set(trainer, replay->step > begin->steps ? replay->at : &trainer->now.state));
+    while (replay->step < step) {
+        struct train_totals more;
+        uint32_t left = step - replay->step, count = left < STRETCH ? left : STRETCH;
+        TRY(trainer_steps(trainer, trainer->now.history.epochs, replay->step, count));
+        TRY(trainer_totals(trainer, &more));
+        replay->step += count;
+        replay->totals.loss += more.loss;
+        replay->totals.samples += more.samples;
+    }
+    return trainer_get(trainer, replay->at);
+}
+
+/* Compares one step with the oracle, starting from the state that the epoch had before this step. After many
+ * training steps, rounding occasionally changes a step by more than the bounds (docs/train.md). In that case
+ * the neighbouring step decides, because a real fault would show there as well. */
+static enum status compare_step(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
+                                struct train_state *scratch)
+{
+    uint32_t steps = train_steps(&trainer->train);
+    uint32_t neighbour = step > trainer->now.partial.steps ? step - 1 : step + 1 < steps ? step + 1 : step;
+    struct found before = trainer->found;
+    TRY(go_to(trainer, replay, step));
+    TRY(compare_stretch(trainer, oracle, step, 1, replay->at, &scratch[0], &scratch[1]));
+    if (found_wrong(&trainer->found) == found_wrong(&before))
+        return STATUS_OK;
+    trainer->found = before;
+    TRY(go_to(trainer, replay, neighbour));
+    return compare_stretch(trainer, oracle, neighbour, 1, replay->at, &scratch[0], &scratch[1]);
+}
+
+/* Marks the tensors that are not bit-identical. */
+static void note_different(struct trainer *trainer, const struct train_state *one,
+                           const struct train_state *other)
+{
+    const struct model *model = trainer->job->train.model;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        trainer->found.astray[t] |= memcmp(one->parameters + tensor->first, other->parameters + tensor->first,
+                                           tensor->values * sizeof *one->parameters) != 0 ||
+                                    (one->ema && memcmp(one->ema + tensor->first, other->ema + tensor->first,
+                                                        tensor->values * sizeof *one->ema) != 0);
+    }
+}
+
+/* Repeats the timed epoch. Engines are deterministic, so the final parameters must be bit-identical. The loss
+ * must be the same within bounds.loss, because the replay sums it in other groups of steps. Also compares two
+ * steps with the oracle: one drawn at random, and the last one, whose batch may be short. */
+static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
+{
+    const uint32_t steps = train_steps(&trainer->train);
+    const uint32_t begin = trainer->now.partial.steps;
+    struct replay replay = begin_replay(trainer, &states[1]);
+    trainer->drawn = begin + (uint32_t)unpredictable_below(steps - begin);
+    TRY(comm_spread(&trainer->drawn, sizeof trainer->drawn));
+    display_wait(trainer->display);
+    TRY(trainer_get(trainer, &states[0]));
+    TRY(compare_step(trainer, oracle, &replay, trainer->drawn, &states[2]));
+    TRY(compare_step(trainer, oracle, &replay, steps - 1, &states[2]));
+    TRY(go_to(trainer, &replay, steps));
+    note_different(trainer, &states[0], replay.at);
+    compare_losses(trainer, &trainer->done.totals, &replay.totals);
+    TRY(trainer_combine_found(&trainer->found));
+    return trainer_set(trainer, &states[0]);
+}
+
+enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                           uint64_t *wrong)
+{
+    (void)input, (void)variant;
+    struct trainer *trainer = state;
+    const struct train *train = &trainer->train;
+    struct train alone = *train; /* the oracle trains on the samples of all ranks */
+    const struct resources one = {.threads = 1};
+    struct train_state states[4] = {{0}};
+    bool room = true;
+    void *oracle = NULL;
+    trainer->found = (struct found){0};
+    trainer->drawn = UINT32_MAX;
+    alone.rank = alone.ranks = alone.share_max = 0;
+    alone.shares = NULL;
+    alone.exchange = NULL;
+    enum status status = engine_oracle.open(&alone, &one, &oracle);
+    for (size_t i = 0; i < COUNT_OF(states); i++)
+        room &= train_state_for(train, &states[i]);
+    if (status == STATUS_OK && !room)
+        status = status_set(STATUS_EXHAUSTED, "out of memory to verify");
+    status = comm_agree(status);
+    if (status == STATUS_OK)
+        status = (number > 0 ? compare_epoch : compare_steps)(trainer, oracle, states);
+    *wrong = found_wrong(&trainer->found);
+    for (size_t i = 0; i < COUNT_OF(states); i++)
+        train_state_free(&states[i]);
+    if (oracle)
+        engine_oracle.close(oracle);
+    return status;
+}
+
+void trainer_verdict(const void *input, void *state, char *text, size_t size)
+{
+    (void)input;
+    const struct trainer *trainer = state;
+    const struct found *found = &trainer->found;
+    char where[80] = "";
+    if (trainer->drawn != UINT32_MAX)
+        snprintf(where, sizeof where,
+                 " of epoch %" PRIu32 " (step %" PRIu32 ", drawn at random, and the last step)",
+                 trainer->now.history.epochs + 1, trainer->drawn + 1);
+    snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s",
+             found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,
+             where);
+}
+
+/* ---- --dry-run ---- */
+
+/* Writes the file of --export-step by setting up the variant, with all other files turned off. */
+static enum status write_first_step(const struct train_job *job, const struct variant *variant,
+                                    const struct resources *resources)
+{
+    struct train_job alone = *job;
+    void *state = NULL;
+    alone.checkpoints = alone.log_path = NULL;
+    alone.resume = false;
+    if (job->largest)
+        return status_set(STATUS_USAGE,
+                          "--export-step with --dry-run needs a known batch; give --batch a number");
+    enum status status = variant->setup(resources, &alone, &state);
+    if (state)
+        variant->teardown(state);
+    return status;
+}
+
+enum status trainer_check(const void *input, const struct variant *variant, const struct resources *resources)
+{
+    const struct train_job *job = input;
+    int lock = -1;
+    if (job->checkpoints) {
+        TRY(checkpoint_lock(job->checkpoints, false, &lock));
+        enum status status = resume_check_folder(job);
+        checkpoint_unlock(lock);
+        TRY(status);
+    }
+    return job->step_path ? write_first_step(job, variant, resources) : STATUS_OK;
 }

@@ -1,7 +1,7 @@
 /* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
- * the functions of this header; cpu/train/variants.h and cuda/train/variants.cuh define variants in this
- * way. With several ranks, trainer_open(), trainer_run(), trainer_finish() and trainer_verify() are
- * collective. Rank 0 reads and writes the files. */
+ * the functions of this header; TRAINING_BY() and INFERRING_BY() below and cuda/train/variants.cuh define
+ * variants in this way. With several ranks, trainer_open(), trainer_run(), trainer_finish() and
+ * trainer_verify() are collective. Rank 0 reads and writes the files. */
 #ifndef FDSL_TRAIN_TRAINER_H
 #define FDSL_TRAIN_TRAINER_H
 
@@ -11,10 +11,21 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
-#include "train/balance.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/pipeline.h"
+
+/* --balance: how the ranks divide the samples of a step. A rank's share is its number of samples per step.
+ * docs/distributed.md describes the option. */
+enum balance {
+    BALANCE_EQUAL,
+    BALANCE_MEASURED, /* shares in proportion to the speeds, measured in each epoch */
+    BALANCE_MEMORY,   /* shares in proportion to the free memory */
+    BALANCE_FIXED,    /* shares in proportion to the numbers in the value of --balance */
+};
+
+/* --balance measured changes the shares only if it expects to save more than this part of a step's time. */
+#define BALANCE_GAIN_MIN 0.02
 
 /* The input of the workload `train`. */
 struct train_job {
@@ -26,20 +37,20 @@ struct train_job {
     uint32_t keep;           /* number of checkpoints that the folder keeps */
     /* Intervals in steps, counted over all epochs; 0: never. */
     uint32_t checkpoint_steps, test_steps, log_steps;
-    const char *log_path; /* CSV file of step_log.h; NULL: none */
+    const char *log_path; /* CSV file of --log; NULL: none */
     bool resume, allow_nan;
     bool largest;                  /* --batch max; the batch is not known with --dry-run */
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
     enum balance balance;
-    const double *weights;   /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
-    uint32_t *shares;        /* per rank: samples in a full step of the current epoch, written by the trainer;
-                              * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
-    const char *identity;    /* the options that affect the parameters, as text */
-    const char *data;        /* value of --data */
-    const char *samples;     /* options that choose the samples, except --data (job_samples()); NULL: none */
-    const char *export_path; /* NULL: no export */
-    const char *step_path;   /* export of the first step; NULL: none */
+    const double *weights; /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
+    uint32_t *shares;      /* per rank: samples in a full step of the current epoch, written by the trainer;
+                            * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
+    struct option_values identity; /* the options that affect the parameters; not owned */
+    const char *data;              /* value of --data */
+    struct option_values samples;  /* the options that choose the samples, except --data; not owned */
+    const char *export_path;       /* NULL: no export */
+    const char *step_path;         /* export of the first step; NULL: none */
 };
 
 /* Results of the latest epoch. */
@@ -78,11 +89,6 @@ enum status trainer_probe(void *state); /* runs the first step; collective */
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
-
-/* Before the data are read: compares the options with those of the latest checkpoint to resume, without the
- * initial parameters and the samples. Reads only the members `identity`, `checkpoints` and `largest` of the
- * job. STATUS_USAGE with the first option that differs, and what to give instead. Call on rank 0. */
-enum status trainer_check_options(const struct train_job *job, const char *model);
 
 /* ---- Functions of the workload (core/workload.h); none uses `input` or `variant` ---- */
 
@@ -126,6 +132,53 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
 /* Formats what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *input, void *state, char *text, size_t size);
 
+/* ---- resume.c: continuing from a checkpoint. Call these functions on rank 0 ---- */
+
+/* Before the data are read: compares the options with those of the latest checkpoint to resume, without the
+ * initial parameters and the samples. Reads only the members `identity`, `checkpoints` and `largest` of the
+ * job. STATUS_USAGE with the first option that differs, and what to give instead. */
+enum status resume_check_options(const struct train_job *job, const char *model);
+
+/* Reads the latest checkpoint in the folder, if there is one, and checks that training can continue from it.
+ * With `batch_known` = false, compares neither the options nor the number of steps. STATUS_USAGE with a
+ * remedy if the model, the samples or an option differs. The caller frees `latest` if `*found` is true. */
+enum status resume_read(const struct train_job *job, bool batch_known, struct checkpoint *latest,
+                        bool *found);
+
+/* STATUS_USAGE if the folder has checkpoints, because --resume is not given. */
+enum status resume_refuse_full(const struct train_job *job);
+
+/* STATUS_USAGE if --export-step is given, but training continues after the first step. */
+enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest);
+
+/* For --dry-run: checks the folder, which the caller has locked, and says from where a run would continue. */
+enum status resume_check_folder(const struct train_job *job);
+
+/* ---- balance.c: shares. All functions are pure ---- */
+
+/* Parses the value of --balance: "equal", "measured", "memory", or one number per rank, such as "3:1". Sets
+ * `weights` to these numbers; without numbers, sets all weights to 1. Returns STATUS_USAGE if the value is
+ * invalid; the message says what to give instead. */
+enum status balance_parse(const char *text, uint32_t ranks, enum balance *balance, double *weights);
+
+/* Returns the part of a step's time that the shares `next` would save, compared with `now`. A step takes as
+ * long as its slowest rank. `speeds` are in samples per second, and more than 0 for ranks with a share. */
+double balance_gain(const double *speeds, uint32_t ranks, const uint32_t *now, const uint32_t *next);
+
+/* Sets `next` to shares in proportion to `speeds`, at least 1 per rank, with the same sum as `now`, which is
+ * at least the number of ranks. If these shares would not save more than `gain_min` of a step's time, sets
+ * `next` to `now`. Returns the part that `next` saves: 0 or more than `gain_min`. If a speed is not finite
+ * and positive, nothing is known about the rank, so `next` becomes `now`. */
+double balance_improve(const double *speeds, uint32_t ranks, double gain_min, const uint32_t *now,
+                       uint32_t *next);
+
+/* Returns whether the shares in a checkpoint are those of a run with this value of --balance, this number of
+ * ranks, and `batch` samples per step. */
+bool balance_continues(const struct checkpoint *checkpoint, enum balance balance, uint32_t ranks,
+                       uint32_t batch);
+
+/* ---- Results ---- */
+
 /* Adds to the history an epoch that took `epoch_s` seconds and ended with this test accuracy (0 to 1). */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
@@ -135,5 +188,61 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
                   double *accuracy);
 
 FDSL_C_END
+
+/* ---- Inference: run number n evaluates batch n mod N, where N is the number of whole batches in the test
+ * set ---- */
+
+/* The input of the workload `infer`. */
+struct infer_job {
+    struct train train;      /* with forward_only set */
+    const float *parameters; /* an arena (model.h) */
+};
+
+struct inferrer {
+    const struct infer_job *job;
+    const struct engine *engine;
+    void *state; /* state of the engine */
+    float *logits;
+    uint64_t number; /* of the latest run; UINT64_MAX before the first run */
+};
+
+/* Output of inferrer_fetch(). */
+struct infer_result {
+    float *logits;   /* owned by the caller; room for one batch */
+    uint64_t number; /* number of the latest run, which produced `logits`; UINT64_MAX before the first run */
+};
+
+FDSL_C_BEGIN
+
+/* Implement setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct
+ * infer_job. */
+enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
+                          void **state);
+enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
+enum status inferrer_fetch(void *state, void *result);
+void inferrer_close(void *state);
+
+/* Returns the bytes of memory that the engine uses. */
+uint64_t inferrer_memory_bytes(const void *state);
+
+FDSL_C_END
+
+/* ---- Variants on the CPU. Arguments after the engine initialise further members of struct variant ---- */
+
+#define VARIANT_BY(driver, symbol, engine, ...)                                                           \
+    static enum status symbol##_setup(const struct resources *resources, const void *input, void **state) \
+    {                                                                                                     \
+        return driver##_open(&engine, resources, input, state);                                           \
+    }                                                                                                     \
+    const struct variant symbol = {.platform = "cpu",                                                     \
+                                   .traits = &engine,                                                     \
+                                   .setup = symbol##_setup,                                               \
+                                   .run = driver##_run,                                                   \
+                                   .fetch = driver##_fetch,                                               \
+                                   .teardown = driver##_close,                                            \
+                                   __VA_ARGS__}
+
+#define TRAINING_BY(symbol, ...)  VARIANT_BY(trainer, symbol, __VA_ARGS__)
+#define INFERRING_BY(symbol, ...) VARIANT_BY(inferrer, symbol, __VA_ARGS__)
 
 #endif

@@ -1,26 +1,39 @@
-/* Exports a training run for comparison with other programs. Safetensors files hold the parameters under
- * PyTorch's names, the data sets, or everything about one step. PNG files show samples of one step.
- * `identity` lists the options as text; it becomes part of a safetensors file's metadata. Errors:
- * STATUS_FAILED with path and reason. */
-#ifndef FDSL_TRAIN_EXPORT_H
-#define FDSL_TRAIN_EXPORT_H
+/* --init reads the parameters of an earlier training run of the same model, for example to fine-tune on few
+ * samples after pre-training on many. The other functions export a training run for comparison with other
+ * programs. Safetensors files hold the parameters under PyTorch's names, the data sets, or everything about
+ * one step. PNG files show samples of one step. `identity` has the options; their text becomes part of a
+ * safetensors file's metadata. Errors: STATUS_FAILED with path and reason. */
+#ifndef FDSL_TRAIN_IMPORT_EXPORT_H
+#define FDSL_TRAIN_IMPORT_EXPORT_H
+
+#include <stdint.h>
 
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
+#include "train/option_values.h"
 
 FDSL_C_BEGIN
+
+/* Reads parameters into `parameters`, an arena of the model. `path` is a checkpoint file, a folder whose
+ * latest checkpoint is used, or a file of tensors with the names and shapes of the model, as --export and
+ * timm write it. The image size may differ if no weight tensor depends on it. If the file lacks the last
+ * layer or has it in other shapes (another number of classes), that layer is set to zeros. Prints one line
+ * that says what was copied. Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the
+ * checkpoint belongs to another model, if other tensors differ in shape, if a value is not finite, or if
+ * nothing could be copied. `parameters` are then unchanged. */
+enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash);
 
 /* Writes the tensors "conv1.weight", "conv1.bias", ... The metadata holds, as JSON: "input" (the shape of a
  * sample), "classes", and "scale" and "offset" with one value per channel. A sample's value v enters the
  * network as v * scale + offset. */
-enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
-                              const char *path);
+enum status export_parameters(const struct train *train, const float *parameters,
+                              const struct option_values *identity, const char *path);
 
 /* Writes both sets as stored (train.values, train.labels, test.values, test.labels), the normalisation
  * (scale, offset), and the initial parameters (initial.conv1.weight, ...). STATUS_USAGE if the training
  * samples are not DATA_STORED, or if every epoch crops them again. */
-enum status export_data(const struct train *train, const float *initial, const char *identity,
+enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path);
 
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
@@ -29,7 +42,8 @@ enum status export_data(const struct train *train, const float *initial, const c
  * after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its inputs; stochastic depth
  * has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
-                        const struct train_state *before, const char *identity, const char *path);
+                        const struct train_state *before, const struct option_values *identity,
+                        const char *path);
 
 /* Checks the text "COUNT:FOLDER" of --save-batch. STATUS_USAGE unless the folder is new or empty. */
 enum status export_batch_check(const char *text);

@@ -1,8 +1,12 @@
-/* The loss of one sample, for engines that run on a CPU. The oracle computes it in double. */
-#ifndef FDSL_TRAIN_SAMPLE_LOSS_H
-#define FDSL_TRAIN_SAMPLE_LOSS_H
+/* What the engines on a CPU share: the loss of a sample, and totals that other threads may read. */
+#ifndef FDSL_TRAIN_HOST_ENGINE_H
+#define FDSL_TRAIN_HOST_ENGINE_H
+
+#include <stdatomic.h>
 
 #include "train/engine.h"
+
+/* ---- The loss of a sample. The oracle computes it in double ---- */
 
 /* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
  * samples with respect to the logits. */
@@ -48,6 +52,28 @@ static inline uint32_t largest_logit(const train_real *logits, uint32_t classes)
         if (logits[k] > logits[best])
             best = k;
     return best;
+}
+
+/* ---- Progress ---- */
+
+/* A zeroed struct means that no step is done yet. */
+struct published {
+    _Atomic double loss;
+    _Atomic uint64_t correct, samples;
+};
+
+static inline void published_store(struct published *published, const struct train_totals *totals)
+{
+    atomic_store_explicit(&published->loss, totals->loss, memory_order_relaxed);
+    atomic_store_explicit(&published->correct, totals->correct, memory_order_relaxed);
+    atomic_store_explicit(&published->samples, totals->samples, memory_order_relaxed);
+}
+
+static inline void published_load(const struct published *published, struct train_progress *progress)
+{
+    progress->loss = atomic_load_explicit(&published->loss, memory_order_relaxed);
+    progress->correct = atomic_load_explicit(&published->correct, memory_order_relaxed);
+    progress->samples = atomic_load_explicit(&published->samples, memory_order_relaxed);
 }
 
 #endif

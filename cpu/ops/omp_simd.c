@@ -1,14 +1,69 @@
-/* The vector kernel of `ops-omp`. One source file per instruction set defines LANES, vreal and the operations
- * v_...(), and includes this file. Loads and stores may be unaligned.
+/* The vector kernels of `ops-omp`. The Makefile compiles this file once per instruction set: with LANES=8 for
+ * AVX2, FMA and F16C, and with LANES=16 for AVX-512 F, BW, DQ and VL. Loads and stores may be unaligned.
  *
  * Types are constant arguments of functions that are always inlined. The compiler therefore generates one
  * loop per pair of types. It vectorises the conversions of core/dtype.h, because
  * they have no branches. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#if LANES == 8 && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#elif LANES == 8
+#pragma GCC target("avx2,fma,f16c")
+#elif defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c,prefer-vector-width=512")
+#endif
+
 #include <string.h>
 
 #include "omp_kernel.h"
 
 #define INLINE static inline __attribute__((always_inline))
+
+/* ---- Vectors ---- */
+
+#if LANES == 8
+typedef __m256 vreal;
+
+#define v_load(p)      _mm256_loadu_ps((const float *)(p))
+#define v_store(p, a)  _mm256_storeu_ps(p, a)
+#define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define v_load_half(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
+#define v_load_bf16(p) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
+
+/* Converts to f16; NaN becomes 0x7FFF. */
+static inline void v_store_half(void *p, __m256 a)
+{
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    __m128i nans = _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
+    __m128i bits = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128((__m128i *)p, _mm_blendv_epi8(bits, _mm_set1_epi16(0x7FFF), nans));
+}
+#else
+typedef __m512 vreal;
+
+#define v_load(p)      _mm512_loadu_ps(p)
+#define v_store(p, a)  _mm512_storeu_ps(p, a)
+#define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define v_load_half(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
+#define v_load_bf16(p)   \
+    _mm512_castsi512_ps( \
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
+
+static inline void v_store_half(void *p, __m512 a)
+{
+    __m256i bits = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    _mm256_storeu_si256((__m256i *)p, _mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7FFF)));
+}
+#endif
+
+/* ---- Norms ---- */
 
 enum {
     GROUP = 8,   /* vectors of sums at a time; with AVX2, 16 would leave no registers for values */
@@ -168,4 +223,15 @@ static void convert(const struct ops_format *format, const void *row, uint8_t *v
         convert_from(format, row, DTYPE_BF16, values, scales);
 }
 
-#define OPS_KERNEL(kernel) const struct ops_kernel kernel = {square_sum, largest_finite, convert}
+const struct ops_kernel
+#if LANES == 8
+    ops_kernel_avx2
+#else
+    ops_kernel_avx512
+#endif
+    = {square_sum, largest_finite, convert};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,702 @@
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "core/text.h"
+#include "data/png_image.h"
+#include "data/safetensors.h"
+#include "data/tensor_file.h"
+#include "train/checkpoint.h"
+#include "train/import_export.h"
+#include "train/feed.h"
+
+/* ---- --init ---- */
+
+#define PREFIX_BYTES 32 /* of a prefix of names, such as "state_dict.module." */
+
+static bool same_shape(const struct model_tensor *a, const struct model_tensor *b)
+{
+    return a->axes == b->axes && memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
+}
+
+/* Formats the shape of a tensor: "64x32x3x3". */
+static void shape_text(const uint64_t *shape, uint32_t axes, char text[64])
+{
+    *text = '\0';
+    for (uint32_t i = 0; i < axes; i++)
+        text_join(text, 64, "x", "%" PRIu64, shape[i]);
+}
+
+/* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */
+static enum status fit(const struct model *model, const struct model *theirs, uint32_t *taken)
+{
+    *taken = model->tensor_count;
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *here = &model->tensors[t], *there = &theirs->tensors[t];
+        char ours[64], others[64];
+        if (same_shape(here, there))
+            continue;
+        if (t + 2 >= model->tensor_count) {
+            *taken = model->tensor_count - 2;
+            continue;
+        }
+        shape_text(here->shape, here->axes, ours);
+        shape_text(there->shape, there->axes, others);
+        return status_set(
+            STATUS_USAGE,
+            "its %s is %s, but these samples need %s; use samples of "
+            "%" PRIu32 "x%" PRIu32 "x%" PRIu32 "x%" PRIu32 " (channels, depth, height, width)%s",
+            here->name, others, ours, theirs->input.channels, theirs->input.depth, theirs->input.height,
+            theirs->input.width,
+            theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");
+    }
+    return *taken > 0 ? STATUS_OK
+                      : status_set(STATUS_USAGE, "no layer can be copied: its only layer has another shape; "
+                                                 "use other samples, or drop --init");
+}
+
+/* Checks the values of the first `count` tensors. */
+static enum status check_finite(const struct model *model, const float *parameters, uint32_t count)
+{
+    for (uint32_t t = 0; t < count; t++)
+        for (uint64_t i = 0; i < model->tensors[t].values; i++)
+            if (!isfinite(parameters[model->tensors[t].first + i]))
+                return status_set(
+                    STATUS_USAGE,
+                    "its %s has values that are NaN or infinite; use parameters that were saved "
+                    "before training diverged",
+                    model->tensors[t].name);
+    return STATUS_OK;
+}
+
+static enum status take(const struct checkpoint *checkpoint, const struct model *model, float *parameters,
+                        uint32_t *taken)
+{
+    struct model theirs;
+    if (strcmp(checkpoint->model, model->name) != 0)
+        return status_set(STATUS_USAGE,
+                          "its model is %.15s, but this is %s; use --model %.15s, or another checkpoint",
+                          checkpoint->model, model->name, checkpoint->model);
+    TRY(checkpoint_model(checkpoint, &theirs));
+    TRY(fit(model, &theirs, taken));
+    TRY(check_finite(&theirs, checkpoint_parameters(checkpoint), *taken));
+    for (uint32_t t = 0; t < *taken; t++)
+        memcpy(parameters + model->tensors[t].first,
+               checkpoint_parameters(checkpoint) + theirs.tensors[t].first,
+               model->tensors[t].values * sizeof *parameters);
+    /* A last layer that is not copied starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16
+     * words", 2021. After long training, features are large. Random weights in the last layer would send
+     * large gradients back into the trained layers. */
+    for (uint32_t t = *taken; t < model->tensor_count; t++)
+        memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
+    return STATUS_OK;
+}
+
+/* ---- Files of tensors ---- */
+
+static const struct tensor *find(const struct tensor_file *file, const char *name)
+{
+    for (size_t i = 0; i < file->count; i++)
+        if (strcmp(file->tensors[i].name, name) == 0)
+            return &file->tensors[i];
+    return NULL;
+}
+
+static bool is_of(const struct model *model, const char *name)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        if (strcmp(model->tensors[t].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* Drops the tensors whose names do not begin with `prefix`, and removes `prefix` from the other names. */
+static void keep_prefixed(struct tensor_file *file, const char *prefix)
+{
+    const size_t length = strlen(prefix), count = file->count;
+    file->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        char *name = file->tensors[i].name;
+        if (strncmp(name, prefix, length) != 0) {
+            free(name);
+            continue;
+        }
+        memmove(name, name + length, strlen(name + length) + 1);
+        file->tensors[file->count++] = file->tensors[i];
+    }
+}
+
+/* Returns how many tensors of the model the file has under names that begin with `prefix`. */
+static uint32_t count_prefixed(const struct tensor_file *file, const struct model *model, const char *prefix)
+{
+    uint32_t count = 0;
+    char name[TENSOR_NAME_MAX + PREFIX_BYTES];
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        snprintf(name, sizeof name, "%s%s", prefix, model->tensors[t].name);
+        count += find(file, name) != NULL;
+    }
+    return count;
+}
+
+/* Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
+ * DistributedDataParallel and torch.compile() add a prefix to all names. Sets `prefix` to the combination of
+ * key and prefix under which the file has most tensors of the model, and keeps only the tensors under this
+ * combination. A moving average of the parameters is preferred to the parameters, as in timm. */
+static void take_inner(struct tensor_file *file, const struct model *model, char prefix[PREFIX_BYTES])
+{
+    static const char *const keys[] = {"state_dict_ema.", "model_ema.", "", "state_dict.", "model."};
+    static const char *const wrappers[] = {"", "module.", "_orig_mod."};
+    uint32_t most = 0;
+    *prefix = '\0';
+    for (size_t i = 0; i < COUNT_OF(keys) * COUNT_OF(wrappers); i++) {
+        char tried[PREFIX_BYTES];
+        snprintf(tried, sizeof tried, "%s%s", keys[i / COUNT_OF(wrappers)], wrappers[i % COUNT_OF(wrappers)]);
+        const uint32_t count = count_prefixed(file, model, tried);
+        if (count > most) {
+            most = count;
+            memcpy(prefix, tried, sizeof tried);
+        }
+    }
+    keep_prefixed(file, prefix);
+}
+
+/* Checks a tensor of a file, which has the name of the tensor `wanted` of a model. */
+static enum status check_tensor(const struct tensor *tensor, const struct model *model,
+                                const struct model_tensor *wanted)
+{
+    char ours[64], others[64];
+    shape_text(wanted->shape, wanted->axes, ours);
+    shape_text(tensor->shape, tensor->axes < TENSOR_AXES_MAX ? tensor->axes : TENSOR_AXES_MAX, others);
+    if (strcmp(ours, others) != 0)
+        return status_set(STATUS_USAGE,
+                          "its %s is %s, but %s with these samples needs %s; use another --model or image "
+                          "size",
+                          wanted->name, others, model->name, ours);
+    if (tensor->fault)
+        return status_set(STATUS_USAGE, "its %s cannot be read: %s", wanted->name, tensor->fault);
+    if (!tensor->readable || tensor->dtype != DTYPE_F32)
+        return status_set(STATUS_USAGE, "its %s is of type %s; convert all tensors to 32-bit floats",
+                          wanted->name, tensor->type);
+    return STATUS_OK;
+}
+
+/* Checks that a file has all tensors of a model, except perhaps the two of the last layer, and no other
+ * tensors. Sets `*count` to the number of the model's tensors that the file has. */
+static enum status check_names(const struct tensor_file *file, const struct model *model, uint32_t *count)
+{
+    const struct model_tensor *tensors = model->tensors;
+    uint32_t missing = 0, first = 0;
+    for (uint32_t t = model->tensor_count; t > 0; t--)
+        if (!find(file, tensors[t - 1].name)) {
+            missing++;
+            first = t - 1;
+        }
+    *count = model->tensor_count - missing;
+    if (missing > 0 && (first == 0 || first != *count || missing != 2))
+        return status_set(STATUS_USAGE,
+                          "it lacks %" PRIu32 " of the %" PRIu32 " tensors of %s (the first: %s); "
+                          "use the right --model, or another file",
+                          missing, model->tensor_count, model->name, tensors[first].name);
+    for (size_t i = 0; i < file->count; i++)
+        if (!is_of(model, file->tensors[i].name))
+            return status_set(
+                STATUS_USAGE,
+                "it also has a tensor %.48s, which %s does not have; use another --model, or remove it",
+                file->tensors[i].name, model->name);
+    return STATUS_OK;
+}
+
+/* Reads the parameters of a network that has the layers of `model`. Its number of classes, which is the
+ * length of the last tensor, may differ from that of `model`. A file without the last layer counts as one
+ * with another number of classes. */
+static enum status read_tensors(const struct tensor_file *file, const struct model *model,
+                                struct checkpoint *checkpoint)
+{
+    const struct model_table *table = model_tables;
+    const struct tensor *last = find(file, model->tensors[model->tensor_count - 1].name);
+    struct model theirs;
+    uint32_t count = 0;
+    while (strcmp(table->name, model->name) != 0)
+        table++;
+    const bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
+    const uint32_t classes = usable ? (uint32_t)last->shape[0] : model->classes + !last;
+    TRY(check_names(file, model, &count));
+    TRY(model_build(table, model->input, classes, &theirs));
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = theirs.input;
+    checkpoint->classes = theirs.classes;
+    checkpoint->arena_values = theirs.arena_values;
+    for (uint32_t t = 0; t < count; t++)
+        TRY(check_tensor(find(file, theirs.tensors[t].name), &theirs, &theirs.tensors[t]));
+    TRY(ALLOCATED(train_state_new(theirs.arena_values, &checkpoint->state),
+                  "out of memory for its parameters"));
+    for (uint32_t t = 0; t < count; t++) {
+        const struct model_tensor *tensor = &theirs.tensors[t];
+        TRY(tensor_file_read(file, find(file, tensor->name)->offset,
+                             checkpoint->state.parameters + tensor->first, tensor->values * sizeof(float)));
+    }
+    return STATUS_OK;
+}
+
+/* Sets `prefix` as take_inner() does. */
+static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint,
+                             char prefix[PREFIX_BYTES])
+{
+    CLOSED_BY(tensor_file_close) struct tensor_file file;
+    enum status status = tensor_file_open(path, &file);
+    if (status != STATUS_OK)
+        return status_prefix(status, "--init");
+    take_inner(&file, model, prefix);
+    status = read_tensors(&file, model, checkpoint);
+    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init %s", path);
+}
+
+enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash)
+{
+    struct checkpoint checkpoint = {0};
+    uint32_t taken = 0;
+    char prefix[PREFIX_BYTES] = "";
+    const bool tensors = tensor_file_named(path);
+    if (text_ends_in(path, ".npy"))
+        return status_set(
+            STATUS_USAGE,
+            "--init %s: a .npy file holds one tensor; give a checkpoint, or a file that ends in "
+            ".safetensors, .pt, .pth or .pth.tar",
+            path);
+    if (tensors && access(path, F_OK) != 0)
+        return status_set(STATUS_USAGE, "--init %s: %s", path, strerror(errno));
+    enum status status =
+        tensors ? read_file(path, model, &checkpoint, prefix) : checkpoint_find("--init", path, &checkpoint);
+    if (status == STATUS_OK) {
+        status = take(&checkpoint, model, parameters, &taken);
+        if (status != STATUS_OK)
+            status_prefix(status, "--init %s", path);
+    }
+    if (status == STATUS_OK) {
+        *hash = checkpoint_hash(&checkpoint);
+        char after[128] = "";
+        if (!tensors)
+            snprintf(after, sizeof after, " after %" PRIu32 " epoch%s of %.64s", checkpoint.history.epochs,
+                     checkpoint.history.epochs == 1 ? "" : "s", checkpoint.data);
+        else if (*prefix)
+            snprintf(after, sizeof after, " (%s*)", prefix);
+        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", taken, model->tensor_count,
+                   path, after, taken < model->tensor_count ? "; the last layer starts with zeros" : "");
+    }
+    checkpoint_free(&checkpoint);
+    return status;
+}
+
+/* ---- --export, --export-data, --export-step ---- */
+
+/* Writes a file whose metadata have the text of the options, and the pairs in `others`, which ends with NULL.
+ */
+static enum status write_tensors(const char *path, const struct option_values *identity,
+                                 const char *const *others, const struct safetensor *tensors, size_t count)
+{
+    const char *about[16] = {"fdsl-bench"};
+    FREED char *text = option_values_text(identity);
+    TRY(ALLOCATED(text, "%s: out of memory", path));
+    about[1] = text;
+    for (size_t i = 0; others && others[i]; i++)
+        about[2 + i] = others[i];
+    return safetensors_write(path, about, tensors, count);
+}
+
+/* ---- The tensors of an arena ---- */
+
+/* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
+ * Each name begins with `prefix`. The entries point into `arena`. */
+static void describe_arena(const struct model *model, const char *prefix, const float *arena,
+                           struct safetensor *tensors)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *of = &model->tensors[t];
+        tensors[t] = (struct safetensor){.type = "F32",
+                                         .axes = of->axes,
+                                         .values = arena + of->first,
+                                         .bytes = of->values * sizeof *arena};
+        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
+        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
+    }
+}
+
+/* ---- One step ---- */
+
+#define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 4)
+
+/* Returns the factors by which a dropout layer multiplies its inputs in step 0 of epoch 0. The caller frees
+ * the array; NULL if memory runs out. */
+static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
+                              uint32_t count)
+{
+    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
+    float *factors = malloc(count * layer->out_values * sizeof *factors);
+    for (uint32_t j = 0; factors && j < count; j++)
+        for (uint32_t i = 0; i < layer->out_values; i++) {
+            struct philox_block block = draw_dropout(train->seed, 0, numbers[j], layer->number, i);
+            factors[j * layer->out_values + i] =
+                draw_kept(block, i, threshold) ? 256.0f / (float)(256 - threshold) : 0;
+        }
+    return factors;
+}
+
+/* Returns the factors that stochastic depth applies in step 0 of epoch 0, one per sample. The caller frees
+ * the array; NULL if memory runs out. */
+static float *path_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
+                           uint32_t count)
+{
+    float *factors = malloc(count * sizeof *factors);
+    for (uint32_t j = 0; factors && j < count; j++)
+        factors[j] = draw_path(train->seed, 0, numbers[j], layer->number, layer->spec.rate);
+    return factors;
+}
+
+/* Contents of the --export-step file; owned. */
+struct step_parts {
+    uint32_t *numbers, count;
+    float *inputs, *partner, *targets, *gradients, *factors[MODEL_LAYERS_MAX]; /* partner: one sample */
+    int64_t *labels;
+    double loss;
+    struct train_state after;
+    struct feed feed;
+    struct safetensor tensors[STEP_TENSORS];
+    size_t tensor_count;
+};
+
+static void step_free(struct step_parts *parts)
+{
+    free(parts->numbers);
+    free(parts->inputs);
+    free(parts->partner);
+    free(parts->targets);
+    free(parts->gradients);
+    free(parts->labels);
+    for (size_t i = 0; i < MODEL_LAYERS_MAX; i++)
+        free(parts->factors[i]);
+    train_state_free(&parts->after);
+    feed_close(&parts->feed);
+    free(parts);
+}
+
+/* Writes the samples of the step as the network sees them, and their targets. */
+static void step_fill(const struct train *train, struct step_parts *parts)
+{
+    const struct data *data = train->data;
+    const struct mix mix = train_mix(train, 0, 0);
+    const uint32_t *numbers = parts->numbers;
+    for (uint32_t j = 0; j < parts->count; j++) {
+        const struct target target = train_target(train, &mix, numbers, parts->count, j);
+        feed_gather(&parts->feed, &mix, 0, numbers, parts->count, j, parts->partner,
+                    parts->inputs + j * data->sample_values);
+        parts->labels[j] = target.label;
+        for (uint32_t k = 0; k < data->classes; k++)
+            parts->targets[(size_t)j * data->classes + k] =
+                target_of(&target, train->smoothing, data->classes, k);
+    }
+}
+
+/* Collects the samples of the step. */
+static enum status step_samples(const struct train *train, struct step_parts *parts)
+{
+    const struct data *data = train->data;
+    struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    parts->numbers = malloc(train_entries(train, train->batch) * sizeof *parts->numbers);
+    parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
+    parts->partner = malloc(data->sample_values * sizeof *parts->partner);
+    parts->labels = malloc(train->batch * sizeof *parts->labels);
+    parts->targets = malloc((size_t)train->batch * data->classes * sizeof *parts->targets);
+    parts->gradients = malloc(train->model->arena_values * sizeof *parts->gradients);
+    TRY(ALLOCATED(parts->numbers && parts->inputs && parts->partner && parts->labels && parts->targets &&
+                      parts->gradients && train_state_new(train->model->arena_values, &parts->after),
+                  "--export-step: out of memory"));
+    parts->count = train_batch(train, &order, 0, parts->numbers);
+    TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
+    TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
+    step_fill(train, parts);
+    for (uint32_t i = 0; i < train->model->layer_count; i++) {
+        const struct layer *layer = &train->model->layers[i];
+        const bool path = layer->spec.kind == LAYER_DROP_PATH;
+        if (!path && layer->spec.kind != LAYER_DROPOUT)
+            continue;
+        parts->factors[i] =
+            (path ? path_factors : dropout_factors)(train, layer, parts->numbers, parts->count);
+        TRY(ALLOCATED(parts->factors[i], "--export-step: out of memory"));
+    }
+    return STATUS_OK;
+}
+
+static void step_add(struct step_parts *parts, const char *name, const char *type, const void *values,
+                     size_t value_bytes, uint32_t axes, const uint64_t *shape)
+{
+    struct safetensor *tensor = &parts->tensors[parts->tensor_count++];
+    *tensor = (struct safetensor){.type = type, .axes = axes, .values = values, .bytes = value_bytes};
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    for (uint32_t i = 0; i < axes; i++) {
+        tensor->shape[i] = shape[i];
+        tensor->bytes *= shape[i];
+    }
+}
+
+/* Describes the tensors: inputs, labels, targets, loss, dropout factors, parameters before and after,
+ * gradients. */
+static void step_describe(const struct model *model, const struct train_state *before,
+                          struct step_parts *parts)
+{
+    const struct shape *in = &model->input;
+    const uint64_t volume[] = {parts->count, in->channels, in->depth, in->height, in->width};
+    const uint64_t picture[] = {parts->count, in->channels, in->height, in->width};
+    step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
+             model->volumetric ? volume : picture);
+    step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
+    step_add(parts, "targets", "F32", parts->targets, sizeof(float), 2,
+             (const uint64_t[]){parts->count, model->classes});
+    step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (parts->factors[i]) {
+            char name[48];
+            const uint64_t shape[] = {parts->count, model->layers[i].out_values};
+            const bool path = model->layers[i].spec.kind == LAYER_DROP_PATH;
+            snprintf(name, sizeof name, "factor.%s", model->layers[i].name);
+            step_add(parts, name, "F32", parts->factors[i], sizeof(float), path ? 1 : 2, shape);
+        }
+    const struct {
+        const char *prefix;
+        const float *arena;
+    } arenas[] = {{"before.", before->parameters},
+                  {"gradient.", parts->gradients},
+                  {"after.", parts->after.parameters}};
+    for (size_t i = 0; i < COUNT_OF(arenas); i++) {
+        describe_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
+        parts->tensor_count += model->tensor_count;
+    }
+}
+
+enum status export_step(const struct train *train, const struct engine *engine, void *state,
+                        const struct train_state *before, const struct option_values *identity,
+                        const char *path)
+{
+    struct train_totals totals;
+    struct step_parts *parts = calloc(1, sizeof *parts);
+    TRY(ALLOCATED(parts, "--export-step: out of memory"));
+    enum status status = step_samples(train, parts);
+    if (status == STATUS_OK)
+        status = engine->steps(state, 0, 0, 1);
+    if (status == STATUS_OK)
+        status = engine->totals(state, &totals);
+    if (status == STATUS_OK)
+        status = engine->gradients(state, parts->gradients);
+    if (status == STATUS_OK)
+        status = engine->get(state, &parts->after);
+    if (status == STATUS_OK) {
+        parts->loss = totals.loss / (double)totals.samples;
+        step_describe(train->model, before, parts);
+        status = write_tensors(path, identity, NULL, parts->tensors, parts->tensor_count);
+    }
+    step_free(parts);
+    return status == STATUS_OK ? engine->set(state, before) : status;
+}
+
+/* ---- The data ---- */
+
+/* Describes the values and labels of one set. Returns the number of tensors. */
+static size_t describe_set(const struct data *data, const struct model *model, const char *name,
+                           const struct data_set *set, struct safetensor *tensors)
+{
+    const struct shape *in = &data->shape;
+    const uint64_t volume[] = {set->count, in->channels, in->depth, in->height, in->width};
+    const uint64_t picture[] = {set->count, in->channels, in->height, in->width};
+    uint32_t axes = model->volumetric ? 5 : 4;
+    tensors[0] = (struct safetensor){.type = data->type == DTYPE_F16 ? "F16" : "U8",
+                                     .axes = axes,
+                                     .values = set->values,
+                                     .bytes = set->count * data->sample_bytes};
+    tensors[1] = (struct safetensor){.type = "I32",
+                                     .axes = 1,
+                                     .shape = {set->count},
+                                     .values = set->labels,
+                                     .bytes = set->count * sizeof *set->labels};
+    memcpy(tensors[0].shape, model->volumetric ? volume : picture, axes * sizeof *volume);
+    snprintf(tensors[0].name, sizeof tensors[0].name, "%s.values", name);
+    snprintf(tensors[1].name, sizeof tensors[1].name, "%s.labels", name);
+    return 2;
+}
+
+enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
+                        const char *path)
+{
+    const struct data *data = train->data;
+    const struct model *model = train->model;
+    struct safetensor tensors[MODEL_TENSORS_MAX + 6];
+    size_t count = 0;
+    if (data->feed != DATA_STORED) /* other feeds may keep only part of the training set in memory */
+        return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
+    if (data->canvas_bytes) /* the sets have samples of different sizes */
+        return status_set(STATUS_USAGE,
+                          "--export-data cannot write the samples of --fit random-resized-crop; "
+                          "use --fit resize or crop");
+    count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
+    count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
+    const float *const lines[] = {data->scale, data->offset};
+    for (size_t i = 0; i < COUNT_OF(lines); i++, count++) {
+        tensors[count] = (struct safetensor){.type = "F32",
+                                             .axes = 1,
+                                             .shape = {data->shape.channels},
+                                             .values = lines[i],
+                                             .bytes = data->shape.channels * sizeof(float)};
+        snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
+    }
+    describe_arena(model, "initial.", initial, tensors + count);
+    return write_tensors(path, identity, NULL, tensors, count + model->tensor_count);
+}
+
+/* ---- The parameters ---- */
+
+#define LIST_MAX (24 * (DATA_CHANNELS_MAX + 1))
+
+/* Formats values as a JSON array: "[0.0127, 0.0131]". */
+static void list(const float *values, uint32_t count, char text[LIST_MAX])
+{
+    *text = '\0';
+    for (uint32_t i = 0; i < count; i++)
+        text_append(text, LIST_MAX, "%s%.9g", i ? ", " : "[", (double)values[i]);
+    text_append(text, LIST_MAX, "]");
+}
+
+enum status export_parameters(const struct train *train, const float *parameters,
+                              const struct option_values *identity, const char *path)
+{
+    const struct model *model = train->model;
+    const struct shape *in = &model->input;
+    struct safetensor tensors[MODEL_TENSORS_MAX];
+    char input[64], classes[16], scale[LIST_MAX], offset[LIST_MAX], depth[16] = "";
+    if (model->volumetric)
+        snprintf(depth, sizeof depth, "%" PRIu32 ", ", in->depth);
+    snprintf(input, sizeof input, "[%" PRIu32 ", %s%" PRIu32 ", %" PRIu32 "]", in->channels, depth,
+             in->height, in->width);
+    snprintf(classes, sizeof classes, "%" PRIu32, model->classes);
+    list(train->data->scale, in->channels, scale);
+    list(train->data->offset, in->channels, offset);
+    const char *const about[] = {"input", input, "classes", classes, "scale", scale, "offset", offset, NULL};
+    describe_arena(model, "", parameters, tensors);
+    return write_tensors(path, identity, about, tensors, model->tensor_count);
+}
+
+/* ---- --save-batch ---- */
+
+/* Splits "COUNT:FOLDER". */
+static enum status split(const char *text, uint32_t *count, const char **folder)
+{
+    char *end;
+    errno = 0;
+    const uint64_t number = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+    if (number == 0 || number > UINT32_MAX || errno || *end != ':' || !end[1])
+        return status_set(STATUS_USAGE, "--save-batch %.80s: give a number and a folder, as in 16:samples",
+                          text);
+    *count = (uint32_t)number;
+    *folder = end + 1;
+    return STATUS_OK;
+}
+
+enum status export_batch_check(const char *text)
+{
+    uint32_t count = 0;
+    const char *folder = NULL;
+    bool empty = true;
+    TRY(split(text, &count, &folder));
+    DIR *list = opendir(folder);
+    if (!list)
+        return errno == ENOENT ? STATUS_OK
+                               : status_set(STATUS_USAGE,
+                                            "--save-batch: %s cannot be used: %s; name another "
+                                            "folder",
+                                            folder, strerror(errno));
+    for (struct dirent *entry; empty && (entry = readdir(list));)
+        empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+    closedir(list);
+    return empty ? STATUS_OK
+                 : status_set(STATUS_USAGE,
+                              "--save-batch: the folder %s contains files; name a new or an empty folder",
+                              folder);
+}
+
+/* Converts normalised values to bytes with interleaved channels. */
+static void to_pixels(const struct data *data, const float *values, uint8_t *pixels)
+{
+    const size_t channels = data->shape.channels, plane = data->sample_values / channels;
+    for (size_t i = 0; i < data->sample_values; i++) {
+        const size_t c = i / plane;
+        const float value = roundf((values[i] - data->offset[c]) / data->scale[c]);
+        pixels[i % plane * channels + c] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    }
+}
+
+static enum status write_png(const struct shape *shape, const uint8_t *pixels, uint32_t index,
+                             const char *folder)
+{
+    const struct png_shape png = {shape->width, shape->height, shape->channels};
+    char path[PATH_MAX];
+    FREED void *bytes = NULL;
+    size_t size;
+    if (snprintf(path, sizeof path, "%s/%06u.png", folder, index) >= PATH_MAX)
+        return status_set(STATUS_USAGE,
+                          "--save-batch: the name of the folder is too long; use a shorter path");
+    TRY(png_encode(pixels, &png, &bytes, &size));
+    return file_write_atomic(path, bytes, size);
+}
+
+/* `numbers` has room for a step (train_entries()), `values` has room for two samples, and `pixels` for
+ * one. */
+static enum status write_samples(const struct train *train, struct feed *feed, uint32_t count,
+                                 const char *folder, uint32_t *numbers, float *values, uint8_t *pixels)
+{
+    const struct data *data = train->data;
+    const struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    const struct mix mix = train_mix(train, 0, 0);
+    const uint32_t there = train_batch(train, &order, 0, numbers);
+    if (count > there)
+        return status_set(STATUS_USAGE,
+                          "--save-batch: the first step has only %u samples; give at most this number",
+                          there);
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
+                          strerror(errno));
+    TRY(feed_step(feed, 0, numbers, there));
+    for (uint32_t j = 0; j < count; j++) {
+        feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
+        to_pixels(data, values, pixels);
+        TRY(write_png(&data->shape, pixels, j, folder));
+    }
+    return STATUS_OK;
+}
+
+enum status export_batch(const struct train *train, const struct resources *resources, const char *text)
+{
+    uint32_t count = 0;
+    const char *folder = NULL;
+    TRY(split(text, &count, &folder));
+    const struct data *data = train->data;
+    const struct shape *shape = &data->shape;
+    if (data->type != DTYPE_U8 || shape->depth > 1 || (shape->channels != 1 && shape->channels != 3))
+        return status_set(STATUS_USAGE, "--save-batch writes 8-bit images with one or three channels; drop "
+                                        "it, or use other --data");
+    CLOSED_BY(feed_close) struct feed feed = {0};
+    FREED uint32_t *numbers = malloc(train_entries(train, train_share_max(train)) * sizeof *numbers);
+    FREED float *values = malloc(2 * data->sample_values * sizeof *values);
+    FREED uint8_t *pixels = malloc(data->sample_values);
+    TRY(ALLOCATED(numbers && values && pixels, "--save-batch: out of memory"));
+    TRY(feed_open(train, resources, &feed));
+    TRY(write_samples(train, &feed, count, folder, numbers, values, pixels));
+    status_say("%" PRIu32 " images written to %s", count, folder);
+    return STATUS_OK;
+}

@@ -1,0 +1,220 @@
+/* Continuing a run from the latest checkpoint in the folder of --checkpoint (trainer.h): whether the
+ * checkpoint belongs to the run, and what differs if it does not. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/workload.h"
+#include "train/job.h"
+#include "train/trainer.h"
+
+/* ---- The options of a run and those of a checkpoint ---- */
+
+/* Writes how to give an option the value that it has in the checkpoint to `words`. `was` is NULL if the
+ * checkpoint does not have the option. */
+static void remedy(const char *name, const struct option_value *was, char *words, size_t size)
+{
+    char text[80] = "";
+    if (was)
+        option_value_text(was, text, sizeof text);
+    if (strcmp(name, "lr") == 0)
+        snprintf(words, size, "give the rate of the checkpoint as --lr, without --lr-scale");
+    else if (strcmp(name, "batch") == 0)
+        snprintf(words, size,
+                 "choose --batch so that all ranks together use as many samples per step as before");
+    else if (strcmp(name, "init") == 0 && was)
+        snprintf(words, size, "give the --init with which the training run started");
+    else if (!was)
+        snprintf(words, size, "drop --%s", name);
+    else if (was->kind == OPTION_VALUE_FLAG) /* "=no" also overrides a recipe */
+        snprintf(words, size, "give --%s%s", name, was->whole ? "" : "=no");
+    else
+        snprintf(words, size, "give --%s %s", name, text);
+}
+
+/* Returns whether an option may differ before the data are read: they decide the hashes, and a batch that is
+ * larger than the training set is reduced. */
+static bool may_differ(const struct option_value *is, const struct option_value *was)
+{
+    return was->kind == OPTION_VALUE_HASH ||
+           (is && is->kind == OPTION_VALUE_WHOLE && strcmp(is->name, "batch") == 0 && is->whole > was->whole);
+}
+
+/* Finds the first option whose value differs. `*is` and `*was` become its values in this run and in the
+ * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
+ * value of another option is the cause, so differing values count first. `early`: the data are not read yet.
+ */
+static bool find_difference(const struct option_values *now, const struct option_values *then, bool early,
+                            const struct option_value **is, const struct option_value **was)
+{
+    for (size_t i = 0; i < now->count; i++) {
+        *is = &now->of[i];
+        *was = option_values_find(then, (*is)->name);
+        if (*was && !option_value_same(*is, *was) && !(early && may_differ(*is, *was)))
+            return true;
+    }
+    for (size_t i = 0; i < now->count; i++) {
+        *is = &now->of[i];
+        *was = option_values_find(then, (*is)->name);
+        if (!*was)
+            return true;
+    }
+    *is = NULL;
+    for (size_t i = 0; i < then->count; i++) {
+        *was = &then->of[i];
+        if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)))
+            return true;
+    }
+    return false;
+}
+
+/* Names the options of the samples that differ. If none differs, the files or the generator have changed. */
+static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    char words[512];
+    if (!job_differences(checkpoint, job->data, &job->samples, NULL, words, sizeof words))
+        snprintf(words, sizeof words, "the samples of --data %.400s have changed", job->data);
+    return status_set(
+        STATUS_USAGE,
+        "--resume: the checkpoints in %s belong to other samples: %s; give the same samples, or "
+        "name another folder with --checkpoint",
+        job->checkpoints, words);
+}
+
+static enum status refuse_model(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    return status_set(STATUS_USAGE,
+                      "--resume: the checkpoints in %s belong to another model: %s for samples of "
+                      "%ux%ux%ux%u (channels, depth, height, width) and %u classes; use this model and "
+                      "such samples, or name another folder",
+                      job->checkpoints, checkpoint->model, checkpoint->input.channels,
+                      checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
+                      checkpoint->classes);
+}
+
+/* Compares the options of the run with those of the checkpoint. `early`: the data are not read yet. */
+static enum status compare_options(const struct train_job *job, const struct checkpoint *checkpoint,
+                                   bool early)
+{
+    const struct option_value *is, *was;
+    char value[128] = "none", before[128] = "", remedies[256];
+    if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
+        return STATUS_OK;
+    const char *name = is ? is->name : was->name;
+    if (is && is->kind == OPTION_VALUE_HASH && strcmp(name, "init") != 0)
+        return refuse_samples(job, checkpoint);
+    remedy(name, was, remedies, sizeof remedies);
+    if (is)
+        option_value_text(is, value, sizeof value);
+    if (was)
+        option_value_text(was, before, sizeof before);
+    return status_set(STATUS_USAGE,
+                      "--resume: the checkpoints in %s were written with other options: %s%s%s%s in the "
+                      "checkpoint, %s now; %s, or name another folder",
+                      job->checkpoints, was ? "" : "no ", name, was ? "=" : "", before, value, remedies);
+}
+
+/* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the
+ * options. STATUS_USAGE with a remedy if the model, the samples or an option differs. The message
+ * names the model, the options of the samples that differ, or the first other option that differs. */
+static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint,
+                              bool batch_known)
+{
+    const struct model *model = job->train.model;
+    if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
+        checkpoint->classes != model->classes ||
+        memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
+        return refuse_model(job, checkpoint);
+    return batch_known ? compare_options(job, checkpoint, false) : STATUS_OK;
+}
+
+enum status resume_check_options(const struct train_job *job, const char *model)
+{
+    CLOSED_BY(checkpoint_free) struct checkpoint latest;
+    bool found;
+    TRY(checkpoint_read_latest(job->checkpoints, false, &latest, &found));
+    if (!found)
+        return STATUS_OK;
+    if (strcmp(latest.model, model) != 0)
+        return refuse_model(job, &latest);
+    if (job->largest)
+        return STATUS_OK;
+    return compare_options(job, &latest, true);
+}
+
+/* ---- Whether training can continue from a checkpoint ---- */
+
+/* Checks that a checkpoint within an epoch is within this training run. The number of steps is not
+ * compared if the batch is not known yet. */
+static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint,
+                               bool batch_known)
+{
+    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
+    if (batch_known && done >= steps)
+        return status_set(STATUS_FAILED,
+                          "--resume: the latest checkpoint in %s is damaged: it was written after %" PRIu32
+                          " steps of an epoch that has %" PRIu32 "; delete it",
+                          job->checkpoints, done, steps);
+    return done == 0 || checkpoint->history.epochs < job->epochs
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
+                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
+                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
+}
+
+enum status resume_read(const struct train_job *job, bool batch_known, struct checkpoint *latest, bool *found)
+{
+    TRY(checkpoint_read_latest(job->checkpoints, true, latest, found));
+    enum status status = *found ? check_same(job, latest, batch_known) : STATUS_OK;
+    if (*found && status == STATUS_OK)
+        status = check_point(job, latest, batch_known);
+    if (status != STATUS_OK) {
+        checkpoint_free(latest);
+        *found = false;
+    }
+    return status;
+}
+
+enum status resume_refuse_full(const struct train_job *job)
+{
+    bool full;
+    TRY(checkpoint_exists(job->checkpoints, &full));
+    return !full ? STATUS_OK
+                 : status_set(STATUS_USAGE,
+                              "--checkpoint %s holds checkpoints already: add --resume to continue, or name "
+                              "another folder",
+                              job->checkpoints);
+}
+
+enum status resume_check_first_step(const struct train_job *job, const struct checkpoint *latest)
+{
+    return !job->step_path || (latest->history.epochs == 0 && latest->partial.steps == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--export-step writes the first step, but --resume continues after "
+                                          "it; drop one of the two");
+}
+
+/* ---- --dry-run ---- */
+
+enum status resume_check_folder(const struct train_job *job)
+{
+    struct checkpoint latest;
+    bool found = false;
+    if (!job->resume)
+        return resume_refuse_full(job);
+    TRY(resume_read(job, !job->largest, &latest, &found));
+    if (!found) {
+        status_say("--checkpoint %s has no checkpoint: a run begins with the first epoch", job->checkpoints);
+        return STATUS_OK;
+    }
+    const uint32_t epochs = latest.history.epochs, steps = latest.partial.steps;
+    enum status status = resume_check_first_step(job, &latest);
+    checkpoint_free(&latest);
+    if (status == STATUS_OK)
+        status_say("--checkpoint %s: %" PRIu32 " of %" PRIu32 " epochs%s are done%s", job->checkpoints,
+                   epochs, job->epochs, steps ? " and a part of the next" : "",
+                   epochs < job->epochs ? ": a run continues" : ": nothing to do");
+    return status;
+}
