@@ -1,7 +1,7 @@
 #include "train/clip.cuh"
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 
 /* Adds up one value per thread of a block. Only the result of thread 0 is valid. */
 static __device__ double block_sum(double own)

@@ -1,5 +1,5 @@
 /* Layers without GEMMs (ReLU, max-pooling, dropout), and the gradients of biases. */
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 

@@ -1,6 +1,6 @@
 /* The loss and its gradient, the update of the totals, and the parameter update. */
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "train/clip.cuh"
 #include "train/network.cuh"
 

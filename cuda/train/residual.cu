@@ -1,6 +1,6 @@
 /* The layers of residual networks that use no GEMM: addition, and the mean of each channel. */
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "train/network.cuh"
 
 /* ---- Addition ---- */

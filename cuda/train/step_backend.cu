@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "core/half.h"
 #include "train/engine.cuh"
 #include "train/task.h"

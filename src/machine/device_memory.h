@@ -1,5 +1,5 @@
 /* Memory and streams of CUDA devices, for libfdsl, whose callers need no CUDA of their own. This header
- * includes no CUDA header. cuda/common/device_memory.cu implements it. In builds without CUDA, device_none.c
+ * includes no CUDA header. cuda/common/device.cu implements it. In builds without CUDA, device_none.c
  * does; its functions return STATUS_UNAVAILABLE.
  *
  * A stream is a cudaStream_t. Functions with the parameter `device` make that device current,

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"

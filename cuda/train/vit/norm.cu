@@ -2,7 +2,7 @@
  * the tokens from class token, patches and positions. One or more warps process a row; a lane holds pairs of
  * adjacent values. */
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "train/vit/fragments.cuh"
 #include "train/vit/kernels.cuh"
 
