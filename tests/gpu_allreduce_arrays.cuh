@@ -15,7 +15,6 @@
 #include "common/check.cuh"
 #include "machine/comm.h"
 #include "train/allreduce.cuh"
-#include "train/allreduce_peer.cuh"
 
 static const struct {
     const char *name;

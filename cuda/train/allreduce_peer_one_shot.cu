@@ -1,6 +1,5 @@
 /* The all-reduces of allreduce_peer.cu in one shot: with flags, and for small arrays without. */
-#include "common/check.cuh"
-#include "train/allreduce_peer_device.cuh"
+#include "train/allreduce_peer.cuh"
 
 #define EAGER_THREADS       256
 #define EAGER_BYTES         ((size_t)8 << 20) /* one shot uses eager_kernel() up to this size */

@@ -1,8 +1,7 @@
 /* The two-shot algorithm of allreduce_peer.cu, combined with the update of the parameters. A rank adds up its
  * own chunks of each piece (exchange_shares.h). It updates the parameters of these chunks, and sends the new
  * parameters instead of the sums. */
-#include "common/check.cuh"
-#include "train/allreduce_peer_device.cuh"
+#include "train/allreduce_peer.cuh"
 
 /* One update of a part of the arena. */
 struct part_update {

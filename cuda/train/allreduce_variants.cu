@@ -9,7 +9,6 @@
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "train/allreduce.h"
-#include "train/allreduce_peer.cuh"
 #include "train/network.cuh"
 
 #define THREADS    256

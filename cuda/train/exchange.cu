@@ -11,7 +11,6 @@
 #include "common/stream.cuh"
 #include "machine/comm.h"
 #include "train/allreduce.cuh"
-#include "train/allreduce_peer.cuh"
 #include "train/engine.h"
 #include "train/exchange_pieces.h"
 #include "train/exchange_shares.h"
