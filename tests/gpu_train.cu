@@ -15,8 +15,7 @@
 
 #include "core/philox.h"
 #include "machine/device.h"
-#include "train/engine.cuh"
-#include "train/vit/engine.cuh"
+#include "train/engines.cuh"
 
 /* An engine and the upper bounds of its relative errors. An error is the norm of a difference, divided by the
  * norm of the correct values. `gradients` is for the gradients of the first step, and `logits` for the logits

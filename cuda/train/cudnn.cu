@@ -6,8 +6,6 @@
  * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
  * the newer graph API through a separate C++ library (cudnn-frontend), which would be one more dependency
  * of this program. */
-#include "train/cudnn.cuh"
-
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,6 +15,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "train/network.cuh"
 
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
@@ -383,8 +382,8 @@ static enum status prepare_measurement(const struct device_layer *layer)
 }
 
 template <cudnnMathType_t MATH>
-static enum status prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
-                           cudaStream_t stream)
+static enum status prepare(struct device_layer *layer, enum precision, uint32_t batch,
+                           struct allocations *allocations, cudaStream_t stream)
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     TRY(ALLOCATED(self, "cudnn: out of memory"));

@@ -1,7 +1,8 @@
-/* Device memory, copies of the state, and CUDA graphs, for all engines (network.cuh). */
+/* Device memory, copies of the state, progress and CUDA graphs, for all engines (network.cuh). */
 #include "train/network.cuh"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/check.cuh"
 
@@ -73,6 +74,46 @@ enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
     static const struct train_totals none = {.bad_step = TRAIN_FINE};
     CUDA_TRY(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
     return STATUS_OK;
+}
+
+/* ---- Progress ---- */
+
+enum status device_progress_open(struct device_progress *progress)
+{
+    CUDA_TRY(cudaMallocHost(&progress->seen, sizeof *progress->seen));
+    memset(progress->seen, 0, sizeof *progress->seen);
+    return STATUS_OK;
+}
+
+void device_progress_close(struct device_progress *progress)
+{
+    (void)cudaFreeHost(progress->seen); /* nothing depends on an error here */
+    progress->seen = nullptr;
+}
+
+enum status device_progress_step(struct device_progress *progress, const struct train_totals *totals,
+                                 uint32_t steps, cudaStream_t stream)
+{
+    progress->steps += steps;
+    if (progress->steps < TRAIN_PROGRESS_STEPS)
+        return STATUS_OK;
+    progress->steps = 0;
+    CUDA_TRY(cudaMemcpyAsync(progress->seen, totals, sizeof *totals, cudaMemcpyDeviceToHost, stream));
+    return STATUS_OK;
+}
+
+void device_progress_clear(struct device_progress *progress)
+{
+    memset(progress->seen, 0, sizeof *progress->seen);
+    progress->steps = 0;
+}
+
+void device_progress_read(const struct device_progress *progress, struct train_progress *into)
+{
+    const volatile struct train_totals *seen = progress->seen;
+    into->loss = seen->loss;
+    into->correct = seen->correct;
+    into->samples = seen->samples;
 }
 
 /* ---- Graphs ---- */

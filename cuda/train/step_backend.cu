@@ -10,7 +10,7 @@
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "core/half.h"
-#include "train/engine.cuh"
+#include "train/engines.cuh"
 #include "train/task.h"
 #include "train/network.cuh"
 

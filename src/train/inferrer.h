@@ -1,5 +1,5 @@
 /* Runs inference on any engine. A variant consists of an engine and the functions of this header;
- * cpu/train/variants.h and cuda/train/variants.cuh define variants in this way.
+ * cpu/train/variants.h and cuda/train/engines.cuh define variants in this way.
  *
  * Run number n evaluates batch n mod N, where N is the number of whole batches in the test set. */
 #ifndef FDSL_TRAIN_INFERRER_H

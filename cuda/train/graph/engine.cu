@@ -1,8 +1,6 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
  * six kernels, and more with several ranks; a CUDA graph replays many steps. The position in the training run
  * is stored on the device, so one graph serves all epochs. */
-#include "train/graph/engine.cuh"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +8,9 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/engines.cuh"
 #include "train/graph/kernels.cuh"
 #include "train/network.cuh"
-#include "train/progress.cuh"
 
 #define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
 
@@ -487,7 +485,6 @@ static uint64_t graph_memory_bytes(const void *state)
 }
 
 extern "C" {
-extern const struct engine engine_graph;
 const struct engine engine_graph = {
     .name = "graph",
     /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
@@ -506,4 +503,12 @@ const struct engine engine_graph = {
     .evaluate = graph_evaluate,
     .memory_bytes = graph_memory_bytes,
 };
+}
+
+/* ---- Variants ---- */
+
+extern "C" {
+extern const struct variant variant_train_graph, variant_infer_graph;
+const struct variant variant_train_graph = training_by<&engine_graph>(true);
+const struct variant variant_infer_graph = inferring_by<&engine_graph>(true);
 }

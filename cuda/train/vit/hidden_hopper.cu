@@ -8,11 +8,9 @@
  * An item is such a part of the result (BLOCK_ROWS rows, 64 columns), and each block processes consecutive
  * items. A multiprocessor runs two blocks, so that one block multiplies or loads while the other processes
  * its results. */
-#include "train/vit/hidden.cuh"
-
 #include "common/check.cuh"
-#include "train/vit/gelu.cuh"
 #include "train/vit/hopper.cuh"
+#include "train/vit/kernels.cuh"
 
 #define WARPS      8               /* two warpgroups */
 #define BLOCK_ROWS VIT_HIDDEN_ROWS /* 16 per warp */

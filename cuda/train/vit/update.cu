@@ -1,6 +1,5 @@
 /* The optimizer, and the parameters in bf16. */
 #include "common/check.cuh"
-#include "train/clip.cuh"
 #include "train/vit/kernels.cuh"
 
 #define VALUES 4 /* values per thread: 16 bytes of fp32 */
