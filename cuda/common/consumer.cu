@@ -174,8 +174,7 @@ static enum status make_copies(struct cuda_consumer *self, const struct bus *bus
     CUDA_TRY(cudaEventRecord(bus->copy_begins[group], self->copies));
     for (int i = 0; i < bus->copies; i++)
         CUDA_TRY(cudaMemcpyAsync(bus->device, bus->pinned, BUS_BYTES, cudaMemcpyHostToDevice, self->copies));
-    CUDA_TRY(cudaEventRecord(bus->copy_ends[group], self->copies));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecord(bus->copy_ends[group], self->copies));
 }
 
 static enum status make_steps(struct cuda_consumer *self, const struct batch *batch, const struct bus *bus,
@@ -184,8 +183,7 @@ static enum status make_steps(struct cuda_consumer *self, const struct batch *ba
     CUDA_TRY(cudaEventRecord(bus->step_begins[group], self->steps));
     for (int i = 0; i < bus->steps; i++)
         TRY(make_step(self, batch));
-    CUDA_TRY(cudaEventRecord(bus->step_ends[group], self->steps));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecord(bus->step_ends[group], self->steps));
 }
 
 /* Computes the mean duration of the groups that began after the event `after` and ended before the event
@@ -270,10 +268,9 @@ static enum status measure_bus(struct cuda_consumer *self, const struct batch *b
     bus.step_ends = self->begins + BUS_GROUPS;
     bus.copy_begins = self->ends;
     bus.copy_ends = self->ends + BUS_GROUPS;
-    enum status status =
-        cuda_status(cudaMallocHost(&bus.pinned, BUS_BYTES), "cudaMallocHost", __FILE__, __LINE__);
+    enum status status = CUDA_STATUS(cudaMallocHost(&bus.pinned, BUS_BYTES));
     if (status == STATUS_OK)
-        status = cuda_status(cudaMalloc(&bus.device, BUS_BYTES), "cudaMalloc", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaMalloc(&bus.device, BUS_BYTES));
     if (status == STATUS_OK) {
         memset(bus.pinned, 1, BUS_BYTES);
         status = run_bus(self, batch, &bus);
@@ -303,8 +300,7 @@ static __global__ void fill_kernel(uint8_t *pixels, size_t count)
 static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t stream)
 {
     fill_kernel<<<(unsigned)((count + FILL_BLOCK - 1) / FILL_BLOCK), FILL_BLOCK, 0, stream>>>(pixels, count);
-    CUDA_TRY_LAUNCH("fill_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("fill_kernel");
 }
 
 /* Measures steps on random u8 pixels, because no batch has been loaded yet. The pixels hardly influence the
@@ -411,8 +407,7 @@ static enum status begin_span(struct cuda_consumer *self)
     TRY(count_all(self));
     self->span_first = self->counted;
     self->span = {};
-    CUDA_TRY(cudaEventRecord(self->origin, self->steps));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecord(self->origin, self->steps));
 }
 
 static enum status cuda_renew(struct consumer *consumer)
@@ -456,8 +451,7 @@ static enum status cuda_finish(struct consumer *consumer, struct consumer_times 
 static enum status cuda_wait(struct consumer *consumer, void *done_event)
 {
     CUDA_TRY(cudaSetDevice(self_of(consumer)->device));
-    CUDA_TRY(cudaEventSynchronize(static_cast<cudaEvent_t>(done_event)));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventSynchronize(static_cast<cudaEvent_t>(done_event)));
 }
 
 static enum status cuda_take_device(struct consumer *consumer, const struct batch *batch, void *ready_event,
@@ -555,11 +549,9 @@ static enum status pass_through(struct cuda_consumer *self, struct slot *slot, c
     TRY(fill_slot(slot, batch, &there, &bytes));
     pthread_mutex_lock(&self->lock);
     enum status status =
-        cuda_status(cudaMemcpyAsync(slot->device, slot->pinned, bytes, cudaMemcpyHostToDevice, self->copies),
-                    "cudaMemcpyAsync of a batch", __FILE__, __LINE__);
+        CUDA_STATUS(cudaMemcpyAsync(slot->device, slot->pinned, bytes, cudaMemcpyHostToDevice, self->copies));
     if (status == STATUS_OK)
-        status =
-            cuda_status(cudaEventRecord(slot->copied, self->copies), "cudaEventRecord", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaEventRecord(slot->copied, self->copies));
     if (status == STATUS_OK)
         status = enqueue(self, &there, slot->copied, &slot->done);
     pthread_mutex_unlock(&self->lock);

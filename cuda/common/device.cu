@@ -25,8 +25,7 @@ int device_count(void)
 
 enum status device_pci_bus_id(int device, char *text, int size)
 {
-    CUDA_TRY(cudaDeviceGetPCIBusId(text, size, device));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaDeviceGetPCIBusId(text, size, device));
 }
 
 enum status device_probe(int device)
@@ -211,15 +210,13 @@ enum status device_copy(int device, void *to, const void *from, size_t bytes, vo
 {
     TRY(use(device));
     CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
-    CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 enum status device_wait(int device, void *stream)
 {
     TRY(use(device));
-    CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 static __global__ void add_kernel(uint64_t *word, uint64_t step)
@@ -273,16 +270,14 @@ enum status device_load(int device)
 {
     cudaFuncAttributes attributes;
     TRY(use(device));
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, add_kernel));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaFuncGetAttributes(&attributes, add_kernel));
 }
 
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
 {
     TRY(use(device));
     add_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(word, step);
-    CUDA_TRY_LAUNCH("add_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("add_kernel");
 }
 
 /* Returns whether the device can access all host memory, even through pointers that are not registered with

@@ -204,8 +204,7 @@ static enum status enqueue(struct peer *self, void *values, size_t count, bool t
     if (!two_shots)
         return peer_one_shot(self, values, count, vectors, stream);
     launch_for<in_two_shots>(self, values, count, peer_blocks(self, vectors), stream);
-    CUDA_TRY_LAUNCH("allreduce_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("allreduce_kernel");
 }
 
 static enum status enqueue_one_shot(void *state, void *values, size_t count, cudaStream_t stream)

@@ -212,6 +212,5 @@ enum status peer_one_shot(const struct peer *self, void *values, size_t count, s
         return STATUS_OK;
     }
     launch_for<with_flags>(self, values, count, peer_blocks(self, vectors), stream);
-    CUDA_TRY_LAUNCH("allreduce_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("allreduce_kernel");
 }

@@ -153,6 +153,5 @@ enum status allreduce_peer_update(void *state, const struct exchange_update *arr
         return STATUS_OK;
     kernels[self->peers.ranks - 1]<<<peer_blocks(self, vectors), PEER_THREADS, 0, stream>>>(self->peers,
                                                                                             part);
-    CUDA_TRY_LAUNCH("update_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("update_kernel");
 }

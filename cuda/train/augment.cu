@@ -615,8 +615,7 @@ static enum status resize(const struct device_augment *augment, uint32_t epoch, 
                       augment->change.shape.channels);
     resize_kernel<<<blocks, BLOCK, (size_t)augment->rows * shape->width, stream>>>(
         *augment, static_cast<const uint8_t *>(set->values), set->held, count, numbers);
-    CUDA_TRY_LAUNCH("resize_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("resize_kernel");
 }
 
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,

@@ -427,8 +427,7 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     TRY(cudnn_status(compute(layer, &memory, self->now->forward), "ConvolutionForward", __LINE__));
     finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
                                                                   positions, channels, layer->relu, values);
-    CUDA_TRY_LAUNCH("finish_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("finish_kernel");
 }
 
 static enum status backward(const struct device_layer *layer, const struct pass *pass)

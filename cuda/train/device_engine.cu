@@ -48,8 +48,7 @@ static enum status shared_update_begin(const struct exchange_update *arrays, con
                                        cudaStream_t stream)
 {
     store_kernel<<<1, 1, 0, stream>>>(*update, const_cast<struct update *>(arrays->update));
-    CUDA_TRY_LAUNCH("store_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("store_kernel");
 }
 
 /* ---- Opening and closing ---- */
@@ -59,8 +58,7 @@ enum status device_engine_open(struct device_engine *engine)
     CUDA_TRY(cudaSetDevice(engine->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&engine->gather_begin));
-    CUDA_TRY(cudaEventCreate(&engine->gather_end));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventCreate(&engine->gather_end));
 }
 
 enum status device_engine_open_data(struct device_engine *engine)
@@ -125,8 +123,7 @@ static enum status set_share(const struct train *train, const float *arena, floa
     float *own = static_cast<float *>(malloc(bytes));
     TRY(ALLOCATED(own, "out of memory for moments"));
     exchange_share_take(arena, train->model->arena_values, own);
-    enum status status = cuda_status(cudaMemcpy(share, own, bytes, cudaMemcpyHostToDevice),
-                                     "copying moments to the device", __FILE__, __LINE__);
+    enum status status = CUDA_STATUS(cudaMemcpy(share, own, bytes, cudaMemcpyHostToDevice));
     free(own);
     return status;
 }
@@ -139,8 +136,7 @@ static enum status get_share(const struct train *train, enum status status, cons
     if (status == STATUS_OK && !own)
         status = status_set(STATUS_EXHAUSTED, "out of memory for moments");
     if (status == STATUS_OK)
-        status = cuda_status(cudaMemcpy(own, share, bytes, cudaMemcpyDeviceToHost),
-                             "copying moments from the device", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaMemcpy(own, share, bytes, cudaMemcpyDeviceToHost));
     status = exchange_share_collect(status, own, train->model->arena_values, arena);
     free(own);
     return status;
@@ -152,8 +148,7 @@ static enum status copy_and_wait(const struct train *train, const struct train_s
 {
     TRY(exchange_updates(train->exchange) ? arena_copy(train, to->parameters, from->parameters, stream)
                                           : state_copy(train, to, from, stream));
-    CUDA_TRY(cudaStreamSynchronize(stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(stream));
 }
 
 /* Copy the parameters and, when training, the moments between host and device, and wait for the copies. With
@@ -190,8 +185,7 @@ static enum status copy_scale(struct device_engine *engine, struct loss_scale *t
                               const struct loss_scale *from)
 {
     CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, engine->stream));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 enum status device_engine_set(void *state, const struct train_state *from)
@@ -216,8 +210,7 @@ enum status device_engine_gradients(void *state, float *gradients)
     struct device_engine *engine = engine_of(state);
     CUDA_TRY(cudaSetDevice(engine->device));
     TRY(arena_copy(engine->train, gradients, engine->gradients, engine->stream));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 /* ---- Exchanging gradients ---- */
@@ -362,9 +355,9 @@ static enum status evaluate_batch(struct device_engine *engine, enum data_part p
     TRY(batch_list(set, engine->batch, first, count, engine->stream));
     TRY(engine->functions->gather(engine, set, 0, false, count));
     TRY(engine->functions->infer(engine, count, &results));
-    CUDA_TRY(cudaMemcpyAsync(logits, results, (size_t)count * engine->train->model->classes * sizeof *logits,
-                             cudaMemcpyDeviceToHost, engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(logits, results,
+                                       (size_t)count * engine->train->model->classes * sizeof *logits,
+                                       cudaMemcpyDeviceToHost, engine->stream));
 }
 
 enum status device_engine_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
@@ -378,8 +371,7 @@ enum status device_engine_evaluate(void *state, enum data_part part, uint32_t fi
         TRY(evaluate_batch(engine, part, first + done, left < batch ? left : batch,
                            logits + (size_t)done * engine->train->model->classes));
     }
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 uint64_t device_engine_memory_bytes(const void *state)

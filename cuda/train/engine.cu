@@ -202,8 +202,7 @@ static enum status network_open(struct network *network)
     if (!train->forward_only)
         TRY(open_learning(network));
     TRY(open_slots(network));
-    CUDA_TRY(cudaStreamSynchronize(network->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(network->stream));
 }
 
 /* Releases the resources, other than device memory, of the current slot's layers. */
@@ -361,14 +360,12 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
 
 static enum status copy(const struct network *network, float *to, const float *from, size_t values)
 {
-    CUDA_TRY(cudaMemcpyAsync(to, from, values * sizeof *to, cudaMemcpyDefault, network->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(to, from, values * sizeof *to, cudaMemcpyDefault, network->stream));
 }
 
 static enum status finish(const struct network *network)
 {
-    CUDA_TRY(cudaStreamSynchronize(network->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(network->stream));
 }
 
 /* Makes the slot of a micro-batch the current one, and returns the pass over its samples. */
@@ -460,8 +457,7 @@ static enum status stage_update(void *state, uint64_t step)
 
 static enum status stage_pin(void *memory, size_t bytes)
 {
-    CUDA_TRY(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaHostRegister(memory, bytes, cudaHostRegisterDefault));
 }
 
 static void stage_unpin(void *memory)

@@ -27,15 +27,13 @@ static enum status relu_forward(const struct device_layer *layer, const struct p
     if (layer->forward_done)
         return STATUS_OK;
     relu_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out, count);
-    CUDA_TRY_LAUNCH("relu_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("relu_kernel");
 }
 
 enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream)
 {
     relu_back_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(values, deltas, count);
-    CUDA_TRY_LAUNCH("relu_back_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("relu_back_kernel");
 }
 
 static enum status relu_backward(const struct device_layer *layer, const struct pass *pass)
@@ -149,8 +147,7 @@ static enum status pool_forward(const struct device_layer *layer, const struct p
     const struct pool_plan plan = plan_of(layer->layer, pass->count);
     pool_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, layer->in, layer->out,
                                                                     layer->largest);
-    CUDA_TRY_LAUNCH("pool_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pool_kernel");
 }
 
 static enum status pool_backward(const struct device_layer *layer, const struct pass *pass)
@@ -160,8 +157,7 @@ static enum status pool_backward(const struct device_layer *layer, const struct 
         return STATUS_OK;
     pool_back_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(
         plan, layer->out_delta, layer->largest, layer->relu_before ? layer->out : nullptr, layer->in_delta);
-    CUDA_TRY_LAUNCH("pool_back_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pool_back_kernel");
 }
 
 /* ---- Dropout, in place; forward and backward are identical ---- */
@@ -215,8 +211,7 @@ static enum status drop(const struct device_layer *layer, const struct pass *pas
                                       .factor = 256.0f / (float)(256 - threshold)};
     dropout_kernel<<<blocks_for((size_t)pass->count * fours), BLOCK, 0, pass->stream>>>(plan, pass->numbers,
                                                                                         values);
-    CUDA_TRY_LAUNCH("dropout_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("dropout_kernel");
 }
 
 static enum status dropout_forward(const struct device_layer *layer, const struct pass *pass)
@@ -246,8 +241,7 @@ static enum status add_forward(const struct device_layer *layer, const struct pa
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
     add_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->in, layer->added->out, count,
                                                               layer->relu, layer->out);
-    CUDA_TRY_LAUNCH("add_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("add_kernel");
 }
 
 /* Copies the gradient, because the gradients of the two inputs cannot share a buffer. A dropout before the
@@ -272,8 +266,7 @@ static __global__ void added_kernel(const float *from, size_t count, float *to)
 enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream)
 {
     added_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(from, count, to);
-    CUDA_TRY_LAUNCH("added_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("added_kernel");
 }
 
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
@@ -309,8 +302,7 @@ static enum status mean_forward(const struct device_layer *layer, const struct p
     uint32_t positions = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
     mean_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, pass->stream>>>(layer->in, positions, count,
                                                                             layer->out);
-    CUDA_TRY_LAUNCH("mean_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("mean_kernel");
 }
 
 static __global__ void mean_back_kernel(const float *out_deltas, const struct divider positions,
@@ -329,8 +321,7 @@ static enum status mean_backward(const struct device_layer *layer, const struct 
         return STATUS_OK;
     mean_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out_delta, divider_of(positions),
                                                                     count, layer->in_delta);
-    CUDA_TRY_LAUNCH("mean_back_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("mean_back_kernel");
 }
 
 /* ---- All kinds of layers that the engines compute layer by layer; the others have no functions ---- */

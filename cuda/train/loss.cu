@@ -133,6 +133,5 @@ enum status loss_take(const struct train *train, const float *logits, const stru
     CUDA_TRY_LAUNCH("loss_kernel");
     totals_kernel<<<1, BLOCK, 0, pass->stream>>>(losses->losses, losses->right, pass->count, step,
                                                  losses->scale != NULL, losses->totals);
-    CUDA_TRY_LAUNCH("totals_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("totals_kernel");
 }

@@ -52,8 +52,8 @@ void allocations_free(struct allocations *allocations)
 
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream)
 {
-    CUDA_TRY(cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
-    return STATUS_OK;
+    return CUDA_STATUS(
+        cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
 }
 
 enum status state_copy(const struct train *train, const struct train_state *to,
@@ -72,8 +72,7 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
 {
     static const struct train_totals none = {.bad_step = TRAIN_FINE};
-    CUDA_TRY(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
 }
 
 /* ---- Progress ---- */
@@ -98,8 +97,8 @@ enum status device_progress_step(struct device_progress *progress, const struct 
     if (progress->steps < TRAIN_PROGRESS_STEPS)
         return STATUS_OK;
     progress->steps = 0;
-    CUDA_TRY(cudaMemcpyAsync(progress->seen, totals, sizeof *totals, cudaMemcpyDeviceToHost, stream));
-    return STATUS_OK;
+    return CUDA_STATUS(
+        cudaMemcpyAsync(progress->seen, totals, sizeof *totals, cudaMemcpyDeviceToHost, stream));
 }
 
 void device_progress_clear(struct device_progress *progress)
@@ -125,8 +124,7 @@ enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t
     if (status == STATUS_OK)
         status = cuda_status(error, "cudaStreamEndCapture", __FILE__, __LINE__);
     if (status == STATUS_OK)
-        status =
-            cuda_status(cudaGraphInstantiate(into, graph, 0), "cudaGraphInstantiate", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaGraphInstantiate(into, graph, 0));
     if (graph)
         (void)cudaGraphDestroy(graph);
     return status;

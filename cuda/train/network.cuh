@@ -82,8 +82,7 @@ static inline enum status allocate_zeros(struct allocations *allocations, T **po
                                          cudaStream_t stream)
 {
     TRY(allocate(allocations, pointer, count));
-    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
 }
 
 /* Allocates device memory and enqueues a copy of `bytes` bytes of host memory to it. */

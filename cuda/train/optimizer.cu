@@ -20,8 +20,7 @@ static __global__ void unscale_kernel(struct device_scale *scale, size_t values,
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream)
 {
     unscale_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(scale, values, gradients);
-    CUDA_TRY_LAUNCH("unscale_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("unscale_kernel");
 }
 
 static __global__ void scale_kernel(struct device_scale *scale)
@@ -34,8 +33,7 @@ static __global__ void scale_kernel(struct device_scale *scale)
 enum status scaling_step(struct device_scale *scale, cudaStream_t stream)
 {
     scale_kernel<<<1, 1, 0, stream>>>(scale);
-    CUDA_TRY_LAUNCH("scale_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("scale_kernel");
 }
 
 /* ---- Clipping ---- */
@@ -97,8 +95,7 @@ enum status clip_find(const struct optimizer *optimizer, size_t values, const fl
                                                      clip);
     CUDA_TRY_LAUNCH("squares_kernel");
     factor_kernel<<<1, BLOCK, 0, stream>>>(optimizer->clip_norm, scale, clip, totals);
-    CUDA_TRY_LAUNCH("factor_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("factor_kernel");
 }
 
 /* ---- The parameter update ---- */
@@ -122,6 +119,5 @@ enum status parameters_update(const struct update *update, size_t values, const 
                               const struct train_state *state, cudaStream_t stream)
 {
     update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, clip, *state);
-    CUDA_TRY_LAUNCH("update_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("update_kernel");
 }

@@ -265,8 +265,7 @@ static enum status pack(const struct pass *pass, const struct shape *shape, cons
                                    .groups = divider_of(groups)};
     pack_kernel<Format>
         <<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, from, reinterpret_cast<uint4 *>(to));
-    CUDA_TRY_LAUNCH("pack_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pack_kernel");
 }
 
 /* Copies weights (out, in, tap) to (out, tap, in) and, unless `opposite` is NULL, to (in, opposite tap, out)
@@ -300,8 +299,7 @@ static enum status pack_weights(const struct device_layer *layer, const struct p
     pack_weights_kernel<Format><<<blocks_for(count), BLOCK, 0, pass->stream>>>(
         pass->parameters + conv->weight, divider_of(taps_of(conv)), divider_of(conv->in.channels),
         conv->out.channels, count, layer->packed.weights, layer->packed.opposite);
-    CUDA_TRY_LAUNCH("pack_weights_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pack_weights_kernel");
 }
 
 /* ---- Forward, and gradient of the input: rows are channels, columns are (sample, position) ---- */

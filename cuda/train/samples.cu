@@ -52,8 +52,7 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
                                                            train->augment, train->seed, epoch, set->labels,
                                                            *batch);
-    CUDA_TRY_LAUNCH("draw_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("draw_kernel");
 }
 
 static const struct mix not_mixed = {.share = 1};
@@ -77,8 +76,7 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
     batch->mix = not_mixed;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
-    CUDA_TRY_LAUNCH("pick_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pick_kernel");
 }
 
 static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_t *labels,
@@ -97,8 +95,7 @@ enum status batch_list(const struct device_set *set, struct device_batch *batch,
 {
     batch->mix = not_mixed;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
-    CUDA_TRY_LAUNCH("list_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("list_kernel");
 }
 
 /* ---- Values ---- */
@@ -164,6 +161,5 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
     auto *kernel = batch->mix.share < 1 ? gather_kernel<true> : gather_kernel<false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, values);
-    CUDA_TRY_LAUNCH("gather_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("gather_kernel");
 }

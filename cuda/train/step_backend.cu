@@ -161,8 +161,7 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
         TRY(find_normals(self, intake));
     intake_kernel<<<blocks_for((size_t)batch->count * self->data.sample_values), BLOCK, 0, stream>>>(
         intake, self->normals, static_cast<uint16_t *>(self->batch.values), self->batch.labels);
-    CUDA_TRY_LAUNCH("intake_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("intake_kernel");
 }
 
 /* ---- Steps ---- */

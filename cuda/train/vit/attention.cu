@@ -251,8 +251,7 @@ static enum status forward(const struct vit_rows *rows, const struct launch *lau
     TRY(allow(attention_kernel<DEPTH>, launch));
     attention_kernel<DEPTH><<<launch->grid, launch->threads, launch->bytes, stream>>>(
         inputs, rows->tokens, rows->width, outputs, logs);
-    CUDA_TRY_LAUNCH("attention_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("attention_kernel");
 }
 
 enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,

@@ -114,8 +114,8 @@ struct launch {
 /* Allows a kernel to use launch->bytes bytes of shared memory. */
 template <class KERNEL> static enum status allow(KERNEL *kernel, const struct launch *launch)
 {
-    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
-    return STATUS_OK;
+    return CUDA_STATUS(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
 }
 
 #endif

@@ -385,8 +385,7 @@ enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf
     TRY(allow(hopper_kernel, &launch));
     hopper_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, rows->tokens, rows->width,
                                                                          outputs, logs);
-    CUDA_TRY_LAUNCH("the forward kernel of attention");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("the forward kernel of attention");
 }
 
 enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
@@ -403,6 +402,5 @@ enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const b
                                   sizeof(struct back_memory)};
     TRY(allow(hopper_back_kernel, &launch));
     hopper_back_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(plan);
-    CUDA_TRY_LAUNCH("the backward kernel of attention");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("the backward kernel of attention");
 }

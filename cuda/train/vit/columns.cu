@@ -53,8 +53,7 @@ static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, 
 static enum status gelu_forward(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream)
 {
     gelu_kernel<<<blocks_for(count / VALUES), BLOCK, 0, stream>>>(inputs, count, outputs);
-    CUDA_TRY_LAUNCH("gelu_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("gelu_kernel");
 }
 
 /* ---- Sums of columns ---- */

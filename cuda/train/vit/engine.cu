@@ -309,7 +309,7 @@ static enum status open_groups(struct vit *vit)
     }
     enum status status = allocate_copy(&vit->allocations, &vit->groups, groups, bytes, vit->stream);
     if (status == STATUS_OK)
-        status = cuda_status(cudaStreamSynchronize(vit->stream), "cudaStreamSynchronize", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaStreamSynchronize(vit->stream));
     free(groups);
     return status;
 }
@@ -363,8 +363,7 @@ static enum status vit_open_all(struct vit *vit)
     TRY(device_engine_open_data(vit));
     if (!train->forward_only)
         TRY(open_learning(vit));
-    CUDA_TRY(cudaStreamSynchronize(vit->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
 /* ---- Forward pass ---- */
@@ -643,8 +642,7 @@ static enum status graphs_for(struct vit *vit, uint32_t count, struct graphs **i
 static enum status launch(struct vit *vit, cudaGraphExec_t graph)
 {
     RANGE(GRAPH);
-    CUDA_TRY(cudaGraphLaunch(graph, vit->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaGraphLaunch(graph, vit->stream));
 }
 
 /* ---- Steps ---- */
@@ -745,8 +743,7 @@ static enum status vit_set(void *state, const struct train_state *from)
     struct vit *vit = device_engine_as<struct vit>(state);
     TRY(device_engine_set(state, from));
     TRY(vit_round(vit->state.parameters, vit->train->model->arena_values, vit->parameters, vit->stream));
-    CUDA_TRY(cudaStreamSynchronize(vit->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
 extern "C" {

@@ -231,8 +231,7 @@ template <int TILES, bool BACK> static enum status launch(const struct plan *pla
                                   (int)bytes));
     const uint32_t most = 2 * (uint32_t)processors, blocks = items < most ? items : most;
     hidden_kernel<TILES, BACK><<<blocks, 32 * WARPS, bytes, stream>>>(*plan, items);
-    CUDA_TRY_LAUNCH("hidden_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("hidden_kernel");
 }
 
 template <bool BACK>

@@ -184,8 +184,7 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                                      : patches_kernel<false, false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, reinterpret_cast<uint4 *>(patches));
-    CUDA_TRY_LAUNCH("patches_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("patches_kernel");
 }
 
 /* ---- Stochastic depth ---- */
@@ -205,8 +204,7 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 {
     factors_kernel<<<dim3(blocks_for(count), layer_count), BLOCK, 0, stream>>>(layers, seed, epoch, numbers,
                                                                                count, apart, factors);
-    CUDA_TRY_LAUNCH("factors_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("factors_kernel");
 }
 
 /* ---- Backward ---- */

@@ -47,8 +47,7 @@ enum status vit_update(const struct update *update, size_t values, const struct 
         reinterpret_cast<float4 *>(state->parameters), reinterpret_cast<float4 *>(state->m),
         reinterpret_cast<float4 *>(state->v), reinterpret_cast<float4 *>(state->ema),
         reinterpret_cast<uint2 *>(rounded));
-    CUDA_TRY_LAUNCH("update_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("update_kernel");
 }
 
 static __global__ void round_kernel(const float2 *values, size_t pairs, __nv_bfloat162 *rounded)
@@ -62,6 +61,5 @@ enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStre
 {
     round_kernel<<<blocks_for(count / 2), BLOCK, 0, stream>>>(
         reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<__nv_bfloat162 *>(rounded));
-    CUDA_TRY_LAUNCH("round_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("round_kernel");
 }
