@@ -8,6 +8,7 @@
 
 #include "common/check.cuh"
 #include "train/allreduce.cuh"
+#include "train/mma.cuh"
 
 #define PEERS_MAX    8 /* maximum number of ranks */
 #define PEER_THREADS 512
@@ -58,22 +59,6 @@ enum status peer_one_shot(const struct peer *self, void *values, size_t count, s
 
 /* ---- Formats: 16 bytes of wire data, called a vector, hold `width` values ---- */
 
-static __device__ __forceinline__ float low(uint32_t word)
-{
-    return __uint_as_float(word << 16);
-}
-
-static __device__ __forceinline__ float high(uint32_t word)
-{
-    return __uint_as_float(word & 0xffff0000u);
-}
-
-static __device__ __forceinline__ uint32_t pack(float first, float second)
-{
-    __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
-    return *reinterpret_cast<const uint32_t *>(&both);
-}
-
 struct wire_f32 {
     static constexpr int width = 4;
     static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
@@ -92,8 +77,10 @@ struct wire_bf16 {
     static constexpr int width = 8;
     static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
     {
-        values[0] = low(wire.x), values[1] = high(wire.x), values[2] = low(wire.y), values[3] = high(wire.y);
-        values[4] = low(wire.z), values[5] = high(wire.z), values[6] = low(wire.w), values[7] = high(wire.w);
+        values[0] = bf16_low(wire.x), values[1] = bf16_high(wire.x), values[2] = bf16_low(wire.y),
+        values[3] = bf16_high(wire.y);
+        values[4] = bf16_low(wire.z), values[5] = bf16_high(wire.z), values[6] = bf16_low(wire.w),
+        values[7] = bf16_high(wire.w);
     }
     static __device__ __forceinline__ uint4 packed(const float values[width])
     {

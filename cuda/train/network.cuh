@@ -234,6 +234,38 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
+/* How to compute the values of a batch of `samples` samples from a set. */
+struct gather_plan {
+    enum dtype type;
+    struct shape shape;
+    uint32_t samples;
+    size_t sample_bytes; /* size of a sample in the set */
+    struct train_held held;
+    bool gray;
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+};
+struct gather_plan gather_plan_of(const struct data *data, const struct device_set *set, uint32_t samples);
+
+/* Returns the address of the stored sample of entry `j` of the batch. */
+static __device__ __forceinline__ const uint8_t *stored_sample(const struct gather_plan &plan,
+                                                               const uint8_t *stored,
+                                                               const struct device_batch &batch, uint32_t j)
+{
+    return stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
+}
+
+/* Returns the value at row y and column x of a plane of a sample, after moving, normalising and erasing the
+ * image. `first` is the index of the plane's first value in the sample. */
+static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *sample,
+                                                 const struct draw_move &move, uint32_t channel,
+                                                 uint32_t first, uint32_t y, uint32_t x)
+{
+    int32_t from = draw_moved(&move, plan.shape.height, plan.shape.width, y, x);
+    float value = from < 0 ? 0 : data_value(plan.type, sample, (plan.gray ? 0 : first) + (size_t)from);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&move.erase, y, x, first + y * plan.shape.width + x, value);
+}
+
 /* Writes the moved, normalised, erased and mixed values of a batch to `values`. The result is the same as
  * that of data_gather() and mix_samples() on the host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,

@@ -14,8 +14,7 @@ struct as_bf16 {
 
     static __device__ __forceinline__ uint32_t pair(float low, float high)
     {
-        __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&both);
+        return ::pack(low, high);
     }
     static __device__ __forceinline__ uint4 pack(const float values[UNIT])
     {

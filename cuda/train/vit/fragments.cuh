@@ -3,20 +3,12 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
 
-#include <cuda_bf16.h>
-#include <stdint.h>
-
-/* Returns a word with two values, `low` in the lower half. */
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&both);
-}
+#include "train/mma.cuh"
 
 /* The opposite of pack(). */
 static __device__ __forceinline__ float2 values_of(uint32_t word)
 {
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+    return {bf16_low(word), bf16_high(word)};
 }
 
 /* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from

@@ -8,19 +8,12 @@
 
 /* ---- Patches ---- */
 
-struct patch_plan {
-    enum dtype type;
-    struct shape shape;
+struct patch_plan : gather_plan {
     uint32_t count;           /* groups of TAPS values in the batch */
-    uint32_t samples;         /* samples in the batch */
     struct divider sample;    /* groups per sample */
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
-    size_t sample_bytes;      /* size of a sample in the set */
-    struct train_held held;
-    bool gray;
-    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
 /* An entry of the batch: its stored sample, and how to move and erase it. */
@@ -32,8 +25,7 @@ struct patch_source {
 static __device__ __forceinline__ struct patch_source
 source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
 {
-    const uint32_t at = stored_at(plan.held, batch, plan.samples, j);
-    return {stored + at * plan.sample_bytes, &batch.moves[j]};
+    return {stored_sample(plan, stored, batch, j), &batch.moves[j]};
 }
 
 /* The position in the image of one value of a patch. */
@@ -56,11 +48,8 @@ static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan 
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, struct pixel at)
 {
-    int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, at.y, at.x);
-    uint32_t first = at.channel * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, source.sample, (plan.gray ? 0 : first) + (size_t)from);
-    value = fmaf(value, plan.scale[at.channel], plan.offset[at.channel]);
-    return box_erased(&source.move->erase, at.y, at.x, first + at.y * plan.shape.width + at.x, value);
+    return gathered(plan, source.sample, *source.move, at.channel,
+                    at.channel * plan.shape.height * plan.shape.width, at.y, at.x);
 }
 
 /* `values` are the TAPS values from position `at` on. Replaces those in the erased rectangle by noise. A
@@ -162,22 +151,13 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                         cudaStream_t stream)
 {
     const uint32_t groups = (uint32_t)(data->sample_values / TAPS), pixels = patch * patch;
-    struct patch_plan plan = {.type = data->type,
-                              .shape = data->shape,
-                              .count = count * groups,
-                              .samples = count,
-                              .sample = divider_of(groups),
-                              .patch = divider_of(data->shape.channels * pixels / TAPS),
-                              .across = divider_of(data->shape.width / patch),
-                              .size = divider_of(patch),
-                              .row = divider_of(pixels),
-                              .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
-                              .held = set->held,
-                              .gray = set->gray};
-    for (uint32_t c = 0; c < data->shape.channels; c++) {
-        plan.scale[c] = data->scale[c];
-        plan.offset[c] = data->offset[c];
-    }
+    const struct patch_plan plan = {gather_plan_of(data, set, count),
+                                    count * groups,
+                                    divider_of(groups),
+                                    divider_of(data->shape.channels * pixels / TAPS),
+                                    divider_of(data->shape.width / patch),
+                                    divider_of(patch),
+                                    divider_of(pixels)};
     const bool mixes = batch->mix.share < 1;
     auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<true, true> : patches_kernel<false, true>
                    : mixes ? patches_kernel<true, false>
