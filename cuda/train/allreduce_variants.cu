@@ -60,8 +60,9 @@ static enum status enqueue_call(struct allreduce_run *self, int call)
     TRY(self->way->method->enqueue(self->state, self->values, count, self->stream));
     const struct update update = allreduce_update(call);
     const struct train_state state = {arrays.parameters, arrays.m, arrays.v, {}};
+    const struct update_extras none = {};
     return self->way->updates
-               ? parameters_update(&update, count, arrays.gradients, NULL, NULL, &state, self->stream)
+               ? parameters_update(&update, count, arrays.gradients, &none, &state, self->stream)
                : STATUS_OK;
 }
 
@@ -89,7 +90,7 @@ static enum status capture(struct allreduce_run *self)
 
 static enum status allocate_array(void **array, size_t bytes)
 {
-    cudaError_t error = cudaMalloc(array, bytes);
+    cudaError_t error = cudaMalloc(array, (bytes + 15) / 16 * 16); /* parameters_update() reads 16 bytes */
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
         return status_set(STATUS_TOO_LARGE, "out of GPU memory for an array of %zu bytes; lower --bytes",

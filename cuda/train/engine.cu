@@ -339,8 +339,8 @@ static enum status network_update(struct device_engine *network, const struct up
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
     TRY(clip_find(&train->optimizer, values, network->gradients, scale, network->clip, network->losses.totals,
                   network->stream));
-    TRY(parameters_update(update, values, network->gradients, scale, network->clip, &network->state,
-                          network->stream));
+    const struct update_extras extras = {.scale = scale, .clip = network->clip};
+    TRY(parameters_update(update, values, network->gradients, &extras, &network->state, network->stream));
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 

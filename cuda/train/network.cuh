@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_NETWORK_CUH
 #define FDSL_CUDA_TRAIN_NETWORK_CUH
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "common/check.cuh"
@@ -11,8 +12,7 @@
 #include "train/operands.cuh"
 #include "train/loss_scale.h"
 
-#define BLOCK      256  /* threads per block of kernels with one element per thread */
-#define CLIP_PARTS 1024 /* blocks, each of which adds up a part of the squares of the gradients */
+#define BLOCK 256 /* threads per block of kernels with one element per thread */
 
 /* Format of GEMM operands; sums and all tensors are fp32. */
 enum precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16, PRECISION_FP16 };
@@ -303,12 +303,9 @@ enum status scaling_unscale(struct device_scale *scale, size_t values, float *gr
 /* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */
 enum status scaling_step(struct device_scale *scale, cudaStream_t stream);
 
-/* Clipping of gradients; in device memory. The host never waits for the norm. The order of the sums depends
- * only on the number of gradients, so all ranks get the same bits. */
-struct device_clip {
-    float factor;             /* multiplies the gradients of the current step */
-    double parts[CLIP_PARTS]; /* sums of squares */
-};
+/* Clipping of gradients (optimizer.cu); in device memory. The host never waits for the norm. The order of the
+ * sums depends only on the number of gradients, so all ranks get the same bits. */
+struct device_clip;
 
 /* Allocates `*clip` if the optimizer clips gradients; else sets it to NULL. */
 enum status clip_open(const struct train *train, struct allocations *allocations, struct device_clip **clip);
@@ -320,11 +317,20 @@ enum status clip_find(const struct optimizer *optimizer, size_t values, const fl
                       const struct device_scale *scale, struct device_clip *clip, struct train_totals *totals,
                       cudaStream_t stream);
 
-/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one; the arrays have
- * `values` elements. Changes nothing if scale->overflowed is set. `scale` and `clip` may be NULL. */
+/* What the update of parameters may need beyond the optimizer. Each pointer may be NULL. */
+struct update_extras {
+    const struct device_scale *scale; /* nothing is updated if scale->overflowed is set */
+    const struct device_clip *clip;
+    const struct tensor_update *groups; /* groups[i] applies to the MODEL_ALIGNMENT parameters from
+                                           MODEL_ALIGNMENT * i on */
+    __nv_bfloat16 *rounded;             /* gets the new parameters, rounded to bf16 */
+};
+
+/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one. The arrays have
+ * `values` elements, and room for a multiple of 4. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct device_clip *clip,
-                              const struct train_state *state, cudaStream_t stream);
+                              const struct update_extras *extras, const struct train_state *state,
+                              cudaStream_t stream);
 
 /* Adds `count` values of `from` to those of `to`. */
 enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream);

@@ -1,6 +1,7 @@
 /* Between the gradients and the new parameters: loss scaling, clipping, and the optimizer. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
+#include "train/mma.cuh"
 #include "train/network.cuh"
 
 /* ---- Loss scaling ---- */
@@ -37,6 +38,13 @@ enum status scaling_step(struct device_scale *scale, cudaStream_t stream)
 }
 
 /* ---- Clipping ---- */
+
+#define CLIP_PARTS 1024 /* blocks, each of which adds up a part of the squares */
+
+struct device_clip {
+    float factor;             /* multiplies the gradients of the current step */
+    double parts[CLIP_PARTS]; /* sums of squares */
+};
 
 /* Adds up one value per thread of a block. Only the result of thread 0 is valid. */
 static __device__ double block_sum(double own)
@@ -100,24 +108,49 @@ enum status clip_find(const struct optimizer *optimizer, size_t values, const fl
 
 /* ---- The parameter update ---- */
 
-static __global__ void update_kernel(struct update update, size_t values, const float *gradients,
-                                     const struct device_scale *scale, const struct device_clip *clip,
-                                     const struct train_state state)
+#define STEP_VALUES 4 /* values per thread: 16 bytes of fp32 */
+
+static __global__ void __launch_bounds__(BLOCK)
+    update_kernel(struct update all, size_t count, const float4 *gradients, const struct update_extras extras,
+                  float4 *parameters, float4 *m, float4 *v, float4 *averages)
 {
-    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i >= values || (scale && scale->overflowed))
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= count || (extras.scale && extras.scale->overflowed))
         return;
-    if (clip)
-        update.clip = clip->factor;
-    optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
-    if (state.ema)
-        state.ema[i] = optimizer_average(&update, state.ema[i], state.parameters[i]);
+    if (extras.clip)
+        all.clip = extras.clip->factor;
+    const float4 gradient = gradients[i];
+    float4 parameter = parameters[i], first = m[i], second = v[i];
+    const struct update update =
+        extras.groups ? optimizer_of(&all, extras.groups[i * STEP_VALUES / MODEL_ALIGNMENT]) : all;
+    optimizer_step(&update, gradient.x, &parameter.x, &first.x, &second.x);
+    optimizer_step(&update, gradient.y, &parameter.y, &first.y, &second.y);
+    optimizer_step(&update, gradient.z, &parameter.z, &first.z, &second.z);
+    optimizer_step(&update, gradient.w, &parameter.w, &first.w, &second.w);
+    parameters[i] = parameter;
+    m[i] = first;
+    v[i] = second;
+    if (averages) {
+        float4 average = averages[i];
+        average.x = optimizer_average(&update, average.x, parameter.x);
+        average.y = optimizer_average(&update, average.y, parameter.y);
+        average.z = optimizer_average(&update, average.z, parameter.z);
+        average.w = optimizer_average(&update, average.w, parameter.w);
+        averages[i] = average;
+    }
+    if (extras.rounded)
+        reinterpret_cast<uint2 *>(extras.rounded)[i] = {pack(parameter.x, parameter.y),
+                                                        pack(parameter.z, parameter.w)};
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct device_clip *clip,
-                              const struct train_state *state, cudaStream_t stream)
+                              const struct update_extras *extras, const struct train_state *state,
+                              cudaStream_t stream)
 {
-    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, clip, *state);
+    const size_t count = (values + STEP_VALUES - 1) / STEP_VALUES;
+    update_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
+        *update, count, reinterpret_cast<const float4 *>(gradients), *extras,
+        reinterpret_cast<float4 *>(state->parameters), reinterpret_cast<float4 *>(state->m),
+        reinterpret_cast<float4 *>(state->v), reinterpret_cast<float4 *>(state->ema));
     return CUDA_LAUNCHED("update_kernel");
 }

@@ -51,7 +51,7 @@ struct vit : device_engine {
      * parts. */
     float *added;
     struct vit_sums sums;
-    struct tensor_update *groups; /* per VIT_GROUP_VALUES parameters: how to update them */
+    struct tensor_update *groups; /* per MODEL_ALIGNMENT parameters: how to update them */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
@@ -293,18 +293,18 @@ static enum status open_paths(struct vit *vit)
                                                 vit->path_count * sizeof *paths, vit->stream);
 }
 
-/* Sets vit->groups. Each entry is for VIT_GROUP_VALUES parameters of one tensor, because tensors begin at
+/* Sets vit->groups. Each entry is for MODEL_ALIGNMENT parameters of one tensor, because tensors begin at
  * multiples of this number. */
 static enum status open_groups(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    const size_t entries = model->arena_values / VIT_GROUP_VALUES, bytes = entries * sizeof *vit->groups;
+    const size_t entries = model->arena_values / MODEL_ALIGNMENT, bytes = entries * sizeof *vit->groups;
     struct tensor_update *groups = static_cast<struct tensor_update *>(calloc(1, bytes));
     TRY(ALLOCATED(groups, "vit: out of memory"));
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
-        const size_t end = (tensor->first + tensor->values + VIT_GROUP_VALUES - 1) / VIT_GROUP_VALUES;
-        for (size_t entry = tensor->first / VIT_GROUP_VALUES; entry < end; entry++)
+        const size_t end = (tensor->first + tensor->values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT;
+        for (size_t entry = tensor->first / MODEL_ALIGNMENT; entry < end; entry++)
             groups[entry] = train_update_of(vit->train, tensor);
     }
     enum status status = allocate_copy(&vit->allocations, &vit->groups, groups, bytes, vit->stream);
@@ -667,8 +667,9 @@ static enum status apply(struct device_engine *engine, const struct update *upda
     RANGE(UPDATE);
     TRY(clip_find(&train->optimizer, values, vit->gradients, NULL, vit->clip, vit->losses.totals,
                   vit->stream));
-    return vit_update(update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
-                      vit->stream);
+    const struct update_extras extras = {
+        .clip = vit->clip, .groups = vit->groups, .rounded = vit->parameters};
+    return parameters_update(update, values, vit->gradients, &extras, &vit->state, vit->stream);
 }
 
 /* Computes the gradients of a part of a step; see vit_backward(). */

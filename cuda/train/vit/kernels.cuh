@@ -96,7 +96,7 @@ enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct 
                                 const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
 
-/* ---- Patches and tokens (tokens.cu) ---- */
+/* ---- Patches, tokens and parameters (tokens.cu) ---- */
 
 /* Gathers a batch as batch_gather() does, but writes bf16 patches (sample, patch, channel, y, x) of
  * `patch` x `patch` pixels. */
@@ -126,6 +126,9 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas,
  * Writes their sums over the samples to `bias`. */
 enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
                                 bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream);
+
+/* Rounds `count` values, a multiple of 2, to bf16. */
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
 
 /* ---- Layer normalisation with its neighbours (norm.cu) ---- */
 
@@ -204,18 +207,5 @@ enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *i
 enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
                                    const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
                                    struct vit_sums *sums, cudaStream_t stream);
-
-/* ---- Parameters (update.cu) ---- */
-
-#define VIT_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of `groups` */
-
-/* Runs optimizer_step() on all parameters, updates their moving average, if there is one, and rounds the
- * parameters to bf16. groups[i] applies to the VIT_GROUP_VALUES parameters from VIT_GROUP_VALUES * i on.
- * `clip` may be NULL. */
-enum status vit_update(const struct update *update, size_t values, const struct tensor_update *groups,
-                       const struct device_clip *clip, const float *gradients,
-                       const struct train_state *state, bf16 *rounded, cudaStream_t stream);
-/* Rounds `count` values, a multiple of 2, to bf16. */
-enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
 
 #endif

@@ -1,5 +1,5 @@
 /* The patches and tokens before the first block of a vision transformer, and the factors of stochastic depth.
- * Also the backward passes of the tokens and of the logits. */
+ * Also the backward passes of the tokens and of the logits, and the parameters in bf16. */
 #include "common/check.cuh"
 #include "train/augment.h"
 #include "train/vit/kernels.cuh"
@@ -266,4 +266,20 @@ enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t cl
         deltas, count, classes, apart, rounded, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("logits_back_kernel");
     return vit_sums_add(sums, &sum);
+}
+
+/* ---- Parameters ---- */
+
+static __global__ void round_kernel(const float2 *values, size_t pairs, __nv_bfloat162 *rounded)
+{
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < pairs)
+        rounded[i] = __float22bfloat162_rn(values[i]);
+}
+
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream)
+{
+    round_kernel<<<blocks_for(count / 2), BLOCK, 0, stream>>>(
+        reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<__nv_bfloat162 *>(rounded));
+    return CUDA_LAUNCHED("round_kernel");
 }
