@@ -171,11 +171,11 @@ S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
-LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_weights.cu train/conv_input.cu train/conv_forward.cu load/unpack.cu \
+LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_paint_uji.cu synth/fused_paint_visualatom.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
-C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
+C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 # omp_simd.c is compiled once per instruction set: for vectors of 8 floats (AVX2), of 16 (AVX-512) and, in cpu/train, of 4
 # (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.

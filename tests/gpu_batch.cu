@@ -12,7 +12,7 @@
 #include "common/product.cuh"
 #include "core/dtype.h"
 #include "core/step_backend.h"
-#include "train/engine.cuh"
+#include "train/engines.cuh"
 #include "train/task.h"
 
 #define STEPS     5

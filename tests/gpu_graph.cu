@@ -18,7 +18,7 @@
 
 #include "core/philox.h"
 #include "machine/device.h"
-#include "train/graph/engine.cuh"
+#include "train/engines.cuh"
 
 /* Bounds for the relative error of a gradient: the norm of the error divided by the norm of the gradient. */
 #define EXACT_MAX    0.01 /* if pooling selects the same pixels as the oracle */

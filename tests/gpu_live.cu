@@ -14,7 +14,7 @@
 
 #include "core/philox.h"
 #include "machine/device.h"
-#include "train/engine.cuh"
+#include "train/engines.cuh"
 #include "train/feed.cuh"
 
 #define THREADS 8

@@ -125,8 +125,6 @@ static void open_bench(const struct trial *trial, struct bench *bench)
     bench->pass.parameters = filled(bench, bench->model.arena_values, 4);
     bench->pass.gradients = cleared(bench, bench->model.arena_values);
     must(allocate(&bench->allocations, &bench->pass.workspace, WORKSPACE_VALUES));
-    if (trial->kind == LAYER_CONV)
-        must(conv_prepare(&bench->layer, trial->batch, &bench->allocations, NULL));
 }
 
 /* Runs a layer forward and backward. Returns its outputs, the gradients of the input and the gradients of the
@@ -141,7 +139,8 @@ static float *results(struct bench *bench, enum precision precision)
         exit(1);
     bench->pass.precision = precision;
     bench->layer.packed = {};
-    must(packed_prepare(&bench->layer, precision, bench->pass.count, true, &bench->allocations));
+    if (conv)
+        must(conv_prepare(&bench->layer, precision, bench->pass.count, &bench->allocations, NULL));
     must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
     must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
     must(cudaDeviceSynchronize());

@@ -29,10 +29,12 @@ static inline enum status library_status(enum gpu_library library, int code)
     return code == 0 ? STATUS_OK : gpu_status_of(library, code, cudaGetLastError(), cause);
 }
 
-/* Returns the failure from the calling function if the CUDA call fails. */
-#define CUDA_TRY(call) TRY(cuda_status((call), #call, __FILE__, __LINE__))
+/* The status of a CUDA call, and of the preceding kernel launch. */
+#define CUDA_STATUS(call)     cuda_status((call), #call, __FILE__, __LINE__)
+#define CUDA_LAUNCHED(kernel) cuda_status(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)
 
-/* Returns the failure from the calling function if the preceding kernel launch failed. */
-#define CUDA_TRY_LAUNCH(kernel) TRY(cuda_status(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__))
+/* Return the failure from the calling function if the CUDA call or the preceding kernel launch failed. */
+#define CUDA_TRY(call)          TRY(CUDA_STATUS(call))
+#define CUDA_TRY_LAUNCH(kernel) TRY(CUDA_LAUNCHED(kernel))
 
 #endif

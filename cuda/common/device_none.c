@@ -1,4 +1,5 @@
-/* Stubs of the device functions for builds without CUDA. Every returned status is STATUS_UNAVAILABLE. */
+/* Stubs of the functions on devices for builds without CUDA. Every returned status is STATUS_UNAVAILABLE. */
+#include "core/consumer.h"
 #include "machine/device.h"
 
 int device_count(void)
@@ -96,4 +97,11 @@ enum status device_check_pointer(int device, const char *name, const void *point
 {
     (void)name, (void)pointer;
     return device_probe(device);
+}
+
+enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer)
+{
+    (void)step_s, (void)task;
+    *consumer = NULL;
+    return status_prefix(device_probe(device), "--compute");
 }

@@ -27,8 +27,7 @@ static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_
 static enum status fill_noise(float *values, size_t count, cudaStream_t stream)
 {
     fill_kernel<<<(unsigned)((count + BLOCK - 1) / BLOCK), BLOCK, 0, stream>>>(values, count);
-    CUDA_TRY_LAUNCH("fill_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("fill_kernel");
 }
 
 /* Each block computes `units` units; the first `deep` blocks compute one more. */
@@ -67,8 +66,7 @@ enum status product_launch(const struct product *product, cudaStream_t stream)
     product_kernel<<<product->wave * waves, BLOCK, 0, stream>>>(
         product->matrices, product->matrices + values, product->matrices + 2 * values, product->units / waves,
         product->units % waves * product->wave);
-    CUDA_TRY_LAUNCH("product_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("product_kernel");
 }
 
 enum status product_open(int device, cudaStream_t stream, struct product *product)

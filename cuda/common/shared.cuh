@@ -1,4 +1,4 @@
-/* Access to shared memory through 32-bit byte addresses.
+/* Sums over the threads of a warp or of a block, and access to shared memory through 32-bit byte addresses.
  *
  * If dynamic shared memory is accessed through a pointer, the compiler recomputes its address at every use,
  * from special registers that are slow to read. In inner loops, an address that stays in a register costs a
@@ -7,6 +7,8 @@
 #define FDSL_CUDA_COMMON_SHARED_CUH
 
 #include <stdint.h>
+
+/* ---- Access through addresses ---- */
 
 /* Returns `value` and hides from the compiler how it was computed. The compiler therefore keeps it in a
  * register instead of recomputing it. */
@@ -85,6 +87,29 @@ static __device__ __forceinline__ uint4 shared_load4(uint32_t address)
 static __device__ __forceinline__ void shared_max(uint32_t address, uint32_t value)
 {
     asm volatile("red.shared.max.u32 [%0], %1;" : : "r"(address), "r"(value) : "memory");
+}
+
+/* ---- Sums ---- */
+
+/* Adds up one value per lane. All lanes of the warp call this function, and all of them get the sum. */
+template <class T> static __device__ __forceinline__ T warp_sum(T value)
+{
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2)
+        value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
+
+/* Adds up the values of each array. Each array is in shared memory and has one value per thread of a block of
+ * THREADS threads; thread i has written value i. The sum replaces value 0, and only thread 0 may read it
+ * without a barrier. */
+template <uint32_t THREADS, class... T> static __device__ __forceinline__ void block_sums(T *...arrays)
+{
+    for (uint32_t half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            ((arrays[threadIdx.x] += arrays[threadIdx.x + half]), ...);
+    }
 }
 
 #endif

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "core/phase.h"
 #include "load/checksum.cuh"
 

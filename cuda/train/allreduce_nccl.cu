@@ -79,8 +79,7 @@ static enum status nccl_probe(int device)
 static enum status check_gpus(int device)
 {
     cudaDeviceProp properties;
-    enum status status = cuda_status(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties",
-                                     __FILE__, __LINE__);
+    enum status status = CUDA_STATUS(cudaGetDeviceProperties(&properties, device));
     TRY(comm_agree(status));
     cudaUUID_t *all = static_cast<cudaUUID_t *>(calloc((size_t)comm_local_size(), sizeof *all));
     status = comm_agree(ALLOCATED(all, "out of memory"));
@@ -109,7 +108,7 @@ static enum status join(struct library_call *self)
         status = nccl_status(nccl.GetUniqueId(&id), "ncclGetUniqueId");
     TRY(comm_agree(status));
     TRY(comm_spread(&id, sizeof id));
-    TRY(comm_agree(cuda_status(cudaSetDevice(self->request.device), "cudaSetDevice", __FILE__, __LINE__)));
+    TRY(comm_agree(CUDA_STATUS(cudaSetDevice(self->request.device))));
     TRY(heartbeat_open(comm_timeout() > 0 ? comm_timeout() : STOPPED_S, &self->heartbeat));
     return comm_agree(nccl_status(nccl.CommInitRank(&self->communicator, comm_size(), id, comm_rank()),
                                   "ncclCommInitRank"));
@@ -161,6 +160,15 @@ const char *allreduce_nccl_version(void)
 {
     return nccl.version;
 }
+
+static uint64_t nccl_memory_bytes(const void *state)
+{
+    (void)state;
+    return 0; /* NCCL does not report its memory */
+}
+
+extern "C" const struct allreduce_method allreduce_nccl = {
+    "nccl", nccl_probe, nccl_open, nccl_enqueue, nccl_check, nccl_close, nccl_memory_bytes};
 #else
 static enum status nccl_probe(int device)
 {
@@ -174,34 +182,11 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
     return comm_agree(nccl_probe(request->device));
 }
 
-static enum status nccl_enqueue(void *state, void *values, size_t count, cudaStream_t stream)
-{
-    (void)state, (void)values, (void)count, (void)stream;
-    return nccl_probe(0);
-}
-
-static enum status nccl_check(void *state)
-{
-    (void)state;
-    return nccl_probe(0);
-}
-
-static void nccl_close(void *state)
-{
-    (void)state;
-}
-
 const char *allreduce_nccl_version(void)
 {
     return "";
 }
-#endif
-
-static uint64_t nccl_memory_bytes(const void *state)
-{
-    (void)state;
-    return 0; /* NCCL does not report its memory */
-}
 
 extern "C" const struct allreduce_method allreduce_nccl = {
-    "nccl", nccl_probe, nccl_open, nccl_enqueue, nccl_check, nccl_close, nccl_memory_bytes};
+    .name = "nccl", .probe = nccl_probe, .open = nccl_open};
+#endif

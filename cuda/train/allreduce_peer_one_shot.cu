@@ -1,6 +1,5 @@
 /* The all-reduces of allreduce_peer.cu in one shot: with flags, and for small arrays without. */
-#include "common/check.cuh"
-#include "train/allreduce_peer_device.cuh"
+#include "train/allreduce_peer.cuh"
 
 #define EAGER_THREADS       256
 #define EAGER_BYTES         ((size_t)8 << 20) /* one shot uses eager_kernel() up to this size */
@@ -213,6 +212,5 @@ enum status peer_one_shot(const struct peer *self, void *values, size_t count, s
         return STATUS_OK;
     }
     launch_for<with_flags>(self, values, count, peer_blocks(self, vectors), stream);
-    CUDA_TRY_LAUNCH("allreduce_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("allreduce_kernel");
 }

@@ -1,8 +1,7 @@
 /* The two-shot algorithm of allreduce_peer.cu, combined with the update of the parameters. A rank adds up its
  * own chunks of each piece (train/exchange.h). It updates the parameters of these chunks, and sends the new
  * parameters instead of the sums. */
-#include "common/check.cuh"
-#include "train/allreduce_peer_device.cuh"
+#include "train/allreduce_peer.cuh"
 
 /* One update of a part of the arena. */
 struct part_update {
@@ -154,6 +153,5 @@ enum status allreduce_peer_update(void *state, const struct exchange_update *arr
         return STATUS_OK;
     kernels[self->peers.ranks - 1]<<<peer_blocks(self, vectors), PEER_THREADS, 0, stream>>>(self->peers,
                                                                                             part);
-    CUDA_TRY_LAUNCH("update_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("update_kernel");
 }

@@ -9,7 +9,6 @@
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "train/allreduce.h"
-#include "train/allreduce_peer.cuh"
 #include "train/network.cuh"
 
 #define THREADS    256
@@ -61,8 +60,9 @@ static enum status enqueue_call(struct allreduce_run *self, int call)
     TRY(self->way->method->enqueue(self->state, self->values, count, self->stream));
     const struct update update = allreduce_update(call);
     const struct train_state state = {arrays.parameters, arrays.m, arrays.v, {}};
+    const struct update_extras none = {};
     return self->way->updates
-               ? parameters_update(&update, count, arrays.gradients, NULL, NULL, &state, self->stream)
+               ? parameters_update(&update, count, arrays.gradients, &none, &state, self->stream)
                : STATUS_OK;
 }
 
@@ -73,8 +73,7 @@ static enum status enqueue_calls(struct allreduce_run *self)
     CUDA_TRY(cudaEventRecordWithFlags(self->begin, self->stream, cudaEventRecordExternal));
     for (int i = 0; i < ALLREDUCE_CALLS; i++)
         TRY(enqueue_call(self, i));
-    CUDA_TRY(cudaEventRecordWithFlags(self->end, self->stream, cudaEventRecordExternal));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecordWithFlags(self->end, self->stream, cudaEventRecordExternal));
 }
 
 static enum status capture(struct allreduce_run *self)
@@ -86,13 +85,12 @@ static enum status capture(struct allreduce_run *self)
     TRY(cuda_status(error, "capturing the all-reduces", __FILE__, __LINE__));
     CUDA_TRY(cudaGraphInstantiate(&self->executable, self->graph, 0));
     CUDA_TRY(cudaGraphUpload(self->executable, self->stream));
-    CUDA_TRY(cudaStreamSynchronize(self->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(self->stream));
 }
 
 static enum status allocate_array(void **array, size_t bytes)
 {
-    cudaError_t error = cudaMalloc(array, bytes);
+    cudaError_t error = cudaMalloc(array, (bytes + 15) / 16 * 16); /* parameters_update() reads 16 bytes */
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
         return status_set(STATUS_TOO_LARGE, "out of GPU memory for an array of %zu bytes; lower --bytes",
@@ -116,8 +114,7 @@ static enum status allocate_update(struct allreduce_run *self)
     TRY(allocate_array(reinterpret_cast<void **>(&arrays->v), self->moments * sizeof *arrays->v));
     TRY(allocate_array(&copy, sizeof updates));
     arrays->update = static_cast<const struct update *>(copy);
-    CUDA_TRY(cudaMemcpy(copy, updates, sizeof updates, cudaMemcpyHostToDevice));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpy(copy, updates, sizeof updates, cudaMemcpyHostToDevice));
 }
 
 static enum status allocate_all(struct allreduce_run *self)
@@ -127,8 +124,7 @@ static enum status allocate_all(struct allreduce_run *self)
         TRY(allocate_update(self));
     TRY(stream_open(&self->stream));
     CUDA_TRY(cudaEventCreate(&self->begin));
-    CUDA_TRY(cudaEventCreate(&self->end));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventCreate(&self->end));
 }
 
 /* The ranks agree before each step in which they wait for each other. These steps are opening the method, and
@@ -145,7 +141,7 @@ static enum status open_run(const struct resources *resources, const void *input
     const struct allreduce_request request = {.device = resources->device,
                                               .count_max = self->job->count,
                                               .type = self->job->bf16 ? ALLREDUCE_BF16 : ALLREDUCE_F32};
-    TRY(comm_agree(cuda_status(cudaSetDevice(resources->device), "cudaSetDevice", __FILE__, __LINE__)));
+    TRY(comm_agree(CUDA_STATUS(cudaSetDevice(resources->device))));
     TRY(WAY->method->open(&request, &self->state));
     TRY(comm_agree(allocate_all(self)));
     return comm_agree(capture(self));
@@ -172,8 +168,7 @@ static enum status clear_update(const struct allreduce_run *self)
     const size_t bytes = self->moments * sizeof *self->arrays.m;
     CUDA_TRY(cudaMemsetAsync(self->arrays.parameters, 0, self->job->bytes, self->stream));
     CUDA_TRY(cudaMemsetAsync(self->arrays.m, 0, bytes, self->stream));
-    CUDA_TRY(cudaMemsetAsync(self->arrays.v, 0, bytes, self->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemsetAsync(self->arrays.v, 0, bytes, self->stream));
 }
 
 static enum status ready(void *state, uint64_t number)

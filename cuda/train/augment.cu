@@ -4,7 +4,6 @@
  * reads the stored samples, and also flips them. For gray images, the kernels compute only one channel. */
 #include "common/check.cuh"
 #include "train/augment.cuh"
-#include "train/augment_change.cuh"
 
 #define RESIZE_ROWS   8  /* rows of the canvas that a thread resizes together */
 #define RESIZE_BAND   16 /* rows of the image per block, if they fit into shared memory */
@@ -110,7 +109,373 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* ---- RandAugment ---- */
+/* ---- RandAugment: the operations ---- */
+
+/* The threads of a block apply an operation to an image, with the same bits as augment_apply() on the host.
+ *
+ * An operation accesses values in device memory as words: four adjacent values of a row at a time. It writes
+ * each value once, and reads it once, or twice if it first counts or adds up the values of a channel.
+ * Operations that read neighbours of a pixel first copy the plane to shared memory. The input and the output
+ * may therefore be the same image.
+ *
+ * FITS: rows are whole words, and a plane fits into shared memory. The kernels of other images load and store
+ * single values, and copy planes to device memory. Separate kernels are needed, because the compiler would
+ * interleave both kinds of loads. */
+
+#define CHANGE_BLOCK  512 /* threads per block */
+#define CHANGE_BLOCKS 2   /* minimum number of blocks per multiprocessor: limits a thread to 64 registers */
+#define CHANGE_AHEAD  4   /* loads that a thread issues before it uses the first */
+#define LANES         32
+#define TABLE_WARPS   (AUGMENT_LEVELS / LANES)
+
+/* Shared memory of a block, in addition to the plane. */
+struct change_shared {
+    uint32_t sums[AUGMENT_CHANNELS_MAX]; /* per channel of the network's image: sum of its values */
+    uint32_t counts[AUGMENT_LEVELS];     /* how often each value occurs in a channel */
+    uint32_t inside[TABLE_WARPS];        /* sums of the counts of LANES adjacent values */
+    uint32_t least, most;                /* smallest and largest value of a channel */
+    uint8_t table[AUGMENT_LEVELS];
+};
+
+/* ---- Words ---- */
+
+/* Returns word `i` of a plane, with the value of the leftmost pixel in its lowest byte. Values to the right
+ * of the image are 0. With `flip`, the plane is mirrored. */
+template <bool FITS>
+static __device__ __forceinline__ uint32_t load_word(const struct change_plan &plan, const uint8_t *plane,
+                                                     bool flip, uint32_t i)
+{
+    const uint32_t width = plan.shape.width, y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
+    const uint8_t *row = plane + y * width;
+    if (FITS) {
+        const uint32_t word = *reinterpret_cast<const uint32_t *>(row + (flip ? width - 4 - x : x));
+        return flip ? __byte_perm(word, 0, 0x0123) : word;
+    }
+    uint32_t word = 0;
+    for (uint32_t k = 0; k < 4 && x + k < width; k++)
+        word |= (uint32_t)row[flip ? width - 1 - x - k : x + k] << 8 * k;
+    return word;
+}
+
+template <bool FITS>
+static __device__ __forceinline__ void store_word(const struct change_plan &plan, uint8_t *plane, uint32_t i,
+                                                  uint32_t word)
+{
+    const uint32_t width = plan.shape.width, y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
+    uint8_t *row = plane + y * width;
+    if (FITS)
+        *reinterpret_cast<uint32_t *>(row + x) = word;
+    else
+        for (uint32_t k = 0; k < 4 && x + k < width; k++)
+            row[x + k] = (uint8_t)(word >> 8 * k);
+}
+
+static __device__ __forceinline__ uint32_t byte_of(uint32_t word, uint32_t k)
+{
+    return word >> 8 * k & 255u;
+}
+
+/* Calls use(i, load(i)) for this thread's share of `words` words, with AHEAD loads in flight. */
+template <uint32_t AHEAD = CHANGE_AHEAD, class Load, class Use>
+static __device__ __forceinline__ void for_words(uint32_t words, Load load, Use use)
+{
+    for (uint32_t begin = threadIdx.x; begin < words; begin += AHEAD * CHANGE_BLOCK) {
+        decltype(load(0u)) loaded[AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (begin + k * CHANGE_BLOCK < words)
+                loaded[k] = load(begin + k * CHANGE_BLOCK);
+#pragma unroll
+        for (uint32_t k = 0; k < AHEAD; k++)
+            if (begin + k * CHANGE_BLOCK < words)
+                use(begin + k * CHANGE_BLOCK, loaded[k]);
+    }
+}
+
+/* ---- Tables ---- */
+
+/* Adds up the values of each channel. All channels of a gray image have the same sum. */
+template <bool FITS>
+static __device__ void sum_values(const struct change_plan &plan, const uint8_t *image,
+                                  struct change_shared *shared)
+{
+    const uint32_t plane = plan.shape.height * plan.shape.width, words = plan.shape.height * plan.across.by;
+    if (threadIdx.x < AUGMENT_CHANNELS_MAX)
+        shared->sums[threadIdx.x] = 0;
+    __syncthreads();
+    for (uint32_t c = 0; c < plan.shape.channels; c++) {
+        uint32_t sum = 0;
+        for_words(
+            words, [=, &plan](uint32_t i) { return load_word<FITS>(plan, image + c * plane, false, i); },
+            [&](uint32_t, uint32_t word) { sum = __dp4a(word, 0x01010101u, sum); });
+        sum = __reduce_add_sync(0xffffffffu, sum);
+        if (threadIdx.x % LANES == 0)
+            for (uint32_t equal = c; equal < plan.channels; equal += plan.shape.channels)
+                atomicAdd(&shared->sums[equal], sum);
+    }
+    __syncthreads();
+}
+
+/* Counts the values of a plane. A thread adds a run of equal values with one atomic operation, because many
+ * images are mostly black. */
+template <bool FITS>
+static __device__ void count_values(const struct change_plan &plan, const uint8_t *plane,
+                                    struct change_shared *shared)
+{
+    const uint32_t width = plan.shape.width;
+    uint32_t last = 0, run = 0;
+    if (threadIdx.x < AUGMENT_LEVELS)
+        shared->counts[threadIdx.x] = 0;
+    __syncthreads();
+    for_words(
+        plan.shape.height * plan.across.by,
+        [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, false, i); },
+        [&](uint32_t i, uint32_t word) {
+            const uint32_t x = 4 * (i - plan.across.quotient(i) * plan.across.by);
+            for (uint32_t k = 0; k < 4 && (FITS || x + k < width); k++) {
+                const uint32_t value = byte_of(word, k);
+                if (value != last && run > 0) {
+                    atomicAdd(&shared->counts[last], run);
+                    run = 0;
+                }
+                last = value;
+                run++;
+            }
+        });
+    if (run > 0)
+        atomicAdd(&shared->counts[last], run);
+    __syncthreads();
+}
+
+/* Computes the table of a channel. With augment_counts(), shared->counts has the counts of its values; for
+ * contrast, shared->sums has the sums of all channels. */
+static __device__ void make_table(const struct change_plan &plan, enum augment_operation operation,
+                                  const struct augment_numbers &numbers, struct change_shared *shared)
+{
+    const uint32_t value = threadIdx.x, lane = value % LANES, pixels = plan.shape.height * plan.shape.width;
+    struct augment_channel channel = {0, 0, 0, 0};
+    uint32_t below = 0;
+    if (value == 0) {
+        shared->least = AUGMENT_LEVELS;
+        shared->most = 0;
+    }
+    __syncthreads();
+    if (operation == AUGMENT_CONTRAST)
+        channel.mean = augment_mean(shared->sums, plan.channels, pixels);
+    else if (augment_counts(operation)) {
+        const uint32_t count = value < AUGMENT_LEVELS ? shared->counts[value] : 0;
+        uint32_t inside = count; /* becomes the sum of the counts of the lanes up to this one */
+        for (uint32_t distance = 1; distance < LANES; distance *= 2) {
+            const uint32_t other = __shfl_up_sync(0xffffffffu, inside, distance);
+            inside += lane >= distance ? other : 0;
+        }
+        if (value < AUGMENT_LEVELS && lane == LANES - 1)
+            shared->inside[value / LANES] = inside;
+        if (count > 0) {
+            atomicMin(&shared->least, value);
+            atomicMax(&shared->most, value);
+        }
+        __syncthreads();
+        below = inside - count;
+        for (uint32_t warp = 0; warp < value / LANES && warp < TABLE_WARPS; warp++)
+            below += shared->inside[warp];
+        channel.least = shared->least;
+        channel.most = shared->most;
+        channel.step = augment_equalize_step(pixels, shared->counts[channel.most]);
+    }
+    if (value < AUGMENT_LEVELS)
+        shared->table[value] = augment_entry(operation, &numbers, &channel, value, below);
+    __syncthreads();
+}
+
+/* Replaces the four values of a word by entries of the table. */
+static __device__ __forceinline__ uint32_t mapped(const uint8_t *table, uint32_t word)
+{
+    uint32_t result = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++)
+        result |= (uint32_t)table[byte_of(word, k)] << 8 * k;
+    return result;
+}
+
+/* ---- Color ---- */
+
+template <bool FITS>
+static __device__ void change_color(const struct change_plan &plan, float factor, const uint8_t *from,
+                                    bool flip, uint8_t *to)
+{
+    const uint32_t plane = plan.shape.height * plan.shape.width;
+    for_words<1>(
+        plan.shape.height * plan.across.by,
+        [=, &plan](uint32_t i) {
+            return make_uint3(load_word<FITS>(plan, from, flip, i),
+                              load_word<FITS>(plan, from + plane, flip, i),
+                              load_word<FITS>(plan, from + 2 * plane, flip, i));
+        },
+        [=, &plan](uint32_t i, uint3 words) {
+            uint32_t red = 0, green = 0, blue = 0;
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) {
+                const float r = augment_float(byte_of(words.x, k)), g = augment_float(byte_of(words.y, k)),
+                            b = augment_float(byte_of(words.z, k)), gray = augment_gray(r, g, b);
+                red |= (uint32_t)augment_blend(factor, r, gray) << 8 * k;
+                green |= (uint32_t)augment_blend(factor, g, gray) << 8 * k;
+                blue |= (uint32_t)augment_blend(factor, b, gray) << 8 * k;
+            }
+            store_word<FITS>(plan, to, i, red);
+            store_word<FITS>(plan, to + plane, i, green);
+            store_word<FITS>(plan, to + 2 * plane, i, blue);
+        });
+}
+
+/* ---- Neighbours ---- */
+
+/* Copies a plane to shared memory, with a border of zeros: a row above, a row below, and a word before each
+ * row. This word is also the border to the right of the previous row. With pitch = plan.across.by + 1, word i
+ * of the image, in row y, becomes word i + y + pitch + 1 of `staged`. */
+template <bool FITS>
+static __device__ void stage(const struct change_plan &plan, const uint8_t *plane, bool flip,
+                             uint32_t *staged)
+{
+    const uint32_t height = plan.shape.height, pitch = plan.across.by + 1;
+    for (uint32_t i = threadIdx.x; i < pitch; i += CHANGE_BLOCK)
+        staged[i] = staged[(height + 1) * pitch + 1 + i] = 0;
+    for (uint32_t y = threadIdx.x; y <= height; y += CHANGE_BLOCK)
+        staged[(y + 1) * pitch] = 0;
+    for_words(
+        height * plan.across.by, [=, &plan](uint32_t i) { return load_word<FITS>(plan, plane, flip, i); },
+        [=, &plan](uint32_t i, uint32_t word) { staged[i + plan.across.quotient(i) + pitch + 1] = word; });
+    __syncthreads();
+}
+
+/* Returns the four values at row y from column x on of a sheared, translated or rotated plane. Without
+ * ACROSS, pixels do not move along x; without DOWN, they do not move along y. Values are interpolated only in
+ * the directions in which pixels move. A pixel from outside gets the four zeros at the top left corner of the
+ * border. */
+template <bool ACROSS, bool DOWN>
+static __device__ __forceinline__ uint32_t warped_word(const struct change_plan &plan, const uint8_t *staged,
+                                                       const float *map, uint32_t y, uint32_t x)
+{
+    const uint32_t pitch = 4 * (plan.across.by + 1);
+    const float width = augment_float(plan.shape.width), height = augment_float(plan.shape.height);
+    const float row = augment_float(y), column = augment_float(x);
+    const float row_x = fmaf(map[1], row, map[2]), row_y = fmaf(map[4], row, map[5]);
+    uint32_t word = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        const float from_x = ACROSS ? fmaf(map[0], column + (float)k, row_x) : column + (float)k;
+        const float from_y = DOWN ? fmaf(map[3], column + (float)k, row_y) : row;
+        const float left = ACROSS ? augment_floor(from_x) : from_x,
+                    top = DOWN ? augment_floor(from_y) : from_y;
+        const bool inside = left >= -1 && left < width && top >= -1 && top < height;
+        const uint8_t *at =
+            staged +
+            (inside ? (uint32_t)(augment_nearest(top) + 1) * pitch + 4 + (uint32_t)augment_nearest(left) : 0);
+        float value = augment_float(at[0]);
+        if (ACROSS)
+            value = augment_between(value, augment_float(at[1]), from_x - left);
+        if (DOWN) {
+            float below = augment_float(at[pitch]);
+            if (ACROSS)
+                below = augment_between(below, augment_float(at[pitch + 1]), from_x - left);
+            value = augment_between(value, below, from_y - top);
+        }
+        word |= (uint32_t)augment_nearest(value) << 8 * k;
+    }
+    return word;
+}
+
+/* Returns the four values at row y from column x on of a sharpened plane. */
+static __device__ __forceinline__ uint32_t sharp_word(const struct change_plan &plan, const uint32_t *staged,
+                                                      float factor, uint32_t y, uint32_t x)
+{
+    const uint32_t pitch = plan.across.by + 1, height = plan.shape.height, width = plan.shape.width;
+    const uint32_t *at = staged + (y + 1) * pitch + 1 + x / 4;
+    const uint32_t own = *at;
+    uint32_t columns[6] = {}, result = own; /* sums of three values, from column x - 1 on */
+    if (y == 0 || y + 1 >= height)
+        return own;
+#pragma unroll
+    for (int r = -1; r <= 1; r++) {
+        const uint32_t *row = at + r * (int32_t)pitch;
+        columns[0] += byte_of(row[-1], 3);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            columns[k + 1] += byte_of(row[0], k);
+        columns[5] += byte_of(row[1], 0);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++) {
+        const uint32_t value = byte_of(own, k),
+                       sum = columns[k] + columns[k + 1] + columns[k + 2] + 4 * value;
+        if (x + k > 0 && x + k + 1 < width)
+            result ^= (augment_sharpened(factor, value, sum) ^ value) << 8 * k;
+    }
+    return result;
+}
+
+/* Applies a shear, translation, rotation or sharpness to a plane in `staged`. */
+template <bool FITS>
+static __device__ void change_neighbours(const struct change_plan &plan, enum augment_operation operation,
+                                         const struct augment_numbers &numbers, const uint32_t *staged,
+                                         uint8_t *to)
+{
+    const uint8_t *bytes = reinterpret_cast<const uint8_t *>(staged);
+    const auto store_words = [=, &plan](auto word_at) {
+        for (uint32_t i = threadIdx.x; i < plan.shape.height * plan.across.by; i += CHANGE_BLOCK) {
+            const uint32_t y = plan.across.quotient(i), x = 4 * (i - y * plan.across.by);
+            store_word<FITS>(plan, to, i, word_at(y, x));
+        }
+    };
+    if (operation == AUGMENT_SHARPNESS)
+        store_words([&](uint32_t y, uint32_t x) { return sharp_word(plan, staged, numbers.factor, y, x); });
+    else if (operation == AUGMENT_ROTATE)
+        store_words(
+            [&](uint32_t y, uint32_t x) { return warped_word<true, true>(plan, bytes, numbers.map, y, x); });
+    else if (operation == AUGMENT_SHEAR_X || operation == AUGMENT_TRANSLATE_X)
+        store_words(
+            [&](uint32_t y, uint32_t x) { return warped_word<true, false>(plan, bytes, numbers.map, y, x); });
+    else
+        store_words(
+            [&](uint32_t y, uint32_t x) { return warped_word<false, true>(plan, bytes, numbers.map, y, x); });
+}
+
+/* ---- An operation ---- */
+
+/* Applies an operation to the image `from`. Mirrors the image first if `flip` is true. If `flip` is false,
+ * `to` may be equal to `from`. All threads of the block must call the function. */
+template <bool FITS>
+static __device__ void change(const struct change_plan &plan, enum augment_operation operation,
+                              const struct augment_numbers numbers, const uint8_t *from, bool flip,
+                              uint8_t *to, uint32_t *staged, struct change_shared *shared)
+{
+    const uint32_t plane = plan.shape.height * plan.shape.width, words = plan.shape.height * plan.across.by;
+    if (operation == AUGMENT_CONTRAST)
+        sum_values<FITS>(plan, from, shared);
+    if (operation == AUGMENT_COLOR && plan.shape.channels > 1)
+        change_color<FITS>(plan, numbers.factor, from, flip, to);
+    else
+        for (uint32_t c = 0; c < plan.shape.channels; c++, from += plane, to += plane) {
+            const auto load = [=, &plan](uint32_t i) { return load_word<FITS>(plan, from, flip, i); };
+            if (augment_warps(operation) || operation == AUGMENT_SHARPNESS) {
+                stage<FITS>(plan, from, flip, staged);
+                change_neighbours<FITS>(plan, operation, numbers, staged, to);
+            } else if (augment_has_table(operation)) {
+                if (augment_counts(operation) && operation != AUGMENT_CONTRAST)
+                    count_values<FITS>(plan, from, shared);
+                make_table(plan, operation, numbers, shared);
+                for_words(words, load, [=, &plan](uint32_t i, uint32_t word) {
+                    store_word<FITS>(plan, to, i, mapped(shared->table, word));
+                });
+            } else
+                for_words(words, load,
+                          [=, &plan](uint32_t i, uint32_t word) { store_word<FITS>(plan, to, i, word); });
+            __syncthreads(); /* the next channel overwrites the plane or the table */
+        }
+    __syncthreads(); /* the next operation reads values that other threads have written */
+}
+
+/* ---- RandAugment: the kernels ---- */
 
 /* Returns the block's own memory for one plane. */
 template <bool FITS> static __device__ __forceinline__ uint32_t *own_plane(const struct change_plan &plan)
@@ -250,8 +615,7 @@ static enum status resize(const struct device_augment *augment, uint32_t epoch, 
                       augment->change.shape.channels);
     resize_kernel<<<blocks, BLOCK, (size_t)augment->rows * shape->width, stream>>>(
         *augment, static_cast<const uint8_t *>(set->values), set->held, count, numbers);
-    CUDA_TRY_LAUNCH("resize_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("resize_kernel");
 }
 
 enum status device_augment_run(const struct device_augment *augment, uint32_t epoch, const uint32_t *numbers,

@@ -6,8 +6,10 @@
  *     backward  in_delta[c][position] = sum over (o, tap) of
  *                                       weight[o][c, opposite tap] * out_delta[o, position + tap]
  *     weights   gradient[o][c, tap]   = sum over (sample, position) of
- *                                       out_delta[o][position] * in[c, position + tap] */
-#include "train/conv.cuh"
+ *                                       out_delta[o][position] * in[c, position + tap]
+ *
+ * This file prepares a layer and has its forward pass. */
+#include "train/layer_gemm.cuh"
 
 /* ---- Window offsets ---- */
 
@@ -87,11 +89,10 @@ static enum status make_windows(const struct window_plan *plan, struct allocatio
     return STATUS_OK;
 }
 
-enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
-                         cudaStream_t stream)
+enum status conv_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
+                         struct allocations *allocations, cudaStream_t stream)
 {
     const struct layer *conv = layer->layer;
-    (void)batch;
     for (int i = 0; i < MODEL_AXES; i++)
         if (conv->spec.kernel[i] > AXIS_BITS)
             return status_set(
@@ -115,17 +116,23 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
     TRY(make_windows(&forward, allocations, stream, &layer->forward));
     if (layer->in_delta)
         TRY(make_windows(&backward, allocations, stream, &layer->backward));
-    return STATUS_OK;
+    return packed_prepare(layer, precision, batch, allocations);
 }
 
-enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
+/* ---- Forward ---- */
+
+enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
 {
-    const bool weights = pass->of & GRADIENTS_OF_WEIGHTS;
-    if (weights)
-        TRY(bias_backward(layer, pass));
     if (layer->packed.in)
-        return packed_backward(layer, pass);
-    if (weights)
-        TRY(conv_weights_backward(layer, pass));
-    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? conv_input_backward(layer, pass) : STATUS_OK;
+        return packed_forward(layer, pass);
+    const struct layer *conv = layer->layer;
+    const struct windows &windows = layer->forward;
+    const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
+    const struct channel_out into = {.values = layer->out,
+                                     .bias = pass->parameters + conv->bias,
+                                     .channels = conv->out.channels,
+                                     .positions = windows.position_count,
+                                     .relu = layer->relu};
+    return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)
+                          : convolve<false>(pass, weights, layer->in, windows, into);
 }

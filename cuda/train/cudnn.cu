@@ -6,8 +6,6 @@
  * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
  * the newer graph API through a separate C++ library (cudnn-frontend), which would be one more dependency
  * of this program. */
-#include "train/cudnn.cuh"
-
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,6 +15,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "train/network.cuh"
 
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
@@ -383,8 +382,8 @@ static enum status prepare_measurement(const struct device_layer *layer)
 }
 
 template <cudnnMathType_t MATH>
-static enum status prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
-                           cudaStream_t stream)
+static enum status prepare(struct device_layer *layer, enum precision, uint32_t batch,
+                           struct allocations *allocations, cudaStream_t stream)
 {
     struct convolution *self = static_cast<struct convolution *>(calloc(1, sizeof *self));
     TRY(ALLOCATED(self, "cudnn: out of memory"));
@@ -428,8 +427,7 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     TRY(cudnn_status(compute(layer, &memory, self->now->forward), "ConvolutionForward", __LINE__));
     finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
                                                                   positions, channels, layer->relu, values);
-    CUDA_TRY_LAUNCH("finish_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("finish_kernel");
 }
 
 static enum status backward(const struct device_layer *layer, const struct pass *pass)

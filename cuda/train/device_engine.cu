@@ -7,6 +7,50 @@
 #include "core/phase.h"
 #include "train/exchange.h"
 
+/* ---- Exchanges that also update the parameters (exchange_method.updates) ---- */
+
+static size_t moment_values(const struct train *train)
+{
+    const size_t values = train->model->arena_values;
+    return exchange_updates(train->exchange) ? exchange_share_room(values, train->ranks) : values;
+}
+
+/* Allocates the optimizer's moments and enqueues zeroing them. If the exchange updates the parameters, the
+ * moments cover only this rank's chunks of the arena (train/exchange.h), otherwise the whole arena. */
+static enum status moments_open(const struct train *train, struct train_state *state,
+                                struct allocations *allocations, cudaStream_t stream)
+{
+    TRY(allocate_zeros(allocations, &state->m, moment_values(train), stream));
+    return allocate_zeros(allocations, &state->v, moment_values(train), stream);
+}
+
+/* If the exchange updates the parameters, allocates arrays->update and passes `arrays` to the exchange; the
+ * caller has set the other members. `arrays` must outlive the exchange's steps. Otherwise does nothing. */
+static enum status shared_update_open(const struct train *train, struct allocations *allocations,
+                                      struct exchange_update *arrays)
+{
+    struct update *update;
+    if (!exchange_updates(train->exchange))
+        return STATUS_OK;
+    TRY(allocate(allocations, &update, 1));
+    arrays->update = update;
+    train->exchange->update = arrays;
+    return STATUS_OK;
+}
+
+static __global__ void store_kernel(const struct update update, struct update *to)
+{
+    *to = update;
+}
+
+/* Call before the first part of a step: enqueues storing the update of the step for the exchange. */
+static enum status shared_update_begin(const struct exchange_update *arrays, const struct update *update,
+                                       cudaStream_t stream)
+{
+    store_kernel<<<1, 1, 0, stream>>>(*update, const_cast<struct update *>(arrays->update));
+    return CUDA_LAUNCHED("store_kernel");
+}
+
 /* ---- Opening and closing ---- */
 
 enum status device_engine_open(struct device_engine *engine)
@@ -14,8 +58,7 @@ enum status device_engine_open(struct device_engine *engine)
     CUDA_TRY(cudaSetDevice(engine->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&engine->gather_begin));
-    CUDA_TRY(cudaEventCreate(&engine->gather_end));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventCreate(&engine->gather_end));
 }
 
 enum status device_engine_open_data(struct device_engine *engine)
@@ -73,6 +116,65 @@ void device_engine_close(struct device_engine *engine)
 
 /* ---- Copying the state ---- */
 
+/* Copies this rank's chunks of an arena in host memory to the device. */
+static enum status set_share(const struct train *train, const float *arena, float *share)
+{
+    const size_t bytes = moment_values(train) * sizeof *share;
+    float *own = static_cast<float *>(malloc(bytes));
+    TRY(ALLOCATED(own, "out of memory for moments"));
+    exchange_share_take(arena, train->model->arena_values, own);
+    enum status status = CUDA_STATUS(cudaMemcpy(share, own, bytes, cudaMemcpyHostToDevice));
+    free(own);
+    return status;
+}
+
+/* Fills an arena in host memory from the chunks of all ranks. */
+static enum status get_share(const struct train *train, enum status status, const float *share, float *arena)
+{
+    const size_t bytes = moment_values(train) * sizeof *share;
+    float *own = static_cast<float *>(malloc(bytes));
+    if (status == STATUS_OK && !own)
+        status = status_set(STATUS_EXHAUSTED, "out of memory for moments");
+    if (status == STATUS_OK)
+        status = CUDA_STATUS(cudaMemcpy(own, share, bytes, cudaMemcpyDeviceToHost));
+    status = exchange_share_collect(status, own, train->model->arena_values, arena);
+    free(own);
+    return status;
+}
+
+/* Copies the state, without moments that are divided among ranks, and waits for the copies. */
+static enum status copy_and_wait(const struct train *train, const struct train_state *to,
+                                 const struct train_state *from, cudaStream_t stream)
+{
+    TRY(exchange_updates(train->exchange) ? arena_copy(train, to->parameters, from->parameters, stream)
+                                          : state_copy(train, to, from, stream));
+    return CUDA_STATUS(cudaStreamSynchronize(stream));
+}
+
+/* Copy the parameters and, when training, the moments between host and device, and wait for the copies. With
+ * an exchange that updates the parameters, state_get() is collective: it gathers the moments of all ranks. */
+static enum status state_set(const struct train *train, const struct train_state *to,
+                             const struct train_state *from, cudaStream_t stream)
+{
+    TRY(copy_and_wait(train, to, from, stream));
+    if (!exchange_updates(train->exchange))
+        return STATUS_OK;
+    TRY(set_share(train, from->m, to->m));
+    TRY(set_share(train, from->v, to->v));
+    CUDA_TRY(cudaDeviceSynchronize()); /* a copy from pageable memory may return before it is complete */
+    return STATUS_OK;
+}
+
+static enum status state_get(const struct train *train, struct train_state *to,
+                             const struct train_state *from, cudaStream_t stream)
+{
+    enum status status = copy_and_wait(train, to, from, stream);
+    if (!exchange_updates(train->exchange))
+        return status;
+    TRY(get_share(train, status, from->m, to->m));
+    return get_share(train, STATUS_OK, from->v, to->v);
+}
+
 static struct device_engine *engine_of(void *state)
 {
     return static_cast<struct device_engine *>(state);
@@ -83,8 +185,7 @@ static enum status copy_scale(struct device_engine *engine, struct loss_scale *t
                               const struct loss_scale *from)
 {
     CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, engine->stream));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 enum status device_engine_set(void *state, const struct train_state *from)
@@ -109,8 +210,7 @@ enum status device_engine_gradients(void *state, float *gradients)
     struct device_engine *engine = engine_of(state);
     CUDA_TRY(cudaSetDevice(engine->device));
     TRY(arena_copy(engine->train, gradients, engine->gradients, engine->stream));
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 /* ---- Exchanging gradients ---- */
@@ -255,9 +355,9 @@ static enum status evaluate_batch(struct device_engine *engine, enum data_part p
     TRY(batch_list(set, engine->batch, first, count, engine->stream));
     TRY(engine->functions->gather(engine, set, 0, false, count));
     TRY(engine->functions->infer(engine, count, &results));
-    CUDA_TRY(cudaMemcpyAsync(logits, results, (size_t)count * engine->train->model->classes * sizeof *logits,
-                             cudaMemcpyDeviceToHost, engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(logits, results,
+                                       (size_t)count * engine->train->model->classes * sizeof *logits,
+                                       cudaMemcpyDeviceToHost, engine->stream));
 }
 
 enum status device_engine_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
@@ -271,8 +371,7 @@ enum status device_engine_evaluate(void *state, enum data_part part, uint32_t fi
         TRY(evaluate_batch(engine, part, first + done, left < batch ? left : batch,
                            logits + (size_t)done * engine->train->model->classes));
     }
-    CUDA_TRY(cudaStreamSynchronize(engine->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
 uint64_t device_engine_memory_bytes(const void *state)

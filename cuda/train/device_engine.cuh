@@ -1,4 +1,4 @@
-/* The part that the engines of engine.cuh and vit/engine.cu share: device memory, data, the exchange, and
+/* The part that the engines of engine.cu and vit/engine.cu share: device memory, data, the exchange, and
  * steps in parts. The state of each of these engines derives from struct device_engine. The `void *state` of
  * its struct engine points to a struct device_engine. */
 #ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
@@ -7,11 +7,9 @@
 #include <stdlib.h>
 
 #include "train/augment.cuh"
-#include "train/clip.cuh"
 #include "train/feed.cuh"
+#include "train/train/exchange.h"
 #include "train/network.cuh"
-#include "train/progress.cuh"
-#include "train/shared_update.cuh"
 
 struct device_engine;
 

@@ -11,7 +11,6 @@
 #include "common/stream.cuh"
 #include "machine/comm.h"
 #include "train/allreduce.cuh"
-#include "train/allreduce_peer.cuh"
 #include "train/engine.h"
 
 /* ---- How long training waits ---- */
@@ -289,8 +288,7 @@ static enum status take_piece(struct staged *self, float *gradients, size_t coun
     self->used += count;
     CUDA_TRY(cudaMemcpyAsync(piece->host, gradients, count * sizeof *gradients, cudaMemcpyDeviceToHost,
                              self->out));
-    CUDA_TRY(cudaEventRecord(piece->copied, self->out));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecord(piece->copied, self->out));
 }
 
 static enum status staged_begin(struct exchange *exchange, float *gradients, size_t count, void *stream)
@@ -308,12 +306,10 @@ static enum status staged_begin(struct exchange *exchange, float *gradients, siz
  * device. */
 static enum status add_up_piece(struct staged *self, struct piece *piece)
 {
-    enum status copied =
-        cuda_status(cudaEventSynchronize(piece->copied), "copying gradients to the host", __FILE__, __LINE__);
+    const enum status copied = CUDA_STATUS(cudaEventSynchronize(piece->copied));
     TRY(exchange_piece_sum(&self->sums, (size_t)(piece - self->pieces), copied, piece->host, piece->count));
-    CUDA_TRY(cudaMemcpyAsync(piece->gradients, piece->host, piece->count * sizeof *piece->host,
-                             cudaMemcpyHostToDevice, self->in));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(piece->gradients, piece->host, piece->count * sizeof *piece->host,
+                                       cudaMemcpyHostToDevice, self->in));
 }
 
 static enum status staged_end(struct exchange *exchange, void *stream)

@@ -18,8 +18,7 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
     TRY(allocate(allocations, &buffer->numbers, samples));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
-    CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
 }
 
 static enum status open_timing(struct feed_timing *timing)
@@ -27,8 +26,7 @@ static enum status open_timing(struct feed_timing *timing)
     CUDA_TRY(cudaEventCreate(&timing->wait_begin));
     CUDA_TRY(cudaEventCreate(&timing->wait_end));
     CUDA_TRY(cudaEventCreate(&timing->make_begin));
-    CUDA_TRY(cudaEventCreate(&timing->make_end));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventCreate(&timing->make_end));
 }
 
 /* Opens the generator. Allocates the host memory that it needs for sample numbers and samples. */
@@ -158,9 +156,8 @@ static enum status enqueue_host_draw(const struct drawn_batch *batch, uint8_t *s
         free(argument);
     CUDA_TRY(error);
     const size_t bytes = data_stored_bytes(feed->train->data, DATA_TRAIN);
-    CUDA_TRY(
+    return CUDA_STATUS(
         cudaMemcpyAsync(samples, feed->staging, batch->count * bytes, cudaMemcpyHostToDevice, feed->stream));
-    return STATUS_OK;
 }
 
 static enum status enqueue_draw(const struct drawn_batch *batch, const struct feed_buffer *buffer)

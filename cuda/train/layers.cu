@@ -1,58 +1,7 @@
-/* Layers without GEMMs (ReLU, max-pooling, dropout), and the gradients of biases. */
-#include "common/sums.cuh"
-#include "train/multiply.cuh"
+/* Layers without GEMMs: ReLU, max-pooling, dropout, addition, and the mean of each channel. Also the table of
+ * the kinds of layers. */
+#include "common/shared.cuh"
 #include "train/network.cuh"
-
-/* ---- Biases ---- */
-
-/* Block (channel, z) sums slice z of its channel's gradients. Thread i sums elements i, i + BLOCK, ...; a
- * tree reduction adds these sums. */
-static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider positions,
-                                   const struct gemm size, float *slices)
-{
-    __shared__ float sums[BLOCK];
-    float sum = 0;
-    uint32_t begin = blockIdx.y * size.slice, end = min(begin + size.slice, size.depth);
-    for (uint32_t i = begin + threadIdx.x; i < end; i += BLOCK)
-        sum += deltas[(size_t)(positions.quotient(i) * (channels - 1) + blockIdx.x) * positions.by + i];
-    sums[threadIdx.x] = sum;
-    block_sums<BLOCK>(sums);
-    if (threadIdx.x == 0)
-        slices[blockIdx.y * channels + blockIdx.x] = sums[0];
-}
-
-/* Minimum number of elements per block. bias_slice() doubles it until there are few enough slices. */
-#define BIAS_SLICE (8 * BLOCK)
-
-/* Returns the number of terms per slice. At most SLICES_MAX slices are needed, and they fit into the
- * workspace. */
-static uint32_t bias_slice(uint32_t channels, uint32_t depth)
-{
-    uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
-    if (most > SLICES_MAX)
-        most = SLICES_MAX;
-    while ((depth - 1) / slice + 1 > most && slice < depth)
-        slice *= 2;
-    return (uint32_t)slice;
-}
-
-enum status bias_backward(const struct device_layer *layer, const struct pass *pass)
-{
-    uint32_t channels = layer->layer->out.channels;
-    uint32_t positions = (uint32_t)(layer->layer->out_values / channels);
-    struct gemm size = {.rows = 1, .columns = channels, .depth = pass->count * positions, .slice = 0};
-    size.slice = bias_slice(channels, size.depth);
-    uint32_t slices = (size.depth - 1) / size.slice + 1;
-    float *gradient = pass->gradients + layer->layer->bias;
-    bias_kernel<<<dim3(channels, slices), BLOCK, 0, pass->stream>>>(
-        layer->out_delta, channels, divider_of(positions), size, slices == 1 ? gradient : pass->workspace);
-    CUDA_TRY_LAUNCH("bias_kernel");
-    if (slices == 1)
-        return STATUS_OK;
-    const struct matrix_out into = {
-        .values = gradient, .bias = nullptr, .stride = channels, .relu = false, .above = nullptr};
-    return add_slices(pass->stream, pass->workspace, slices, into, size);
-}
 
 /* ---- ReLU, in place; NaN passes through ---- */
 
@@ -72,24 +21,22 @@ static __global__ void relu_back_kernel(const float *values, float *deltas, uint
         deltas[i] = 0;
 }
 
-enum status relu_forward(const struct device_layer *layer, const struct pass *pass)
+static enum status relu_forward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
     if (layer->forward_done)
         return STATUS_OK;
     relu_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out, count);
-    CUDA_TRY_LAUNCH("relu_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("relu_kernel");
 }
 
 enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream)
 {
     relu_back_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(values, deltas, count);
-    CUDA_TRY_LAUNCH("relu_back_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("relu_back_kernel");
 }
 
-enum status relu_backward(const struct device_layer *layer, const struct pass *pass)
+static enum status relu_backward(const struct device_layer *layer, const struct pass *pass)
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
     if (layer->backward_done || !layer->in_delta)
@@ -195,24 +142,22 @@ static struct pool_plan plan_of(const struct layer *pool, uint32_t count)
             .count = count * (uint32_t)pool->out_values};
 }
 
-enum status pool_forward(const struct device_layer *layer, const struct pass *pass)
+static enum status pool_forward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct pool_plan plan = plan_of(layer->layer, pass->count);
     pool_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, layer->in, layer->out,
                                                                     layer->largest);
-    CUDA_TRY_LAUNCH("pool_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pool_kernel");
 }
 
-enum status pool_backward(const struct device_layer *layer, const struct pass *pass)
+static enum status pool_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct pool_plan plan = plan_of(layer->layer, pass->count);
     if (!layer->in_delta)
         return STATUS_OK;
     pool_back_kernel<<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(
         plan, layer->out_delta, layer->largest, layer->relu_before ? layer->out : nullptr, layer->in_delta);
-    CUDA_TRY_LAUNCH("pool_back_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pool_back_kernel");
 }
 
 /* ---- Dropout, in place; forward and backward are identical ---- */
@@ -266,16 +211,127 @@ static enum status drop(const struct device_layer *layer, const struct pass *pas
                                       .factor = 256.0f / (float)(256 - threshold)};
     dropout_kernel<<<blocks_for((size_t)pass->count * fours), BLOCK, 0, pass->stream>>>(plan, pass->numbers,
                                                                                         values);
-    CUDA_TRY_LAUNCH("dropout_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("dropout_kernel");
 }
 
-enum status dropout_forward(const struct device_layer *layer, const struct pass *pass)
+static enum status dropout_forward(const struct device_layer *layer, const struct pass *pass)
 {
     return pass->training ? drop(layer, pass, layer->out) : STATUS_OK;
 }
 
-enum status dropout_backward(const struct device_layer *layer, const struct pass *pass)
+static enum status dropout_backward(const struct device_layer *layer, const struct pass *pass)
 {
     return layer->in_delta ? drop(layer, pass, layer->in_delta) : STATUS_OK;
 }
+
+/* ---- Addition ---- */
+
+/* Adds two tensors, and applies a ReLU if `relu` is true. The ReLU passes NaN through. */
+static __global__ void add_kernel(const float *in, const float *added, uint32_t count, bool relu, float *out)
+{
+    uint32_t i = own_element();
+    if (i >= count)
+        return;
+    float value = in[i] + added[i];
+    out[i] = relu && value <= 0 ? 0 : value;
+}
+
+static enum status add_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
+    add_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->in, layer->added->out, count,
+                                                              layer->relu, layer->out);
+    return CUDA_LAUNCHED("add_kernel");
+}
+
+/* Copies the gradient, because the gradients of the two inputs cannot share a buffer. A dropout before the
+ * addition changes in_delta in place, but added_backward() needs the unchanged gradient for the other
+ * input. */
+static enum status add_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    size_t bytes = pass->count * layer->layer->out_values * sizeof *layer->in_delta;
+    if (layer->in_delta)
+        CUDA_TRY(cudaMemcpyAsync(layer->in_delta, layer->out_delta, bytes, cudaMemcpyDeviceToDevice,
+                                 pass->stream));
+    return STATUS_OK;
+}
+
+static __global__ void added_kernel(const float *from, size_t count, float *to)
+{
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < count)
+        to[i] += from[i];
+}
+
+enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream)
+{
+    added_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(from, count, to);
+    return CUDA_LAUNCHED("added_kernel");
+}
+
+enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
+                           const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
+    for (const struct device_layer *add = layer + 1; add < end; add++)
+        if (add->added == layer)
+            TRY(values_add(add->out_delta, count, layer->out_delta, pass->stream));
+    return STATUS_OK;
+}
+
+/* ---- The mean of each channel ---- */
+
+/* Warp i averages channel i of the batch. Lane j sums positions j, j + 32, ...; a tree reduction adds these
+ * sums. */
+static __global__ void mean_kernel(const float *in, uint32_t positions, uint32_t count, float *out)
+{
+    uint32_t i = own_element() / 32, lane = threadIdx.x % 32;
+    if (i >= count)
+        return;
+    float sum = 0;
+    for (uint32_t position = lane; position < positions; position += 32)
+        sum += in[(size_t)i * positions + position];
+    sum = warp_sum(sum);
+    if (lane == 0)
+        out[i] = sum / (float)positions;
+}
+
+static enum status mean_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
+    uint32_t positions = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
+    mean_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, pass->stream>>>(layer->in, positions, count,
+                                                                            layer->out);
+    return CUDA_LAUNCHED("mean_kernel");
+}
+
+static __global__ void mean_back_kernel(const float *out_deltas, const struct divider positions,
+                                        uint32_t count, float *in_deltas)
+{
+    uint32_t i = own_element();
+    if (i < count)
+        in_deltas[i] = out_deltas[positions.quotient(i)] / (float)positions.by;
+}
+
+static enum status mean_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    uint32_t count = pass->count * (uint32_t)layer->layer->in_values;
+    uint32_t positions = (uint32_t)(layer->layer->in_values / layer->layer->out_values);
+    if (!layer->in_delta)
+        return STATUS_OK;
+    mean_back_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(layer->out_delta, divider_of(positions),
+                                                                    count, layer->in_delta);
+    return CUDA_LAUNCHED("mean_back_kernel");
+}
+
+/* ---- All kinds of layers that the engines compute layer by layer; the others have no functions ---- */
+
+const struct layer_passes own_passes[LAYER_KINDS] = {
+    /* LAYER_CONV */ {conv_prepare, conv_forward, conv_backward, nullptr},
+    /* LAYER_RELU */ {nullptr, relu_forward, relu_backward, nullptr},
+    /* LAYER_POOL */ {nullptr, pool_forward, pool_backward, nullptr},
+    /* LAYER_DROPOUT */ {nullptr, dropout_forward, dropout_backward, nullptr},
+    /* LAYER_LINEAR */ {nullptr, linear_forward, linear_backward, nullptr},
+    /* LAYER_ADD */ {nullptr, add_forward, add_backward, nullptr},
+    /* LAYER_MEAN */ {nullptr, mean_forward, mean_backward, nullptr},
+};

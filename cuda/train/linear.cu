@@ -3,7 +3,7 @@
  *     forward   out[sample][o]      = sum over i of in[sample][i] * weight[o][i]
  *     backward  in_delta[sample][i] = sum over o of out_delta[sample][o] * weight[o][i]
  *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
-#include "train/product.cuh"
+#include "train/layer_gemm.cuh"
 
 /* A block computes 64 x 64 sums (in fp32, with DOWN x ACROSS warps). With larger tiles, these small matrices
  * would give too few blocks. */

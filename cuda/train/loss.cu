@@ -1,7 +1,6 @@
-/* The loss and its gradient, the update of the totals, and the parameter update. */
+/* The loss and its gradient, and the update of the totals. */
 #include "common/check.cuh"
-#include "common/sums.cuh"
-#include "train/clip.cuh"
+#include "common/shared.cuh"
 #include "train/network.cuh"
 
 #define ALL_LANES 0xffffffffu
@@ -134,31 +133,5 @@ enum status loss_take(const struct train *train, const float *logits, const stru
     CUDA_TRY_LAUNCH("loss_kernel");
     totals_kernel<<<1, BLOCK, 0, pass->stream>>>(losses->losses, losses->right, pass->count, step,
                                                  losses->scale != NULL, losses->totals);
-    CUDA_TRY_LAUNCH("totals_kernel");
-    return STATUS_OK;
-}
-
-/* ---- The parameter update ---- */
-
-static __global__ void update_kernel(struct update update, size_t values, const float *gradients,
-                                     const struct device_scale *scale, const struct device_clip *clip,
-                                     const struct train_state state)
-{
-    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i >= values || (scale && scale->overflowed))
-        return;
-    if (clip)
-        update.clip = clip->factor;
-    optimizer_step(&update, gradients[i], &state.parameters[i], &state.m[i], &state.v[i]);
-    if (state.ema)
-        state.ema[i] = optimizer_average(&update, state.ema[i], state.parameters[i]);
-}
-
-enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct device_clip *clip,
-                              const struct train_state *state, cudaStream_t stream)
-{
-    update_kernel<<<blocks_for(values), BLOCK, 0, stream>>>(*update, values, gradients, scale, clip, *state);
-    CUDA_TRY_LAUNCH("update_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("totals_kernel");
 }

@@ -23,6 +23,26 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+/* ---- Words of two bf16 values ---- */
+
+/* Converts two floats to bf16. `low` goes to the lower half of the word. Arrays of words stay in registers;
+ * arrays of __nv_bfloat162 can end up in local memory. */
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+
+static __device__ __forceinline__ float bf16_low(uint32_t word)
+{
+    return __uint_as_float(word << 16);
+}
+
+static __device__ __forceinline__ float bf16_high(uint32_t word)
+{
+    return __uint_as_float(word & 0xffff0000u);
+}
+
 /* ---- c += a b ---- */
 
 static __device__ __forceinline__ void mma_16816(float c[4], const uint32_t a[4], const uint32_t b[2], __half)

@@ -256,8 +256,7 @@ static enum status add_slices(cudaStream_t stream, const float *slices, uint32_t
 {
     uint32_t blocks = (size.rows * size.columns - 1) / 32 + 1;
     slices_kernel<<<blocks, dim3(32, ADDERS), 0, stream>>>(slices, count, into, size);
-    CUDA_TRY_LAUNCH("slices_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("slices_kernel");
 }
 
 /* ---- The launch ---- */

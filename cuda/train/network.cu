@@ -1,7 +1,8 @@
-/* Device memory, copies of the state, and CUDA graphs, for all engines (network.cuh). */
+/* Device memory, copies of the state, progress and CUDA graphs, for all engines (network.cuh). */
 #include "train/network.cuh"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/check.cuh"
 
@@ -51,8 +52,8 @@ void allocations_free(struct allocations *allocations)
 
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream)
 {
-    CUDA_TRY(cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
-    return STATUS_OK;
+    return CUDA_STATUS(
+        cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
 }
 
 enum status state_copy(const struct train *train, const struct train_state *to,
@@ -71,8 +72,47 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
 {
     static const struct train_totals none = {.bad_step = TRAIN_FINE};
-    CUDA_TRY(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
+    return CUDA_STATUS(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
+}
+
+/* ---- Progress ---- */
+
+enum status device_progress_open(struct device_progress *progress)
+{
+    CUDA_TRY(cudaMallocHost(&progress->seen, sizeof *progress->seen));
+    memset(progress->seen, 0, sizeof *progress->seen);
     return STATUS_OK;
+}
+
+void device_progress_close(struct device_progress *progress)
+{
+    (void)cudaFreeHost(progress->seen); /* nothing depends on an error here */
+    progress->seen = nullptr;
+}
+
+enum status device_progress_step(struct device_progress *progress, const struct train_totals *totals,
+                                 uint32_t steps, cudaStream_t stream)
+{
+    progress->steps += steps;
+    if (progress->steps < TRAIN_PROGRESS_STEPS)
+        return STATUS_OK;
+    progress->steps = 0;
+    return CUDA_STATUS(
+        cudaMemcpyAsync(progress->seen, totals, sizeof *totals, cudaMemcpyDeviceToHost, stream));
+}
+
+void device_progress_clear(struct device_progress *progress)
+{
+    memset(progress->seen, 0, sizeof *progress->seen);
+    progress->steps = 0;
+}
+
+void device_progress_read(const struct device_progress *progress, struct train_progress *into)
+{
+    const volatile struct train_totals *seen = progress->seen;
+    into->loss = seen->loss;
+    into->correct = seen->correct;
+    into->samples = seen->samples;
 }
 
 /* ---- Graphs ---- */
@@ -84,8 +124,7 @@ enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t
     if (status == STATUS_OK)
         status = cuda_status(error, "cudaStreamEndCapture", __FILE__, __LINE__);
     if (status == STATUS_OK)
-        status =
-            cuda_status(cudaGraphInstantiate(into, graph, 0), "cudaGraphInstantiate", __FILE__, __LINE__);
+        status = CUDA_STATUS(cudaGraphInstantiate(into, graph, 0));
     if (graph)
         (void)cudaGraphDestroy(graph);
     return status;

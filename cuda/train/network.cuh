@@ -3,13 +3,14 @@
 #ifndef FDSL_CUDA_TRAIN_NETWORK_CUH
 #define FDSL_CUDA_TRAIN_NETWORK_CUH
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "common/check.cuh"
 #include "core/status.h"
 #include "train/engine.h"
 #include "train/operands.cuh"
-#include "train/scaling.cuh"
+#include "train/loss_scale.h"
 
 #define BLOCK 256 /* threads per block of kernels with one element per thread */
 
@@ -25,7 +26,7 @@ struct device_layer {
     float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the next layer applies the ReLU's
-     * mask if that layer has a GEMM or is a pooling layer. share_relu() in engine_open.cu has an exception.
+     * mask if that layer has a GEMM or is a pooling layer. share_relu() in engine.cu has an exception.
      */
     bool relu;        /* the forward pass of this layer also applies the ReLU after it */
     bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */
@@ -81,8 +82,7 @@ static inline enum status allocate_zeros(struct allocations *allocations, T **po
                                          cudaStream_t stream)
 {
     TRY(allocate(allocations, pointer, count));
-    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
 }
 
 /* Allocates device memory and enqueues a copy of `bytes` bytes of host memory to it. */
@@ -97,6 +97,8 @@ static inline enum status allocate_copy(struct allocations *allocations, T **poi
     return STATUS_OK;
 }
 
+/* ---- State, progress and graphs ---- */
+
 /* Enqueues a copy of an arena between host and device, in either direction. */
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream);
 
@@ -109,48 +111,69 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 /* Enqueues a reset of an engine's totals, which are in device memory. */
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 
+/* The progress of an engine: its totals, copied to pinned host memory while steps run. The copies are
+ * enqueued whether or not progress is displayed. A zeroed struct device_progress may be closed, but not read.
+ */
+struct device_progress {
+    struct train_totals *seen; /* pinned memory: the totals at the latest copy */
+    uint32_t steps;            /* steps enqueued since that copy */
+};
+enum status device_progress_open(struct device_progress *progress);
+void device_progress_close(struct device_progress *progress);
+/* Call after enqueuing `steps` steps. Once TRAIN_PROGRESS_STEPS steps have accumulated, enqueues a copy of
+ * `totals` (device memory) to the host. */
+enum status device_progress_step(struct device_progress *progress, const struct train_totals *totals,
+                                 uint32_t steps, cudaStream_t stream);
+/* Call when the totals have been reset and no step is running. */
+void device_progress_clear(struct device_progress *progress);
+/* Writes the latest progress to `into`. The device may write `seen` concurrently. Each field is read whole,
+ * but the fields may come from different copies. */
+void device_progress_read(const struct device_progress *progress, struct train_progress *into);
+
 /* Ends the capture of a graph that began on `stream`, and instantiates the graph. `status` is the status of
  * the captured calls. */
 enum status capture_end(cudaStream_t stream, enum status status, cudaGraphExec_t *into);
 
+/* ---- Layers ---- */
+
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
  * batches of up to `batch` samples. `release` frees these resources except device memory; it is called even
- * if `prepare` failed. Both may be NULL. */
+ * if `prepare` failed. Both may be NULL.
+ *
+ * Forward functions fill layer->out. Backward functions read layer->out_delta. With GRADIENTS_OF_INPUTS, they
+ * fill layer->in_delta, unless it is NULL. With GRADIENTS_OF_WEIGHTS, they fill the gradients of the layer's
+ * parameters in pass->gradients. A pass with GRADIENTS_OF_WEIGHTS alone visits only layers with parameters,
+ * and follows a pass with GRADIENTS_OF_INPUTS. */
 struct layer_passes {
-    enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
-                           cudaStream_t stream);
+    enum status (*prepare)(struct device_layer *layer, enum precision precision, uint32_t batch,
+                           struct allocations *allocations, cudaStream_t stream);
     enum status (*forward)(const struct device_layer *layer, const struct pass *pass);
     enum status (*backward)(const struct device_layer *layer, const struct pass *pass);
     void (*release)(struct device_layer *layer);
 };
 
-/* The kinds of layers. Forward functions fill layer->out. Backward functions read layer->out_delta. With
- * GRADIENTS_OF_INPUTS, they fill layer->in_delta, unless it is NULL. With GRADIENTS_OF_WEIGHTS, they fill the
- * gradients of the layer's parameters in pass->gradients. A pass with GRADIENTS_OF_WEIGHTS alone visits only
- * layers with parameters, and follows a pass with GRADIENTS_OF_INPUTS. */
-enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
-                         cudaStream_t stream);
+/* Our own implementation of each kind of layer (layers.cu). */
+extern const struct layer_passes own_passes[LAYER_KINDS];
+
+/* Convolutions by cuDNN, for the engines that serve as baselines (cudnn.cu): in strict fp32, or in TF32 on
+ * tensor cores if cuDNN chooses it. */
+extern const struct layer_passes cudnn_conv_fp32, cudnn_conv_tf32;
+/* Loads cuDNN. Returns STATUS_UNAVAILABLE, with a remedy in the message, if it is missing. */
+enum status cudnn_probe(void);
+
+/* The functions of layers with GEMMs, for the table `own_passes`. */
+enum status conv_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
+                         struct allocations *allocations, cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
-/* Convolutions in 16-bit formats. packed_prepare() allocates layer->packed if the layer is a convolution with
- * suitable channel counts and precision. It ignores all other layers. `learns` states whether there will be a
- * backward pass. */
-enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
+enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
+enum status linear_backward(const struct device_layer *layer, const struct pass *pass);
+/* Convolutions in 16-bit formats (packed_conv.cu). packed_prepare() allocates layer->packed if the precision
+ * and the channel counts of the convolution are suitable. */
+enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
                            struct allocations *allocations);
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
 enum status packed_backward(const struct device_layer *layer, const struct pass *pass);
-enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
-enum status linear_backward(const struct device_layer *layer, const struct pass *pass);
-enum status relu_forward(const struct device_layer *layer, const struct pass *pass);
-enum status relu_backward(const struct device_layer *layer, const struct pass *pass);
-enum status pool_forward(const struct device_layer *layer, const struct pass *pass);
-enum status pool_backward(const struct device_layer *layer, const struct pass *pass);
-enum status dropout_forward(const struct device_layer *layer, const struct pass *pass);
-enum status dropout_backward(const struct device_layer *layer, const struct pass *pass);
-enum status add_forward(const struct device_layer *layer, const struct pass *pass);
-enum status add_backward(const struct device_layer *layer, const struct pass *pass);
-enum status mean_forward(const struct device_layer *layer, const struct pass *pass);
-enum status mean_backward(const struct device_layer *layer, const struct pass *pass);
 
 /* Call after the next layer has stored layer->out_delta. Adds to layer->out_delta, in order, the gradients of
  * all LAYER_ADD layers before `end` that use this layer's output. */
@@ -211,6 +234,38 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
+/* How to compute the values of a batch of `samples` samples from a set. */
+struct gather_plan {
+    enum dtype type;
+    struct shape shape;
+    uint32_t samples;
+    size_t sample_bytes; /* size of a sample in the set */
+    struct train_held held;
+    bool gray;
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+};
+struct gather_plan gather_plan_of(const struct data *data, const struct device_set *set, uint32_t samples);
+
+/* Returns the address of the stored sample of entry `j` of the batch. */
+static __device__ __forceinline__ const uint8_t *stored_sample(const struct gather_plan &plan,
+                                                               const uint8_t *stored,
+                                                               const struct device_batch &batch, uint32_t j)
+{
+    return stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
+}
+
+/* Returns the value at row y and column x of a plane of a sample, after moving, normalising and erasing the
+ * image. `first` is the index of the plane's first value in the sample. */
+static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *sample,
+                                                 const struct draw_move &move, uint32_t channel,
+                                                 uint32_t first, uint32_t y, uint32_t x)
+{
+    int32_t from = draw_moved(&move, plan.shape.height, plan.shape.width, y, x);
+    float value = from < 0 ? 0 : data_value(plan.type, sample, (plan.gray ? 0 : first) + (size_t)from);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&move.erase, y, x, first + y * plan.shape.width + x, value);
+}
+
 /* Writes the moved, normalised, erased and mixed values of a batch to `values`. The result is the same as
  * that of data_gather() and mix_samples() on the host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
@@ -218,6 +273,14 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
                          cudaStream_t stream);
 
 /* ---- Loss and parameters ---- */
+
+/* State of the loss scaling, in device memory. The host never waits for the scale. The engine's totals()
+ * returns the number of skipped steps. */
+struct device_scale {
+    struct loss_scale now;
+    uint32_t overflowed; /* whether the gradients of this step contain an Inf or a NaN */
+    uint32_t skipped;    /* steps skipped since the last totals() */
+};
 
 struct device_losses {
     float *losses;   /* per sample */
@@ -234,13 +297,40 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-struct device_clip; /* see clip.cuh */
+/* Divides `values` gradients by the scale. Sets `overflowed` if one of them is not finite. */
+enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
-/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one; the arrays have
- * `values` elements. Changes nothing if scale->overflowed is set. `scale` and `clip` may be NULL. */
+/* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */
+enum status scaling_step(struct device_scale *scale, cudaStream_t stream);
+
+/* Clipping of gradients (optimizer.cu); in device memory. The host never waits for the norm. The order of the
+ * sums depends only on the number of gradients, so all ranks get the same bits. */
+struct device_clip;
+
+/* Allocates `*clip` if the optimizer clips gradients; else sets it to NULL. */
+enum status clip_open(const struct train *train, struct allocations *allocations, struct device_clip **clip);
+
+/* Computes the norm of the gradients, and from it clip->factor. `values` is the number of gradients, a
+ * multiple of 4. Adds the norm to the totals, unless loss scaling skips the step. Does nothing if `clip` is
+ * NULL. `scale` may be NULL. */
+enum status clip_find(const struct optimizer *optimizer, size_t values, const float *gradients,
+                      const struct device_scale *scale, struct device_clip *clip, struct train_totals *totals,
+                      cudaStream_t stream);
+
+/* What the update of parameters may need beyond the optimizer. Each pointer may be NULL. */
+struct update_extras {
+    const struct device_scale *scale; /* nothing is updated if scale->overflowed is set */
+    const struct device_clip *clip;
+    const struct tensor_update *groups; /* groups[i] applies to the MODEL_ALIGNMENT parameters from
+                                           MODEL_ALIGNMENT * i on */
+    __nv_bfloat16 *rounded;             /* gets the new parameters, rounded to bf16 */
+};
+
+/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one. The arrays have
+ * `values` elements, and room for a multiple of 4. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct device_clip *clip,
-                              const struct train_state *state, cudaStream_t stream);
+                              const struct update_extras *extras, const struct train_state *state,
+                              cudaStream_t stream);
 
 /* Adds `count` values of `from` to those of `to`. */
 enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream);

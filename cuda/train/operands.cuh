@@ -4,7 +4,7 @@
  * right operand. A point is a value of k, the index that the sums run over. The range of k is the "depth".
  * Index computation is separate from reading: line_at() is called once per thread and line, point_at() once
  * per tile and point. If ALONG_DEPTH is true, the next element in memory is the next point; otherwise it is
- * the next line. All offsets are below 2^31 (engine_open.cu checks this).
+ * the next line. All offsets are below 2^31 (check_size() in engine.cu checks this).
  *
  * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
  * in a sample. In the GEMMs of a convolution, except for the gradient of the weights, a column is a sample
@@ -51,54 +51,6 @@ template <bool ALONG> struct matrix {
     __device__ point point_at(uint32_t k) const
     {
         return ALONG ? k : k * stride;
-    }
-    static __device__ float value(line from, point at)
-    {
-        return __ldg(from + at);
-    }
-};
-
-/* The weights of a convolution for its backward pass. A line is an input channel c, a point is (o, tap). The
- * value is the weight from channel c to output channel o at the opposite tap. */
-struct opposite_weights {
-    static constexpr bool ALONG_DEPTH = true;
-    typedef const float *line;
-    typedef uint32_t point;
-    const float *values;
-    struct divider taps; /* per kernel */
-    uint32_t in_channels;
-
-    __device__ line line_at(uint32_t c) const
-    {
-        return values + c * taps.by;
-    }
-    __device__ point point_at(uint32_t k) const
-    {
-        uint32_t o = taps.quotient(k), tap = k - o * taps.by;
-        return o * in_channels * taps.by + taps.by - 1 - tap;
-    }
-    static __device__ float value(line from, point at)
-    {
-        return __ldg(from + at);
-    }
-};
-
-/* A tensor of activations: a line is a channel, a point is (sample, position). */
-struct channel_lines {
-    static constexpr bool ALONG_DEPTH = true;
-    typedef const float *line;
-    typedef uint32_t point;
-    const float *values;
-    uint32_t channels;
-    struct divider positions;
-
-    __device__ line line_at(uint32_t channel) const
-    {
-        return values + channel * positions.by;
-    }
-    __device__ point point_at(uint32_t k) const
-    {
-        return k + positions.quotient(k) * (channels - 1) * positions.by;
     }
     static __device__ float value(line from, point at)
     {
@@ -172,28 +124,6 @@ template <bool PADDED> struct window_rows {
         return read_part(&windows.taps[k]);
     }
     static __device__ float value(const line &position, const point &tap)
-    {
-        return window_value<PADDED>(position, tap);
-    }
-};
-
-/* The transpose of window_rows: a line is a weight, a point is (sample, position). */
-template <bool PADDED> struct window_columns {
-    static constexpr bool ALONG_DEPTH = true;
-    typedef struct window_part line;
-    typedef struct window_position point;
-    const float *values;
-    struct windows windows;
-
-    __device__ line line_at(uint32_t i) const
-    {
-        return read_part(&windows.taps[i]);
-    }
-    __device__ point point_at(uint32_t k) const
-    {
-        return position_at(windows, values, k);
-    }
-    static __device__ float value(const line &tap, const point &position)
     {
         return window_value<PADDED>(position, tap);
     }

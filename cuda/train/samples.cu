@@ -52,8 +52,7 @@ enum status batch_draw(const struct train *train, const struct device_set *set, 
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
                                                            train->augment, train->seed, epoch, set->labels,
                                                            *batch);
-    CUDA_TRY_LAUNCH("draw_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("draw_kernel");
 }
 
 static const struct mix not_mixed = {.share = 1};
@@ -77,8 +76,7 @@ enum status batch_pick(const struct train *train, const struct device_set *set, 
     batch->mix = not_mixed;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
-    CUDA_TRY_LAUNCH("pick_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("pick_kernel");
 }
 
 static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_t *labels,
@@ -97,63 +95,16 @@ enum status batch_list(const struct device_set *set, struct device_batch *batch,
 {
     batch->mix = not_mixed;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
-    CUDA_TRY_LAUNCH("list_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("list_kernel");
 }
 
 /* ---- Values ---- */
 
-struct gather_plan {
-    enum dtype type;
-    struct shape shape;
-    uint32_t count;        /* values in the batch */
-    uint32_t samples;      /* samples in the batch */
-    struct divider sample; /* values per sample */
-    size_t sample_bytes;   /* size of a sample in the set */
-    struct train_held held;
-    bool gray;
-    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-};
-
-/* Returns the moved, normalised and erased value at row y and column x of a plane of entry `j` of the batch.
- */
-static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *stored,
-                                                 const struct device_batch &batch, uint32_t j, uint32_t plane,
-                                                 uint32_t y, uint32_t x)
-{
-    uint32_t channel = plane / plan.shape.depth;
-    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
-    const uint8_t *sample = stored + stored_at(plan.held, batch, plan.samples, j) * plan.sample_bytes;
-    uint32_t first = plane * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, sample, (plan.gray ? 0 : first) + (size_t)from);
-    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
-    return box_erased(&batch.moves[j].erase, y, x, first + y * plan.shape.width + x, value);
-}
-
-template <bool MIXES>
-static __global__ void gather_kernel(const struct gather_plan plan, const uint8_t *stored,
-                                     const struct device_batch batch, float *values)
-{
-    uint32_t i = own_element();
-    if (i >= plan.count)
-        return;
-    uint32_t j = plan.sample.quotient(i), element = i - j * plan.sample.by;
-    uint32_t x = element % plan.shape.width, y = element / plan.shape.width % plan.shape.height;
-    uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
-    float own = gathered(plan, stored, batch, j, plane, y, x);
-    values[i] =
-        MIXES ? mix_value(&batch.mix, y, x, own, gathered(plan, stored, batch, plan.samples + j, plane, y, x))
-              : own;
-}
-
-enum status batch_gather(const struct data *data, const struct device_set *set,
-                         const struct device_batch *batch, uint32_t count, float *values, cudaStream_t stream)
+struct gather_plan gather_plan_of(const struct data *data, const struct device_set *set, uint32_t samples)
 {
     struct gather_plan plan = {.type = data->type,
                                .shape = data->shape,
-                               .count = count * (uint32_t)data->sample_values,
-                               .samples = count,
-                               .sample = divider_of((uint32_t)data->sample_values),
+                               .samples = samples,
                                .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
                                .held = set->held,
                                .gray = set->gray};
@@ -161,9 +112,36 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
     }
+    return plan;
+}
+
+/* `count`: values in the batch; `values_per_sample` divides by the values per sample. */
+template <bool MIXES>
+static __global__ void gather_kernel(const struct gather_plan plan, uint32_t count,
+                                     const struct divider values_per_sample, const uint8_t *stored,
+                                     const struct device_batch batch, float *values)
+{
+    uint32_t i = own_element();
+    if (i >= count)
+        return;
+    uint32_t j = values_per_sample.quotient(i), element = i - j * values_per_sample.by;
+    uint32_t x = element % plan.shape.width, y = element / plan.shape.width % plan.shape.height;
+    uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
+    auto value = [&](uint32_t entry) {
+        return gathered(plan, stored_sample(plan, stored, batch, entry), batch.moves[entry],
+                        plane / plan.shape.depth, plane * plan.shape.height * plan.shape.width, y, x);
+    };
+    float own = value(j);
+    values[i] = MIXES ? mix_value(&batch.mix, y, x, own, value(plan.samples + j)) : own;
+}
+
+enum status batch_gather(const struct data *data, const struct device_set *set,
+                         const struct device_batch *batch, uint32_t count, float *values, cudaStream_t stream)
+{
+    const uint32_t all = count * (uint32_t)data->sample_values;
     auto *kernel = batch->mix.share < 1 ? gather_kernel<true> : gather_kernel<false>;
-    kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
-                                                         *batch, values);
-    CUDA_TRY_LAUNCH("gather_kernel");
-    return STATUS_OK;
+    kernel<<<blocks_for(all), BLOCK, 0, stream>>>(gather_plan_of(data, set, count), all,
+                                                  divider_of((uint32_t)data->sample_values),
+                                                  static_cast<const uint8_t *>(set->values), *batch, values);
+    return CUDA_LAUNCHED("gather_kernel");
 }

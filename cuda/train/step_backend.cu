@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
 #include "core/dtype.h"
-#include "train/engine.cuh"
+#include "common/shared.cuh"
+#include "train/engines.cuh"
 #include "train/task.h"
 #include "train/network.cuh"
 
@@ -161,8 +161,7 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
         TRY(find_normals(self, intake));
     intake_kernel<<<blocks_for((size_t)batch->count * self->data.sample_values), BLOCK, 0, stream>>>(
         intake, self->normals, static_cast<uint16_t *>(self->batch.values), self->batch.labels);
-    CUDA_TRY_LAUNCH("intake_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("intake_kernel");
 }
 
 /* ---- Steps ---- */

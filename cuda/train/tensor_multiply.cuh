@@ -2,7 +2,7 @@
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * Both factors are rounded to a format of tensor_formats.cuh before they are stored in shared memory; sums
+ * Both factors are rounded to a format of tensor_tile.cuh before they are stored in shared memory; sums
  * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda. Any matrix size
  * works.
  *

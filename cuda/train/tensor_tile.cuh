@@ -1,10 +1,55 @@
-/* Tiles in shared memory, for both tensor core kernels. tensor_multiply.cuh gathers values from fp32 tensors;
- * tensor_packed.cuh copies packed tensors. */
+/* Number formats of operands, and tiles in shared memory, for both tensor core kernels. tensor_multiply.cuh
+ * gathers values from fp32 tensors; packed_conv.cu copies packed tensors. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 
+#include <type_traits>
+
+#include "train/mma.cuh"
 #include "train/multiply.cuh"
-#include "train/tensor_formats.cuh"
+
+/* ---- Formats: tiles store operands in units of 16 bytes; sums are fp32 ---- */
+
+/* Formats of 16 bits. bfloat16 has 8 significant bits (including the hidden bit) and the range of fp32. IEEE
+ * half precision has 11 significant bits; values that round to more than 65504 become infinite. */
+template <class Value> struct as_16_bits {
+    static constexpr int UNIT = 8; /* values per 16 bytes; one mma is two units deep */
+
+    static __device__ __forceinline__ uint32_t pair(float low, float high)
+    {
+        if constexpr (std::is_same<Value, __nv_bfloat16>::value)
+            return ::pack(low, high);
+        __half2 both = __floats2half2_rn(low, high);
+        return *reinterpret_cast<uint32_t *>(&both);
+    }
+    static __device__ __forceinline__ uint4 pack(const float values[UNIT])
+    {
+        return make_uint4(pair(values[0], values[1]), pair(values[2], values[3]), pair(values[4], values[5]),
+                          pair(values[6], values[7]));
+    }
+    static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], const uint32_t b[2])
+    {
+        mma_16816(c, a, b, Value());
+    }
+};
+typedef struct as_16_bits<__nv_bfloat16> as_bf16;
+typedef struct as_16_bits<__half> as_fp16;
+
+/* TF32: 11 significant bits and the range of fp32, one value per 32-bit word. */
+struct as_tf32 {
+    static constexpr int UNIT = 4;
+
+    static __device__ __forceinline__ uint4 pack(const float values[UNIT])
+    {
+        return make_uint4(mma_tf32(values[0]), mma_tf32(values[1]), mma_tf32(values[2]), mma_tf32(values[3]));
+    }
+    static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], const uint32_t b[2])
+    {
+        mma_1688_tf32(c, a, b);
+    }
+};
+
+/* ---- Tiles ---- */
 
 #define TENSOR_WARPS   4 /* warps per block */
 #define TENSOR_THREADS (32 * TENSOR_WARPS)
@@ -12,8 +57,6 @@
 
 /* Returns the number of blocks that fill an H200 with `held` blocks per multiprocessor. */
 #define FULL_BLOCKS(held) (132 * (held))
-
-/* ---- Tiles ---- */
 
 /* A tile of one operand of a GEMM: EXTENT lines (rows of the left operand or columns of the right one),
  * stored in units of 16 bytes. If the tile is stored by lines, a row is a line of TENSOR_UNITS units. If it

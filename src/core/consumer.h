@@ -2,7 +2,7 @@
  * known duration or a real training step. Events around each step measure how long the GPU waits for batches.
  *
  * This header is plain C and includes no CUDA header. cuda/common/consumer.cu implements
- * consumer_open(); in builds without CUDA, cuda/common/consumer_none.c does. A consumer is a table of
+ * consumer_open(); in builds without CUDA, cuda/common/device_none.c does. A consumer is a table of
  * functions followed by its state, so tests can supply their own consumer. */
 #ifndef FDSL_CORE_CONSUMER_H
 #define FDSL_CORE_CONSUMER_H

@@ -1,5 +1,5 @@
 /* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
- * the functions of this header; TRAINING_BY() and INFERRING_BY() below and cuda/train/variants.cuh define
+ * the functions of this header; TRAINING_BY() and INFERRING_BY() below and cuda/train/engines.cuh define
  * variants in this way. With several ranks, trainer_open(), trainer_run(), trainer_finish() and
  * trainer_verify() are collective. Rank 0 reads and writes the files. */
 #ifndef FDSL_TRAIN_TRAINER_H

@@ -1,8 +1,6 @@
 /* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
  * six kernels, and more with several ranks; a CUDA graph replays many steps. The position in the training run
  * is stored on the device, so one graph serves all epochs. */
-#include "train/graph/engine.cuh"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +8,9 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/engines.cuh"
 #include "train/graph/kernels.cuh"
 #include "train/network.cuh"
-#include "train/progress.cuh"
 
 #define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
 
@@ -248,8 +246,7 @@ static enum status exchange_fc1(struct graph_state *graph, uint32_t fc1)
     TRY(exchange_part(graph, fc1, graph->plan.arena_values));
     TRY(exchange->method->end(exchange, graph->beside));
     TRY(graph_apply(&graph->plan, fc1, graph->plan.arena_values, graph->beside));
-    CUDA_TRY(cudaEventRecord(graph->applied, graph->beside));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaEventRecord(graph->applied, graph->beside));
 }
 
 /* Enqueues the exchange of the other gradients, and the update of their parameters. */
@@ -291,10 +288,9 @@ static enum status enqueue_inference(struct graph_state *graph)
                              graph->stream));
     TRY(graph_forward(plan, graph->colour, false, graph->stream));
     TRY(graph_dense(plan, graph->colour, false, graph->stream));
-    CUDA_TRY(cudaMemcpyAsync(graph->page->logits, plan->logits,
-                             (size_t)plan->batch * plan->classes * sizeof(float), cudaMemcpyDeviceToHost,
-                             graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaMemcpyAsync(graph->page->logits, plan->logits,
+                                       (size_t)plan->batch * plan->classes * sizeof(float),
+                                       cudaMemcpyDeviceToHost, graph->stream));
 }
 
 /* Captures `steps` training steps as a graph, or the inference of one batch if `steps` is 0. */
@@ -302,8 +298,7 @@ static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphEx
 {
     CUDA_TRY(cudaStreamBeginCapture(graph->stream, cudaStreamCaptureModeThreadLocal));
     TRY(capture_end(graph->stream, steps ? enqueue_steps(graph, steps) : enqueue_inference(graph), into));
-    CUDA_TRY(cudaGraphUpload(*into, graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaGraphUpload(*into, graph->stream));
 }
 
 static enum status open_graphs(struct graph_state *graph)
@@ -343,8 +338,7 @@ static enum status open_all(struct graph_state *graph)
         TRY(totals_clear(graph->plan.totals, graph->stream));
     }
     TRY(open_graphs(graph));
-    CUDA_TRY(cudaStreamSynchronize(graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 static void graph_close(void *state)
@@ -380,8 +374,7 @@ static enum status graph_set(void *state, const struct train_state *from)
     CUDA_TRY(cudaSetDevice(graph->device));
     TRY(state_copy(graph->train, &graph->plan.state, from, graph->stream));
     TRY(graph_refresh(&graph->plan, graph->colour, graph->stream));
-    CUDA_TRY(cudaStreamSynchronize(graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 static enum status graph_get(void *state, struct train_state *into)
@@ -389,8 +382,7 @@ static enum status graph_get(void *state, struct train_state *into)
     struct graph_state *graph = static_cast<struct graph_state *>(state);
     CUDA_TRY(cudaSetDevice(graph->device));
     TRY(state_copy(graph->train, into, &graph->plan.state, graph->stream));
-    CUDA_TRY(cudaStreamSynchronize(graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 static enum status graph_gradients(void *state, float *gradients)
@@ -403,8 +395,7 @@ static enum status graph_gradients(void *state, float *gradients)
                              cudaMemcpyDeviceToHost, graph->stream));
     CUDA_TRY(cudaMemcpyAsync(gradients, plan->gradients + behind, begin * sizeof *gradients,
                              cudaMemcpyDeviceToHost, graph->stream));
-    CUDA_TRY(cudaStreamSynchronize(graph->stream));
-    return STATUS_OK;
+    return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 /* ---- Steps ---- */
@@ -487,7 +478,6 @@ static uint64_t graph_memory_bytes(const void *state)
 }
 
 extern "C" {
-extern const struct engine engine_graph;
 const struct engine engine_graph = {
     .name = "graph",
     /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
@@ -506,4 +496,12 @@ const struct engine engine_graph = {
     .evaluate = graph_evaluate,
     .memory_bytes = graph_memory_bytes,
 };
+}
+
+/* ---- Variants ---- */
+
+extern "C" {
+extern const struct variant variant_train_graph, variant_infer_graph;
+const struct variant variant_train_graph = training_by<&engine_graph>(true);
+const struct variant variant_infer_graph = inferring_by<&engine_graph>(true);
 }

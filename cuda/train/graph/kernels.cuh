@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
@@ -231,14 +231,6 @@ static __device__ __forceinline__ uint32_t transposed(uint32_t word)
     return result;
 }
 
-/* Converts two floats to bf16. `low` goes to the lower half of the word. */
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    uint32_t word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-
 /* Returns the maximum, or NaN if either value is NaN. */
 static __device__ __forceinline__ float larger(float a, float b)
 {
@@ -250,16 +242,6 @@ static __device__ __forceinline__ float larger(float a, float b)
 static __device__ __forceinline__ uint32_t bf16_bits(float value)
 {
     return __bfloat16_as_ushort(__float2bfloat16(value));
-}
-
-static __device__ __forceinline__ float bf16_low(uint32_t word)
-{
-    return __uint_as_float(word << 16);
-}
-
-static __device__ __forceinline__ float bf16_high(uint32_t word)
-{
-    return __uint_as_float(word & 0xffff0000u);
 }
 
 /* Returns the index in plan.gradients of the gradient of parameter `at` of the arena. The tensors after fc1's

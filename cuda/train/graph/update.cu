@@ -103,8 +103,7 @@ enum status graph_apply(const struct graph_plan *plan, uint32_t first, uint32_t 
 {
     uint32_t fours = (end - first) / 4;
     apply_kernel<<<(fours + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*plan, first, end);
-    CUDA_TRY_LAUNCH("apply_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("apply_kernel");
 }
 
 /* ---- Between steps ---- */
@@ -120,8 +119,7 @@ enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStrea
 {
     struct draw_order order = draw_order(plan->seed, epoch, plan->samples);
     order_kernel<<<(plan->samples + THREADS - 1) / THREADS, THREADS, 0, stream>>>(order, plan->order);
-    CUDA_TRY_LAUNCH("order_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("order_kernel");
 }
 
 static __global__ void go_to_kernel(const struct graph_position position, struct graph_position *to)
@@ -133,8 +131,7 @@ enum status graph_go_to(const struct graph_plan *plan, const struct graph_positi
                         cudaStream_t stream)
 {
     go_to_kernel<<<1, 1, 0, stream>>>(*position, plan->position);
-    CUDA_TRY_LAUNCH("go_to_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("go_to_kernel");
 }
 
 template <class NET> static __global__ void refresh_kernel(const __grid_constant__ struct graph_plan plan)
@@ -156,6 +153,5 @@ enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream
             <<<HIDDEN * graph_colour::features / THREADS, THREADS, 0, stream>>>(*plan);
     else
         refresh_kernel<graph_gray><<<HIDDEN * graph_gray::features / THREADS, THREADS, 0, stream>>>(*plan);
-    CUDA_TRY_LAUNCH("refresh_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("refresh_kernel");
 }

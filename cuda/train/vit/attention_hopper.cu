@@ -1,18 +1,18 @@
 /* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to ROWS tokens. These
- * kernels compute what those of attention.cu and attention_backward.cu compute, but with wgmma. A warpgroup
+ * kernels compute what those of attention.cu compute, but with wgmma. A warpgroup
  * multiplies 64 rows at a time, and the tensor cores read the other operand directly from shared memory. A
  * block has the queries, keys and values of all tokens of one head in shared memory.
  *
  * The 64 rows of the last warpgroup can extend beyond the ROWS rows of a tile. The warpgroup then reads rows
  * of the next tile in shared memory. These rows affect only the results of rows that do not exist, and such
  * results are not stored. */
-#include "train/vit/attention_parts.cuh"
+#include "train/vit/attention.cuh"
 #include "train/vit/hopper.cuh"
 
 #define DEPTH 64
 #define ROWS  208 /* maximum number of tokens, rounded up to a multiple of GROUP */
 
-/* Rows of a head in shared memory, in the format of wgmma.cuh. */
+/* Rows of a head in shared memory, in the format of hopper.cuh. */
 struct tile {
     tile_row row[ROWS];
 };
@@ -194,7 +194,7 @@ static __device__ __forceinline__ struct head head_at(const struct back_plan &pl
     return head_of(plan.rows, plan.tokens, plan.width, sample, DEPTH, blockIdx.x);
 }
 
-/* Computes e[i] (see attention_backward.cu) with two threads per query, and copies the logarithms. Queries
+/* Computes e[i] (see attention.cuh) with two threads per query, and copies the logarithms. Queries
  * after the last get a logarithm of infinity, so their weights are 0. */
 static __device__ __forceinline__ void load_numbers(const struct back_plan &plan, uint32_t sample,
                                                     struct back_memory::query_numbers *numbers)
@@ -385,8 +385,7 @@ enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf
     TRY(allow(hopper_kernel, &launch));
     hopper_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, rows->tokens, rows->width,
                                                                          outputs, logs);
-    CUDA_TRY_LAUNCH("the forward kernel of attention");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("the forward kernel of attention");
 }
 
 enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
@@ -403,6 +402,5 @@ enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const b
                                   sizeof(struct back_memory)};
     TRY(allow(hopper_back_kernel, &launch));
     hopper_back_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(plan);
-    CUDA_TRY_LAUNCH("the backward kernel of attention");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("the backward kernel of attention");
 }

@@ -1,8 +1,7 @@
-/* GELU, and sums of columns. The kernels read each matrix once. In those for bf16 matrices, a thread
- * processes 8 adjacent values at a time. */
+/* Sums of columns, GELU, and the hidden values between the two linear layers of a block. The kernels read
+ * each matrix once. In those for bf16 matrices, a thread processes 8 adjacent values at a time. */
 #include "common/check.cuh"
 #include "train/vit/fragments.cuh"
-#include "train/vit/gelu.cuh"
 #include "train/vit/kernels.cuh"
 
 #define VALUES 8 /* values per thread: 16 bytes */
@@ -50,11 +49,11 @@ static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, 
     store8(outputs + at, all);
 }
 
-enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream)
+/* Computes outputs = GELU(inputs) for `count` values, a multiple of 8. */
+static enum status gelu_forward(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream)
 {
     gelu_kernel<<<blocks_for(count / VALUES), BLOCK, 0, stream>>>(inputs, count, outputs);
-    CUDA_TRY_LAUNCH("gelu_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("gelu_kernel");
 }
 
 /* ---- Sums of columns ---- */
@@ -110,8 +109,10 @@ static enum status launch_columns(const bf16 *inputs, uint32_t rows, uint32_t wi
     return vit_sums_add(sums, &sum);
 }
 
-enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
-                              struct vit_sums *sums, cudaStream_t stream)
+/* Replaces the gradients of GELU's outputs (rows, width) by those of its inputs, and sums them over the rows.
+ * `width` is a multiple of 8. */
+static enum status gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
+                                 struct vit_sums *sums, cudaStream_t stream)
 {
     return launch_columns<true>(inputs, rows, width, deltas, bias, sums, stream);
 }
@@ -183,4 +184,35 @@ enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
     CUDA_TRY_LAUNCH("sums_kernel");
     sums->used = sums->count = 0;
     return STATUS_OK;
+}
+
+/* ---- Hidden values and their gradients: matrix products and GELU ---- */
+
+/* On compute capability 9.0, one kernel computes a product and GELU if the sizes fit (hidden_hopper.cu). */
+
+enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
+                       const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream)
+{
+#if HAVE_HOPPER
+    bool hopper;
+    TRY(hidden_hopper_fits(linear->in, linear->out, &hopper));
+    if (hopper)
+        return hidden_hopper_forward(linear, inputs, weights, bias, hidden, active, stream);
+#endif
+    TRY(vit_linear_forward(multiplier, linear, false, inputs, weights, bias, hidden, stream));
+    return gelu_forward(hidden, (size_t)linear->rows * linear->out, active, stream);
+}
+
+enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                                const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
+                                float *bias, struct vit_sums *sums, cudaStream_t stream)
+{
+#if HAVE_HOPPER
+    bool hopper;
+    TRY(hidden_hopper_fits(linear->out, linear->in, &hopper));
+    if (hopper)
+        return hidden_hopper_backward(linear, out_deltas, weights, hidden, deltas, bias, sums, stream);
+#endif
+    TRY(vit_linear_inputs(multiplier, linear, out_deltas, weights, deltas, stream));
+    return gelu_backward(hidden, linear->rows, linear->in, deltas, bias, sums, stream);
 }

@@ -8,11 +8,9 @@
  * An item is such a part of the result (BLOCK_ROWS rows, 64 columns), and each block processes consecutive
  * items. A multiprocessor runs two blocks, so that one block multiplies or loads while the other processes
  * its results. */
-#include "train/vit/hidden.cuh"
-
 #include "common/check.cuh"
-#include "train/vit/gelu.cuh"
 #include "train/vit/hopper.cuh"
+#include "train/vit/kernels.cuh"
 
 #define WARPS      8               /* two warpgroups */
 #define BLOCK_ROWS VIT_HIDDEN_ROWS /* 16 per warp */
@@ -233,8 +231,7 @@ template <int TILES, bool BACK> static enum status launch(const struct plan *pla
                                   (int)bytes));
     const uint32_t most = 2 * (uint32_t)processors, blocks = items < most ? items : most;
     hidden_kernel<TILES, BACK><<<blocks, 32 * WARPS, bytes, stream>>>(*plan, items);
-    CUDA_TRY_LAUNCH("hidden_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("hidden_kernel");
 }
 
 template <bool BACK>

@@ -1,13 +1,137 @@
-/* Shared by the kernels for compute capability 9.0 (attention_hopper.cu, hidden_hopper.cu): tiles in the
- * format of wgmma.cuh. Sums (64, N) of a warpgroup are an array of N / 2 values per lane; values 4 * n to 4 *
- * n + 3 are the fragment of columns 8 * n to 8 * n + 7. */
+/* Shared by the kernels for compute capability 9.0 (attention_hopper.cu, hidden_hopper.cu): thin wrappers
+ * around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128 threads)
+ * multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
+ *
+ * D += A B, where A (64, 16) and B (16, N) are bf16, and D (64, N) is fp32. Warp w of the warpgroup holds
+ * rows 16 w to 16 w + 15 of D, and of A if A is in registers. The fragments of these 16 rows are those of
+ * mma.cuh. For columns 8 n to 8 n + 7 of D, they are d[4 n] to d[4 n + 3]. B is in shared memory, and so is A
+ * if it is not in registers (PTX ISA, "Asynchronous warpgroup level matrix instructions").
+ *
+ * A matrix in shared memory is a part of a tile. A tile consists of rows of 64 values (128 bytes), and its
+ * address is a multiple of 1024. Bytes 16 c to 16 c + 15 of row r are at 16 (c ^ r % 8) in this row, so that
+ * eight rows of a column are in different banks. If the rows of this part are the rows of A or the columns of
+ * B, the part is not transposed. If its rows run along the summed dimension, it is transposed (TRANSPOSE_A,
+ * TRANSPOSE_B).
+ *
+ * Sums (64, N) of a warpgroup are an array of N / 2 values per lane; values 4 * n to 4 * n + 3 are the
+ * fragment of columns 8 * n to 8 * n + 7. */
 #ifndef FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 #define FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
 
 #include "common/check.cuh"
 #include "train/mma.cuh"
 #include "train/vit/fragments.cuh"
-#include "train/wgmma.cuh"
+
+#define TILE_WIDTH 64 /* values per row of a tile */
+
+/* Distances between the operands of adjacent products along the summed dimension, in units of wgmma_tile().
+ */
+#define WGMMA_NEXT            2   /* 16 columns of a tile */
+#define WGMMA_NEXT_TRANSPOSED 128 /* 16 rows of a tile */
+
+/* Returns the descriptor of the matrix that begins at `row`, which is the address of a multiple of 8 rows of
+ * a tile. */
+static __device__ __forceinline__ uint64_t wgmma_tile(const void *row)
+{
+    const uint64_t address = __cvta_generic_to_shared(row), rows8 = 8 * TILE_WIDTH * sizeof(__nv_bfloat16);
+    return (address & 0x3ffff) >> 4 | 1ull << 16 | (rows8 >> 4) << 32 | 1ull << 62;
+}
+
+/* Call this before the first product, and after registers of operands were written by other instructions. */
+static __device__ __forceinline__ void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* Combines the products since the previous call into one group, for wgmma_wait(). */
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits for all groups, except the latest LEFT groups. Pass the sums of each group that has ended to
+ * wgmma_ended(). */
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Keeps the compiler from moving accesses to these sums before the wait, which does not name them. */
+template <int COUNT> static __device__ __forceinline__ void wgmma_ended(float (&sums)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+/* Makes this thread's stores to shared memory visible to wgmma, after a barrier. */
+static __device__ __forceinline__ void wgmma_publish(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#define WGMMA(n, sums, a, b, add, flags)                 \
+    "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n" \
+    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " a ", " b ", add, " flags ";\n}"
+#define SUMS8    "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS16   SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS32   SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OUT8(i)  OUT4(i), OUT4(i + 4)
+#define OUT16(i) OUT8(i), OUT8(i + 8)
+#define A_TILE   "l"(a), "l"(b), "r"((int)add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B)
+#define A_WORDS  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TRANSPOSE_B)
+
+/* Starts d += a b, or d = a b if `add` is false. `a` and `b` are descriptors of wgmma_tile(). `add` should be
+ * a compile-time constant: otherwise the compiler keeps registers for the earlier value of `d`. */
+template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
+static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
+{
+    static_assert(N == 16 || N == 32 || N == 64, "no wrapper for this number of columns");
+    if constexpr (N == 16)
+        asm volatile(WGMMA("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12") : OUT8(0) : A_TILE);
+    else if constexpr (N == 32)
+        asm volatile(WGMMA("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20") : OUT16(0) : A_TILE);
+    else
+        asm volatile(WGMMA("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36")
+                     : OUT16(0), OUT16(16)
+                     : A_TILE);
+}
+
+/* Overload with A in registers: each warp passes its fragment of 16 x 16 values. */
+template <int N, int TRANSPOSE_B>
+static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add)
+{
+    static_assert(N == 64, "no wrapper for this number of columns");
+    asm volatile(WGMMA("64", SUMS32, "{%32, %33, %34, %35}", "%36", "%37", "1, 1, %38")
+                 : OUT16(0), OUT16(16)
+                 : A_WORDS);
+}
+
+#undef WGMMA
+#undef SUMS8
+#undef SUMS16
+#undef SUMS32
+#undef OUT4
+#undef OUT8
+#undef OUT16
+#undef A_TILE
+#undef A_WORDS
+
+/* Stores four 8 x 8 matrices; the opposite of mma_load4(). Lane 8 i + j passes the address of row j of matrix
+ * i. */
+static __device__ __forceinline__ void store4(void *row, const uint32_t word[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(row)),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
+
+/* ---- Tiles ---- */
 
 #define HEIGHT 64               /* rows that a warpgroup multiplies at a time */
 #define PARTS  (TILE_WIDTH / 8) /* parts of a row: 16 bytes each */

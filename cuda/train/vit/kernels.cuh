@@ -51,6 +51,9 @@ static inline float *vit_sums_room(const struct vit_sums *sums)
 enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum);
 /* Computes all sums that were added, and frees their room. */
 enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream);
+/* Sums each column of `values` (rows, width) over the rows. */
+enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
+                            struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Matrix products (multiply.cu) ---- */
 
@@ -83,7 +86,7 @@ enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct v
                                const bf16 *out_deltas, const bf16 *inputs, float *gradients,
                                cudaStream_t stream);
 
-/* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (hidden.cu). */
+/* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (columns.cu). */
 enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
                        const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active,
                        cudaStream_t stream);
@@ -93,7 +96,7 @@ enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct 
                                 const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
 
-/* ---- Patches and tokens (tokens.cu) ---- */
+/* ---- Patches, tokens and parameters (tokens.cu) ---- */
 
 /* Gathers a batch as batch_gather() does, but writes bf16 patches (sample, patch, channel, y, x) of
  * `patch` x `patch` pixels. */
@@ -123,6 +126,9 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas,
  * Writes their sums over the samples to `bias`. */
 enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
                                 bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream);
+
+/* Rounds `count` values, a multiple of 2, to bf16. */
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
 
 /* ---- Layer normalisation with its neighbours (norm.cu) ---- */
 
@@ -165,19 +171,7 @@ struct vit_norm_deltas {
 enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
                                   struct vit_sums *sums, cudaStream_t stream);
 
-/* ---- Element by element, with sums over columns (columns.cu) ---- */
-
-/* Computes outputs = GELU(inputs) for `count` values, a multiple of 8. */
-enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream);
-/* Replaces the gradients of GELU's outputs (rows, width) by those of its inputs, and sums them over the rows.
- * `width` is a multiple of 8. */
-enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
-                              struct vit_sums *sums, cudaStream_t stream);
-/* Sums each column of `values` (rows, width) over the rows. */
-enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
-                            struct vit_sums *sums, cudaStream_t stream);
-
-/* ---- Attention (attention.cu, attention_backward.cu) ---- */
+/* ---- Attention (attention.cu) ---- */
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
  * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
@@ -191,17 +185,27 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
-/* ---- Parameters (update.cu) ---- */
+/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, hidden_hopper.cu) ---- */
 
-#define VIT_GROUP_VALUES MODEL_ALIGNMENT /* values per entry of `groups` */
+/* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
+ * device. */
+enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits);
+/* These functions compute what vit_attention() and vit_attention_backward() compute. hopper_backward() writes
+ * `rows->samples` partial sums per column to `partial`, and does not add them up. */
+enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
+                           float *logs, cudaStream_t stream);
+enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+                            float *partial, cudaStream_t stream);
 
-/* Runs optimizer_step() on all parameters, updates their moving average, if there is one, and rounds the
- * parameters to bf16. groups[i] applies to the VIT_GROUP_VALUES parameters from VIT_GROUP_VALUES * i on.
- * `clip` may be NULL. */
-enum status vit_update(const struct update *update, size_t values, const struct tensor_update *groups,
-                       const struct device_clip *clip, const float *gradients,
-                       const struct train_state *state, bf16 *rounded, cudaStream_t stream);
-/* Rounds `count` values, a multiple of 2, to bf16. */
-enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
+/* Sets `*fits` to whether hidden_hopper_forward() and hidden_hopper_backward() work on the current device,
+ * for sums of `inner` products and `columns` hidden values. */
+enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits);
+/* These functions compute what vit_hidden() and vit_hidden_backward() compute. */
+enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *inputs, const bf16 *weights,
+                                  const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream);
+enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
+                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
+                                   struct vit_sums *sums, cudaStream_t stream);
 
 #endif

@@ -2,7 +2,7 @@
  * the tokens from class token, patches and positions. One or more warps process a row; a lane holds pairs of
  * adjacent values. */
 #include "common/check.cuh"
-#include "common/sums.cuh"
+#include "common/shared.cuh"
 #include "train/vit/fragments.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -329,8 +329,7 @@ template <enum source SOURCE> static enum status launch_forward(struct forward_p
 #define LAUNCH(pairs) norm_kernel<pairs, SOURCE><<<blocks, BLOCK, 0, stream>>>(plan)
     WITH_PAIRS(rows->width, LAUNCH);
 #undef LAUNCH
-    CUDA_TRY_LAUNCH("norm_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("norm_kernel");
 }
 
 enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,

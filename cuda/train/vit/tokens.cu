@@ -1,5 +1,5 @@
 /* The patches and tokens before the first block of a vision transformer, and the factors of stochastic depth.
- * Also the backward passes of the tokens and of the logits. */
+ * Also the backward passes of the tokens and of the logits, and the parameters in bf16. */
 #include "common/check.cuh"
 #include "train/augment.h"
 #include "train/vit/kernels.cuh"
@@ -8,19 +8,12 @@
 
 /* ---- Patches ---- */
 
-struct patch_plan {
-    enum dtype type;
-    struct shape shape;
+struct patch_plan : gather_plan {
     uint32_t count;           /* groups of TAPS values in the batch */
-    uint32_t samples;         /* samples in the batch */
     struct divider sample;    /* groups per sample */
     struct divider patch;     /* groups per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
-    size_t sample_bytes;      /* size of a sample in the set */
-    struct train_held held;
-    bool gray;
-    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
 /* An entry of the batch: its stored sample, and how to move and erase it. */
@@ -32,8 +25,7 @@ struct patch_source {
 static __device__ __forceinline__ struct patch_source
 source_of(const struct patch_plan &plan, const uint8_t *stored, const struct device_batch &batch, uint32_t j)
 {
-    const uint32_t at = stored_at(plan.held, batch, plan.samples, j);
-    return {stored + at * plan.sample_bytes, &batch.moves[j]};
+    return {stored_sample(plan, stored, batch, j), &batch.moves[j]};
 }
 
 /* The position in the image of one value of a patch. */
@@ -56,11 +48,8 @@ static __device__ __forceinline__ struct pixel pixel_of(const struct patch_plan 
 static __device__ __forceinline__ float value_at(const struct patch_plan &plan,
                                                  const struct patch_source &source, struct pixel at)
 {
-    int32_t from = draw_moved(source.move, plan.shape.height, plan.shape.width, at.y, at.x);
-    uint32_t first = at.channel * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, source.sample, (plan.gray ? 0 : first) + (size_t)from);
-    value = fmaf(value, plan.scale[at.channel], plan.offset[at.channel]);
-    return box_erased(&source.move->erase, at.y, at.x, first + at.y * plan.shape.width + at.x, value);
+    return gathered(plan, source.sample, *source.move, at.channel,
+                    at.channel * plan.shape.height * plan.shape.width, at.y, at.x);
 }
 
 /* `values` are the TAPS values from position `at` on. Replaces those in the erased rectangle by noise. A
@@ -162,30 +151,20 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                         cudaStream_t stream)
 {
     const uint32_t groups = (uint32_t)(data->sample_values / TAPS), pixels = patch * patch;
-    struct patch_plan plan = {.type = data->type,
-                              .shape = data->shape,
-                              .count = count * groups,
-                              .samples = count,
-                              .sample = divider_of(groups),
-                              .patch = divider_of(data->shape.channels * pixels / TAPS),
-                              .across = divider_of(data->shape.width / patch),
-                              .size = divider_of(patch),
-                              .row = divider_of(pixels),
-                              .sample_bytes = data->sample_bytes / (set->gray ? data->shape.channels : 1),
-                              .held = set->held,
-                              .gray = set->gray};
-    for (uint32_t c = 0; c < data->shape.channels; c++) {
-        plan.scale[c] = data->scale[c];
-        plan.offset[c] = data->offset[c];
-    }
+    const struct patch_plan plan = {gather_plan_of(data, set, count),
+                                    count * groups,
+                                    divider_of(groups),
+                                    divider_of(data->shape.channels * pixels / TAPS),
+                                    divider_of(data->shape.width / patch),
+                                    divider_of(patch),
+                                    divider_of(pixels)};
     const bool mixes = batch->mix.share < 1;
     auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<true, true> : patches_kernel<false, true>
                    : mixes ? patches_kernel<true, false>
                                      : patches_kernel<false, false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, reinterpret_cast<uint4 *>(patches));
-    CUDA_TRY_LAUNCH("patches_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("patches_kernel");
 }
 
 /* ---- Stochastic depth ---- */
@@ -205,8 +184,7 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 {
     factors_kernel<<<dim3(blocks_for(count), layer_count), BLOCK, 0, stream>>>(layers, seed, epoch, numbers,
                                                                                count, apart, factors);
-    CUDA_TRY_LAUNCH("factors_kernel");
-    return STATUS_OK;
+    return CUDA_LAUNCHED("factors_kernel");
 }
 
 /* ---- Backward ---- */
@@ -288,4 +266,20 @@ enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t cl
         deltas, count, classes, apart, rounded, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("logits_back_kernel");
     return vit_sums_add(sums, &sum);
+}
+
+/* ---- Parameters ---- */
+
+static __global__ void round_kernel(const float2 *values, size_t pairs, __nv_bfloat162 *rounded)
+{
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < pairs)
+        rounded[i] = __float22bfloat162_rn(values[i]);
+}
+
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream)
+{
+    round_kernel<<<blocks_for(count / 2), BLOCK, 0, stream>>>(
+        reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<__nv_bfloat162 *>(rounded));
+    return CUDA_LAUNCHED("round_kernel");
 }
