@@ -78,8 +78,8 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time);
 enum status reader_fetch(void *state, void *result);
 
 /* The members of struct variant that most variants have in common. */
-#define READER_VARIANT \
-    .platform = "cpu", .traits = &traits, .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
+#define READER_VARIANT(traits_) \
+    .platform = "cpu", .traits = &(traits_), .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate estimates an upper bound on the
