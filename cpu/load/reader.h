@@ -13,6 +13,20 @@
 
 #define READER_LOST UINT32_MAX /* value of worker->held[i] if slot i holds no sample */
 
+/* Latency histogram of system calls. Each range from 2^n to 2^(n+1) ns has 32 bins, so percentiles are
+ * accurate to 3 %. The size is fixed, and adding a value takes a few instructions. */
+#define LATENCY_BINS (60 * 32)
+
+struct latency {
+    uint64_t count, bins[LATENCY_BINS];
+};
+
+/* Adds a duration in nanoseconds. */
+void latency_add(struct latency *latency, uint64_t duration_ns);
+
+/* Returns the p-quantile in seconds, 0 <= p <= 1: the middle of its bin, or 0 if the histogram is empty. */
+double latency_quantile_s(const struct latency *latency, double p);
+
 struct reader;
 
 /* State of one thread. Its buffer has slots of reader->stride bytes. A batch is up to load->batch consecutive
