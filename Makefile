@@ -409,7 +409,7 @@ FUZZ_SOURCES := tests/fuzz/fuzz.c src/core/array.c src/data/s3.c src/data/remote
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/data/tensor_file.c \
                 src/data/safetensors.c src/data/safetensors_read.c src/data/zip.c src/data/pickle.c src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/table.c src/core/lock.c src/core/status.c src/core/text.c src/machine/env.c src/machine/memory.c src/machine/system_file.c src/machine/threads.c src/core/axes.c src/core/options.c src/core/options_values.c src/core/options_explain.c src/core/options_help.c \
-                src/core/words.c src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/model_tables.c src/data/remote_shown.c
+                src/core/words.c src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/model_tables.c src/data/remote_shown.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -16,7 +16,7 @@
 #include "lib/pool.h"
 #include "machine/device.h"
 #include "machine/device_memory.h"
-#include "synth/generator.h"
+#include "synth/input.h"
 
 struct fdsl_generator {
     struct generator *generator;
