@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
-#include "ops/ops_parts.h"
+#include "ops/ops.h"
 
 const struct measure ops_measures[] = {
     {"timed_stages", COMBINE_FIRST},
