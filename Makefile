@@ -17,7 +17,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVJPEG, CUFILE, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -109,20 +109,22 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# NVTX, cuBLAS, cuDNN and NCCL need only their headers to build. The program finds these libraries at run time, if they are installed.
+# NVTX, cuBLAS, cuDNN, NCCL, nvJPEG and cuFile need only their headers to build. The program finds these libraries at run time, if they are installed.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 header = $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /$(1),$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu /usr/local/include))),1)
 CUBLAS  ?= $(call header,cublasLt.h)
 CUDNN   ?= $(call header,cudnn.h)
 NCCL    ?= $(call header,nccl.h)
+NVJPEG  ?= $(call header,nvjpeg.h)
+CUFILE  ?= $(call header,cufile.h)
 on = $(filter 1,$($(1)))
 
 have = $(foreach part,$(1),$(if $(call on,$(part)),-DHAVE_$(part)=1))
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
             $(call have,MPI PNG JPEG CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
-# Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS or HAVE_CUDNN.
-CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL)
+# Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS, HAVE_CUDNN or HAVE_CUFILE.
+CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL NVJPEG CUFILE)
 ASK_CUDA := src/core/variant src/lib/config src/train/exchange tests/test_cli tests/test_train_cli tests/test_train_scripts tests/test_variant
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
@@ -169,14 +171,14 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
              mpi/launcher.c $(if $(call on,MPI),mpi/comm_mpi.c,mpi/comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
-CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
+CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_paint_uji.cu synth/fused_paint_visualatom.cu \
                   synth/ladder.cu train/augment.cu train/allreduce_peer_update.cu train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c)
-C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
+C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/uring.c),$(C_SOURCES))
 # omp_simd.c is compiled once per instruction set: for vectors of 8 floats (AVX2), of 16 (AVX-512) and, in cpu/train, of 4
 # (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.
 simd = $(foreach source,$(1),$(if $(filter %/omp_simd.c,$(source)),$(foreach lanes,8 16 $(if $(filter cpu/train/%,$(source)),4),$(source:.c=.$(lanes).c)),$(source)))
@@ -221,6 +223,8 @@ report-parts:
 	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit and infer-vit are left out)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
 	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,methods and variants named nccl are left out)' \
+	  '$(call mark,NVJPEG) nvJPEG    $(if $(call on,NVJPEG),,shards-gpu decodes JPEG files on the CPU)' \
+	  '$(call mark,CUFILE) cuFile    $(if $(call on,CUFILE),,gds is left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Each file changes only when its flags change. Compiling depends on `flags` (C), `flags-parts` (C files in ASK_CUDA) and
@@ -409,7 +413,7 @@ FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/remote_cache.c src/data
                 src/data/index.c src/data/png_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/formats.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c
+                src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/philox.h"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 TestSuite(line, .timeout = 60);
 

@@ -6,8 +6,6 @@
 #include <sys/resource.h>
 
 #include "data/npy.h"
-#include "load/augment.h"
-#include "load/cache.h"
 
 TestSuite(load, .timeout = 60);
 

@@ -121,7 +121,7 @@ Test(make, builds_with_and_without_cuda_share_objects)
  * answer. */
 Test(make, knows_the_files_that_ask_for_cuda)
 {
-    EXPECT(0, "grep -rlE 'HAVE_(CUDA|CUBLAS|CUDNN|NCCL)' src/ cpu/ mpi/ tests/ --include='*.[ch]' | "
+    EXPECT(0, "grep -rlE 'HAVE_(CUDA|CUBLAS|CUDNN|NCCL|CUFILE)' src/ cpu/ mpi/ tests/ --include='*.[ch]' | "
               "sed 's/[.]c$//' | LC_ALL=C sort | paste -sd' ' | tr -d '\n'");
     char *files = strdup(out);
     expect_shown(files, "$(sort $(ASK_CUDA))", "");

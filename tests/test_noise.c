@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "synth/noise.h"
+#include "synth/atom.h"
 
 TestSuite(noise, .timeout = 60);
 

@@ -7,9 +7,8 @@
 #include "../cpu/ops/omp_kernel.h"
 #include "data/checksum.h"
 #include "machine/host.h"
-#include "ops/duplicates.h"
 #include "ops/fused_plan.h"
-#include "ops/input.h"
+#include "ops/ops.h"
 
 TestSuite(ops, .timeout = 300);
 
@@ -65,19 +64,19 @@ Test(ops, rows_do_not_depend_on_their_neighbours)
 
 Test(ops, duplicates_are_copies_of_earlier_rows)
 {
-    struct input input = input_begin(3, 8, DTYPE_F32, 0.1, 0.4);
+    struct generated_rows input = generated_begin(3, 8, DTYPE_F32, 0.1, 0.4);
     unsigned copies = 0;
     for (uint64_t row = 0; row < 1000; row++) {
-        uint64_t source = input_source(&input, row);
-        cr_assert(source <= row && (source == row || !input_is_bad(&input, row)));
-        cr_assert_eq(input_source(&input, source), source);
+        uint64_t source = generated_source(&input, row);
+        cr_assert(source <= row && (source == row || !generated_is_bad(&input, row)));
+        cr_assert_eq(generated_source(&input, source), source);
         copies += source < row;
     }
     cr_expect(copies > 300 && copies <= 400, "%u", copies);
     /* If all rows are chosen as duplicates, there is no row to copy, so every row is its own source. */
-    input = input_begin(3, 8, DTYPE_F32, 0, 1);
-    cr_expect_eq(input_source(&input, 0), 0);
-    cr_expect_eq(input_source(&input, 999), 999);
+    input = generated_begin(3, 8, DTYPE_F32, 0, 1);
+    cr_expect_eq(generated_source(&input, 0), 0);
+    cr_expect_eq(generated_source(&input, 999), 999);
 }
 
 Test(ops, duplicates_are_dropped_on_any_number_of_threads)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/portable.h"
-#include "synth/npy.h"
+#include "synth/deliver.h"
 #include "core/options.h"
 #include "synth/output.h"
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "core/philox.h"
-#include "synth/picture.h"
+#include "synth/deliver.h"
 
 TestSuite(picture, .timeout = 60);
 

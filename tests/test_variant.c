@@ -107,7 +107,8 @@ Test(variant, the_reason_names_only_what_the_build_lacks)
     static const char *const cases[][2] = {{"CUDA", "not built: this build has no CUDA"},
                                            {"CUBLAS", "not built: this build has no CUDA"},
                                            {"CUDNN", "not built: this build has no CUDA"},
-                                           {"XXHASH_CUDA", "not built: this build has " XXHASH "no CUDA"}};
+                                           {"XXHASH_CUDA", "not built: this build has " XXHASH "no CUDA"},
+                                           {"XXHASH_CUFILE", "not built: this build has " XXHASH "no CUDA"}};
     const struct resources resources = {.threads = 1};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const struct variant_entry left_out = {"x", "synth", cases[i][0], "", NULL};

@@ -125,13 +125,13 @@ static const struct load_traits traits = {.files = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_files = {
-    READER_VARIANT,
+    READER_VARIANT(traits),
     .setup = files_setup,
     .teardown = files_teardown,
 };
 
 const struct variant variant_files_omp = {
-    READER_VARIANT,
+    READER_VARIANT(traits),
     .threaded = true,
     .setup = files_omp_setup,
     .teardown = files_teardown,

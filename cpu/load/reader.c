@@ -1,6 +1,7 @@
 #include "reader.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,50 @@
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* largest working set that reader_copy() copies */
+
+/* ---- Latencies ---- */
+
+/* Returns the bin of a duration. Bins 0 to 31 hold the durations of 0 to 31 ns. From 32 ns on, each range
+ * from 2^n to 2^(n+1) ns has 32 bins. */
+static size_t bin_of(uint64_t duration_ns)
+{
+    if (duration_ns < 32)
+        return (size_t)duration_ns;
+    unsigned power = 63 - (unsigned)__builtin_clzll(duration_ns); /* at least 5 */
+    return (size_t)(power - 4) * 32 + (size_t)((duration_ns >> (power - 5)) - 32);
+}
+
+static double middle_of(size_t bin)
+{
+    if (bin < 32)
+        return (double)bin;
+    return ldexp((double)(bin % 32) + 32.5, (int)(bin / 32) - 1);
+}
+
+void latency_add(struct latency *latency, uint64_t duration_ns)
+{
+    latency->bins[bin_of(duration_ns)]++;
+    latency->count++;
+}
+
+/* Adds the counts of another histogram. */
+static void latency_merge(struct latency *latency, const struct latency *other)
+{
+    for (size_t i = 0; i < LATENCY_BINS; i++)
+        latency->bins[i] += other->bins[i];
+    latency->count += other->count;
+}
+
+double latency_quantile_s(const struct latency *latency, double p)
+{
+    uint64_t below = 0, wanted = (uint64_t)ceil(p * (double)latency->count);
+    for (size_t i = 0; i < LATENCY_BINS; i++) {
+        below += latency->bins[i];
+        if (below > 0 && below >= wanted)
+            return 1e-9 * middle_of(i);
+    }
+    return 0;
+}
 
 /* ---- Memory ---- */
 
@@ -558,9 +603,12 @@ enum status reader_fetch(void *state, void *result)
     reader->result.device_known = verifier_device_bytes(&reader->verifier, &reader->result.device_bytes);
     reader->result.threads = reader->threads;
     for (int call = 0; call < LOAD_CALLS; call++) {
-        reader->result.latency[call] = (struct latency){0};
+        static const double quantiles[LOAD_QUANTILES] = {0.5, 0.99, 0.999};
+        struct latency all = {0};
         for (int w = 0; w < reader->threads; w++)
-            latency_merge(&reader->result.latency[call], &reader->workers[w].latency[call]);
+            latency_merge(&all, &reader->workers[w].latency[call]);
+        for (int q = 0; q < LOAD_QUANTILES; q++)
+            reader->result.latency_s[call][q] = latency_quantile_s(&all, quantiles[q]);
     }
     *(struct load_result *)result = reader->result;
     add_images(reader, result);

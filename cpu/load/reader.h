@@ -13,6 +13,20 @@
 
 #define READER_LOST UINT32_MAX /* value of worker->held[i] if slot i holds no sample */
 
+/* Latency histogram of system calls. Each range from 2^n to 2^(n+1) ns has 32 bins, so percentiles are
+ * accurate to 3 %. The size is fixed, and adding a value takes a few instructions. */
+#define LATENCY_BINS (60 * 32)
+
+struct latency {
+    uint64_t count, bins[LATENCY_BINS];
+};
+
+/* Adds a duration in nanoseconds. */
+void latency_add(struct latency *latency, uint64_t duration_ns);
+
+/* Returns the p-quantile in seconds, 0 <= p <= 1: the middle of its bin, or 0 if the histogram is empty. */
+double latency_quantile_s(const struct latency *latency, double p);
+
 struct reader;
 
 /* State of one thread. Its buffer has slots of reader->stride bytes. A batch is up to load->batch consecutive
@@ -78,8 +92,8 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time);
 enum status reader_fetch(void *state, void *result);
 
 /* The members of struct variant that most variants have in common. */
-#define READER_VARIANT \
-    .platform = "cpu", .traits = &traits, .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
+#define READER_VARIANT(traits_) \
+    .platform = "cpu", .traits = &(traits_), .ready = reader_ready, .run = reader_run, .fetch = reader_fetch
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate estimates an upper bound on the

@@ -265,7 +265,7 @@ static const struct load_traits traits = {.shards = true,
                                           .verify_slots = reader_verify_slots};
 
 const struct variant variant_shards = {
-    READER_VARIANT,
+    READER_VARIANT(traits),
     .setup = stream_setup,
     .teardown = stream_teardown,
 };

@@ -6,9 +6,7 @@
 #include "core/variant.h"
 #include "data/checksum.h"
 #include "machine/host.h"
-#include "ops/duplicates.h"
 #include "ops/job.h"
-#include "ops/stream.h"
 
 struct naive {
     const struct ops *ops;

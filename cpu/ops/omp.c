@@ -14,9 +14,7 @@
 #include "data/checksum.h"
 #include "machine/host.h"
 #include "omp_kernel.h"
-#include "ops/duplicates.h"
 #include "ops/job.h"
-#include "ops/stream.h"
 
 #define TILE_BYTES  ((size_t)64 << 10)
 #define TILE_ROWS   1024  /* maximum rows per tile */

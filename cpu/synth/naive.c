@@ -7,7 +7,7 @@
 #include "core/variant.h"
 #include "machine/host.h"
 #include "synth/input.h"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 struct naive {
     const struct synth *synth;

@@ -20,7 +20,7 @@
 #include "machine/host.h"
 #include "omp_kernel.h"
 #include "synth/input.h"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 #define ALIGNMENT 64 /* cache line */
 #define ARCS_MAX  2

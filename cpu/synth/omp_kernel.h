@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include "synth/atom.h"
-#include "synth/noise.h"
 
 #define OMP_LANES_MAX 16
 

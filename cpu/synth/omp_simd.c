@@ -1,14 +1,14 @@
 /* The vector kernels of `omp`. The Makefile compiles this file once per instruction set: with LANES=8 for
  * AVX2 and FMA, and with LANES=16 for AVX-512 F, BW, DQ and VL. Loads and stores may be unaligned.
  *
- * The code repeats the arithmetic of noise.h and atom.h operation by operation, so results are bit-identical.
+ * The code repeats the arithmetic of atom.h operation by operation, so results are bit-identical.
  * Only multiplications by powers of two are moved; they are exact, so this changes no result. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
 
 #include "omp_kernel.h"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 #if LANES == 8 && defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,popcnt"))), apply_to = function)

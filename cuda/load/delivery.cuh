@@ -18,7 +18,6 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "load/arrays.h"
-#include "load/device_memory.cuh"
 #include "data/plain_reader.h"
 #include "load/input.h"
 #include "load/verifier.h"
@@ -236,5 +235,16 @@ uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64
 /* Records that a sample could not be read; the error message is already set. STATUS_OK if the
  * sample may be skipped, otherwise `status`. */
 enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status status);
+
+/* ---- Device memory ---- */
+
+/* Measures the rate of copies of `bytes` each, in bytes per second. With cudaMemcpyHostToDevice, copies from
+ * pinned memory to the device. With cudaMemcpyDeviceToDevice, copies within the device and counts bytes read
+ * plus bytes written. */
+enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
+
+/* Makes the device current. Returns STATUS_TOO_LARGE if it has less than `bytes` bytes of free memory. The
+ * message begins with `what` ("the batches need"), gives both sizes, and ends with `remedy`. */
+enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
 
 #endif

@@ -1,4 +1,5 @@
-/* Decodes batches of JPEG files with nvJPEG, into device memory. */
+/* Decodes batches of JPEG files with nvJPEG, into device memory. nvJPEG is loaded at run time, so that the
+ * program starts without it. Builds without its header decode on the CPU only. */
 #ifndef FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
 #define FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
 
@@ -10,12 +11,13 @@
 
 #include "core/status.h"
 #include "load/input.h"
-#include "load/nvjpeg.h"
+
+struct nvjpegHandle;
+struct nvjpegJpegState;
 
 struct image_decoder {
     enum decoder kind; /* never DECODER_AUTO; if DECODER_CPU, do not call image_batch_decode() */
-    const struct nvjpeg *library;
-    nvjpeg_handle handle;
+    struct nvjpegHandle *handle;
     /* The engines decode one batch at a time, so concurrent calls from several threads slow each other
      * down. */
     std::mutex turn;
@@ -24,11 +26,11 @@ struct image_decoder {
 
 /* A batch of at most `room` files, and nvJPEG's memory for it. One thread at a time can use it. */
 struct image_batch {
-    nvjpeg_state state;
+    struct nvjpegJpegState *state;
     uint32_t room, count, begun; /* `begun`: number of images that nvJPEG expects per batch */
     const uint8_t **files;
     size_t *sizes;
-    struct nvjpeg_image *images;
+    void *images; /* nvjpegImage_t per file */
     bool *broken; /* set by image_batch_decode(): nvJPEG could not decode the image */
 };
 
@@ -47,7 +49,7 @@ void image_decoder_close(struct image_decoder *decoder);
 uint32_t image_decoder_tolerance(enum decoder kind);
 
 enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struct image_batch *batch);
-void image_batch_close(const struct image_decoder *decoder, struct image_batch *batch);
+void image_batch_close(struct image_batch *batch);
 
 /* Adds a file. Its bytes, preferably in pinned memory, must stay valid until the stream has decoded the
  * batch. `pixels`: device memory for three bytes per pixel, rows without gaps. */

@@ -10,7 +10,7 @@
 #include "synth/fused.cuh"
 #include "synth/fused_output.cuh"
 #include "synth/fused_stroke.cuh"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 /* ---- Queues ----
  *

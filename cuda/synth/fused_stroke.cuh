@@ -1,7 +1,7 @@
 /* `fused`: each lane of a warp draws a line on a canvas in shared memory, pixel by pixel.
  *
  * Pixel s of a line is s steps from its beginning along the major axis, and m(s) = floor((2 minor s + major)
- * / (2 major)) steps along the minor axis (line.h). For short lines, m(s) is the integer part of bias + s *
+ * / (2 major)) steps along the minor axis (atom.h). For short lines, m(s) is the integer part of bias + s *
  * slope, in fixed point with 16 fraction bits. Lines inside a tile are short: they have at most 135 steps.
  * Other lines count as short up to STROKE_MAJOR_MAX steps.
  *

@@ -17,7 +17,7 @@
 #include "core/generator.h"
 #include "synth/batch.cuh"
 #include "synth/convert.cuh"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 /* The bits of a set of stages. */
 enum : unsigned {

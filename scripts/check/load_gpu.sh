@@ -39,7 +39,7 @@ fi
 
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates each check
-if python3 -c 'import ctypes; ctypes.CDLL("libcufile.so.0")' 2>/dev/null; then
+if [[ $list != *'no cufile.h'* ]] && python3 -c 'import ctypes; ctypes.CDLL("libcufile.so.0")' 2>/dev/null; then
     check 'gds is available where cuFile is' test "${variants/gds/}" != "$variants"
 fi
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...

@@ -39,6 +39,11 @@
 #else
 #define WITH_CUDNN(symbol) NULL
 #endif
+#if defined(HAVE_CUFILE)
+#define WITH_CUFILE(symbol) &symbol
+#else
+#define WITH_CUFILE(symbol) NULL
+#endif
 #if defined(HAVE_MPI)
 #define WITH_MPI(symbol) &symbol
 #else
@@ -48,10 +53,12 @@
 #define WITH_XXHASH_OPENMP(symbol) WITH_OPENMP(symbol)
 #define WITH_XXHASH_URING(symbol)  WITH_URING(symbol)
 #define WITH_XXHASH_CUDA(symbol)   WITH_CUDA(symbol)
+#define WITH_XXHASH_CUFILE(symbol) WITH_CUFILE(symbol)
 #else
 #define WITH_XXHASH_OPENMP(symbol) NULL
 #define WITH_XXHASH_URING(symbol)  NULL
 #define WITH_XXHASH_CUDA(symbol)   NULL
+#define WITH_XXHASH_CUFILE(symbol) NULL
 #endif
 
 #define VARIANT(symbol, name, workload, needs, summary) extern const struct variant symbol;
@@ -95,15 +102,14 @@ const struct variant_entry *variant_find(const char *name)
     return NULL;
 }
 
-/* Returns whether `part` is one of the parts that `needs` joins with '_'. cuBLAS and cuDNN need CUDA as
- * well. */
+/* Returns whether `part` is one of the parts that `needs` joins with '_'. Parts whose names begin with CU
+ * need CUDA as well. */
 static bool needs_part(const char *needs, const char *part)
 {
-    if ((strcmp(needs, "CUBLAS") == 0 || strcmp(needs, "CUDNN") == 0) && strcmp(part, "CUDA") == 0)
-        return true;
     for (size_t length; *needs; needs += length + (needs[length] == '_')) {
         length = strcspn(needs, "_");
-        if (strlen(part) == length && strncmp(needs, part, length) == 0)
+        if ((strlen(part) == length && strncmp(needs, part, length) == 0) ||
+            (strncmp(needs, "CU", 2) == 0 && strcmp(part, "CUDA") == 0))
             return true;
     }
     return false;
@@ -122,13 +128,14 @@ static enum status explain_not_built(const char *needs)
                  {"MPI", "MPI", WITH_MPI(variant_count)},
                  {"CUDA", "CUDA", WITH_CUDA(variant_count)},
                  {"CUBLAS", "cublasLt.h", WITH_CUBLAS(variant_count)},
-                 {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
+                 {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)},
+                 {"CUFILE", "cufile.h", WITH_CUFILE(variant_count)}};
     char lacks[128] = "";
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         if (parts[i].built || !needs_part(needs, parts[i].part))
             continue;
         text_join(lacks, sizeof lacks, " and ", "no %s", parts[i].words);
-        if (strcmp(parts[i].part, "CUDA") == 0) /* builds without CUDA never look for cuBLAS and cuDNN */
+        if (strcmp(parts[i].part, "CUDA") == 0) /* builds without CUDA never look for its libraries */
             break;
     }
     return status_set(STATUS_UNAVAILABLE, "not built: this build has %s", lacks);

@@ -15,7 +15,7 @@
 #include "lib/config.h"
 #include "lib/pool.h"
 #include "machine/device.h"
-#include "synth/generator.h"
+#include "synth/input.h"
 
 struct fdsl_generator {
     struct generator *generator;

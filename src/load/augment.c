@@ -1,4 +1,4 @@
-#include "load/augment.h"
+#include "load/input.h"
 
 #include <string.h>
 

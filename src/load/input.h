@@ -12,10 +12,8 @@
 #include "data/dataset.h"
 #include "data/checksum.h"
 #include "data/image.h"
-#include "load/augment.h"
-#include "load/cache.h"
+#include "data/draws.h"
 #include "load/convert.h"
-#include "load/latency.h"
 #include "load/order.h"
 #include "load/pictures.h"
 
@@ -33,6 +31,34 @@ enum load_cache {
     LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */
     LOAD_COLD, /* files are evicted before every run; at most 1 % of their pages are then resident */
     LOAD_ANY   /* the page cache is left as it is */
+};
+
+/* Pages in the page cache, summed over files. */
+struct cache_pages {
+    uint64_t resident, all;
+    bool hidden; /* Linux does not report the pages of at least one file, so `resident` is meaningless */
+};
+
+#define WARM_SHARE_MIN 0.99 /* a data set counts as warm if at least this share of its pages is resident */
+
+/* Returns the resident share of all counted pages, from 0 to 1; 0 if none were counted. */
+static inline double cache_share(const struct cache_pages *pages)
+{
+    return pages->all ? (double)pages->resident / (double)pages->all : 0;
+}
+
+#define AUGMENT_CHANNELS_MAX 3
+
+/* Augmentation of a decoded image for training: shift, flip and normalisation. The result is a pure function
+ * of the parameters, the image, the epoch and the sample number, so it is the same for all variants on the
+ * CPU. Variants on a GPU use load/convert.h instead. */
+struct augmentation {
+    struct augment move;
+    /* Per channel, after the shift: (value - mean) * scale; bytes are first divided by 255. Channels with an
+     * index of at least `channels` use mean[0] and scale[0]. */
+    float mean[AUGMENT_CHANNELS_MAX], scale[AUGMENT_CHANNELS_MAX];
+    uint32_t channels;
+    uint64_t seed;
 };
 
 /* Settings that change between runs. */
@@ -109,6 +135,7 @@ struct load_traits {
 };
 
 enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
+enum { LOAD_QUANTILES = 3 }; /* the latencies that 50 %, 99 % and 99.9 % of the calls do not exceed */
 
 /* Result of a load variant's latest run, filled by fetch(). */
 struct load_result {
@@ -129,8 +156,8 @@ struct load_result {
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* peak memory for data: buffers in host and device memory, without mapped files */
     double useful_bytes;   /* useful part of memory_bytes: one batch per thread, and the resident data set */
-    double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
-    struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
+    double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
+    double latency_s[LOAD_CALLS][LOAD_QUANTILES]; /* only with control->timed_calls */
 };
 
 FDSL_C_BEGIN
@@ -143,12 +170,31 @@ struct order_plan load_plan(const struct load *load, int threads);
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 
+/* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) if
+ * cachestat(2) fails, as it does before Linux 6.5. Sets `hidden` if Linux does not report the pages, because
+ * this process neither owns the file nor may write it. STATUS_FAILED, with the reason, if mincore(2) fails;
+ * STATUS_EXHAUSTED if memory runs out. */
+enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
+
 /* Counts the resident pages of all files of the data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
 /* Brings the page cache into the state load->cache and counts the resident pages. STATUS_FAILED if that state
  * cannot be reached. A run is therefore recorded as warm or cold only if the page cache was in that state. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
+
+/* Returns whether Linux hides from this process which pages of the data set are resident. Asks for the first
+ * file that can be opened and is not empty. */
+bool load_pages_hidden(const struct dataset *dataset);
+
+/* Sets `*bytes` to the number of bytes that this process has read from storage devices so far
+ * (/proc/self/io). Returns false if Linux does not report it. */
+bool cache_device_bytes(uint64_t *bytes);
+
+/* Writes the augmented image to `values`: channels x height x width floats. draw_move() gives the shift and
+ * the flip of `sample` in `epoch`. Thread safe. */
+void image_augment(const struct augmentation *augmentation, const struct image *image, uint32_t epoch,
+                   uint32_t sample, float *values);
 
 FDSL_C_END
 

@@ -1,8 +1,4 @@
-/* The workload `load`: options and input. load_verify.c verifies what was read. */
-#include "data/dataset.h"
-#include "data/remote.h"
-#include "load/input.h"
-
+/* The workload `load`: options, input and verification. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,6 +128,18 @@ static const struct option_section sections[] = {
     {"variants on a GPU", "dtype"},
     {"training step", "compute"},
     {NULL, NULL},
+};
+
+/* The input, and state that variants do not see. */
+struct load_job {
+    struct load load; /* must be first: variants see only this */
+    struct dataset dataset;
+    struct load_control control;
+    struct pictures pictures; /* training set of --compute train */
+
+    /* Values of `load` and `control`, saved while samples are verified one by one */
+    uint32_t epochs;
+    struct checksum lost;
 };
 
 /* ---- Opening ---- */
@@ -506,6 +514,84 @@ struct work load_work(const void *input, const struct variant *variant)
                          .least = least_work(load, variant->traits, bytes)};
 }
 
+/* ---- Verification ---- */
+
+struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads)
+{
+    struct order_plan plan = load_plan(load, threads);
+    plan.keyed = ((const struct load_traits *)variant->traits)->keyed;
+    return plan;
+}
+
+static void want(void *context, uint32_t sample)
+{
+    uint8_t *wanted = context;
+    wanted[sample]++;
+}
+
+/* Switches verification of individual samples on or off. While it is on, each run is one epoch. Switching it
+ * off restores `epochs` and `lost`. */
+static enum status check_closely(void *input, bool closely)
+{
+    struct load_job *job = input;
+    struct load_control *control = &job->control;
+    if (!closely && !control->whole)
+        return STATUS_OK;
+    if (closely) {
+        TRY(dataset_hash(&job->dataset));
+        control->seen = calloc(job->dataset.sample_count, 1);
+        TRY(ALLOCATED(control->seen, "out of memory to verify"));
+        job->epochs = job->load.epochs;
+        job->lost = control->lost;
+        job->load.epochs = 1;
+    } else {
+        free(control->seen);
+        control->seen = NULL;
+        job->load.epochs = job->epochs;
+        control->lost = job->lost;
+    }
+    control->whole = closely;
+    return STATUS_OK;
+}
+
+/* A run with control->whole sets control->seen[i] to its number of correct deliveries of sample i. A delivery
+ * is correct if it has the hash over all bytes that the plain reader (data/plain.h) computed. This function
+ * counts the samples whose number of correct deliveries differs from the number that the epoch requires.
+ * Skipped samples do not count as wrong. */
+static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
+                                const struct load_result *result, uint64_t *wrong)
+{
+    struct order_plan plan = load_variant_plan(&job->load, variant, 1);
+    FREED uint8_t *wanted = calloc(job->dataset.sample_count, 1);
+    TRY(ALLOCATED(wanted, "out of memory to verify"));
+    TRY(load_visit_epoch(&job->load, &plan, number, want, wanted));
+    for (uint32_t i = 0; i < job->dataset.sample_count; i++)
+        *wrong += job->control.seen[i] != wanted[i];
+    *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
+    return STATUS_OK;
+}
+
+/* Checks that the result belongs to run `number`. Then checks every sample if control->whole is set,
+ * otherwise the samples that are still in the buffers. A run without control->whole has already compared its
+ * checksum with the expected one. */
+static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                               uint64_t *wrong)
+{
+    const struct load_job *job = input;
+    const struct load_traits *traits = variant->traits;
+    *wrong = 0;
+    struct load_result result;
+    TRY(variant->fetch(state, &result));
+    if (result.number != number) {
+        *wrong = (uint64_t)load_work(input, variant).items;
+        return STATUS_OK;
+    }
+    return job->control.whole ? count_unseen(job, variant, number, &result, wrong)
+                              : traits->verify_slots(state, wrong);
+}
+
+/* ---- The workload ---- */
+
 static const char *const baselines[] = {"files", "shards", NULL};
 
 static const char *const shown[] = {"skipped", NULL};
@@ -536,7 +622,7 @@ const struct workload workload_load = {
     .batches.set_consumer = load_set_consumer,
     .work = load_work,
     .verify = load_verify,
-    .checks.closely = load_check_closely,
+    .checks.closely = check_closely,
     .observe = load_observe,
     .measure = load_measure,
 };

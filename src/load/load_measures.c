@@ -100,10 +100,10 @@ static enum status measure_order(const struct load *load, const struct variant *
 static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
                                  struct row *row)
 {
-    static const char *const columns_of[LOAD_CALLS][3] = {{"open_p50_s", "open_p99_s", "open_p999_s"},
-                                                          {"read_p50_s", "read_p99_s", "read_p999_s"},
-                                                          {"close_p50_s", "close_p99_s", "close_p999_s"}};
-    static const double quantiles[] = {0.5, 0.99, 0.999};
+    static const char *const columns_of[LOAD_CALLS][LOAD_QUANTILES] = {
+        {"open_p50_s", "open_p99_s", "open_p999_s"},
+        {"read_p50_s", "read_p99_s", "read_p999_s"},
+        {"close_p50_s", "close_p99_s", "close_p999_s"}};
     struct run_time unused;
     FREED struct load_result *result = malloc(sizeof *result);
     TRY(ALLOCATED(result, "out of memory for the result of a run"));
@@ -113,8 +113,8 @@ static enum status measure_calls(const struct load *load, const struct variant *
     TRY(status);
     TRY(variant->fetch(state, result));
     for (int call = 0; call < LOAD_CALLS; call++)
-        for (int q = 0; q < 3; q++)
-            row_real(row, columns_of[call][q], latency_quantile_s(&result->latency[call], quantiles[q]));
+        for (int q = 0; q < LOAD_QUANTILES; q++)
+            row_real(row, columns_of[call][q], result->latency_s[call][q]);
     return STATUS_OK;
 }
 

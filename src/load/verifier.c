@@ -3,6 +3,59 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* ---- Expected samples ---- */
+
+struct order_plan load_plan(const struct load *load, int threads)
+{
+    const struct dataset *dataset = load->dataset;
+    struct order_plan plan = {.seed = load->seed,
+                              .samples = dataset->sample_count,
+                              .shards = dataset->shards ? dataset->file_count : 0,
+                              .shard_first = dataset->shard_first,
+                              .shuffle_buffer = load->shuffle_buffer,
+                              .workers = load->ranks * (uint32_t)threads};
+    return plan;
+}
+
+enum status load_visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
+                             void (*visit)(void *context, uint32_t sample), void *context)
+{
+    uint32_t threads = plan->workers / load->ranks;
+    struct order order;
+    TRY(order_open(plan, &order));
+    for (uint32_t w = 0; w < threads; w++) {
+        order_make(plan, epoch, load->rank * threads + w, &order);
+        for (uint32_t i = 0; i < order.count; i++)
+            visit(context, order.samples[i]);
+    }
+    order_close(&order);
+    return STATUS_OK;
+}
+
+struct expecting {
+    const struct dataset *dataset;
+    struct checksum *checksum;
+};
+
+static void expect(void *context, uint32_t sample)
+{
+    const struct expecting *expecting = context;
+    const struct dataset_sample *expected = &expecting->dataset->samples[sample];
+    checksum_add(expecting->checksum, expected->edges, expected->bytes);
+}
+
+enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
+                        struct checksum *expected)
+{
+    struct expecting expecting = {load->dataset, expected};
+    *expected = (struct checksum){0};
+    for (uint32_t i = 0; i < load->epochs; i++)
+        TRY(load_visit_epoch(load, plan, number * load->epochs + i, expect, &expecting));
+    return STATUS_OK;
+}
+
+/* ---- Runs ---- */
+
 /* Outcome of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
  * measure different work. A comparison of counts is not enough, because every epoch assigns different samples
  * to a rank. */

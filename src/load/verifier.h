@@ -44,6 +44,10 @@ static inline void losses_clear(struct losses *losses)
 
 FDSL_C_BEGIN
 
+/* Calls `visit` for every sample that the threads of this rank read in `epoch`. */
+enum status load_visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
+                             void (*visit)(void *context, uint32_t sample), void *context);
+
 /* Opens a verifier for all runs of a variant. STATUS_EXHAUSTED if memory runs out. The caller closes the
  * verifier, even after a failure. A zeroed verifier may be closed. */
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan);

@@ -175,6 +175,26 @@ enum status ops_results_fetch(const struct ops *ops, const struct ops_results *r
  * NULL if memory runs out. */
 void *ops_allocate(size_t bytes);
 
+/* Returns the number of slots of the hash table for `count` rows: a power of two, at least twice the count.
+ */
+static inline uint64_t duplicates_slots(uint64_t count)
+{
+    uint64_t slots = 2;
+    while (slots < 2 * count)
+        slots *= 2;
+    return slots;
+}
+
+/* Sets kept[i] to 0 for every kept row whose hash equals that of an earlier kept row. `table` has
+ * duplicates_slots(count) elements and is overwritten. The result does not depend on the number of threads.
+ */
+void duplicates_drop(int threads, const uint64_t *hashes, uint64_t count, uint8_t *kept, uint64_t *table);
+
+/* Measures STREAM triad, a[i] = b[i] + 3 c[i], on `threads` threads: 24 bytes per element, the best of a few
+ * repetitions. The three arrays together have `bytes` bytes, but at least 192 KiB and at most 384 MiB.
+ * STATUS_EXHAUSTED if memory runs out. */
+enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s);
+
 FDSL_C_END
 
 #endif

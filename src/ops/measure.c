@@ -8,7 +8,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
-#include "ops/ops_parts.h"
+#include "ops/ops.h"
 
 const struct column ops_columns[] = {
     {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},

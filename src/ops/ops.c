@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/workload.h"
-#include "ops/ops_parts.h"
+#include "ops/ops.h"
 
 #define COLUMNS_MAX 65536
 
@@ -248,7 +248,8 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
     ops->ring = (uint32_t)parameters->ring;
     ops->chunk_bytes = parameters->chunk << 10;
     ops->memory_limit = parameters->gpu_memory_limit;
-    job->generated = input_begin(parameters->seed, columns, type, parameters->bad, parameters->duplicates);
+    job->generated =
+        generated_begin(parameters->seed, columns, type, parameters->bad, parameters->duplicates);
 }
 
 static enum status ops_open(const struct options *given, void *parameters_, const struct partition *partition,

@@ -1,9 +1,8 @@
-#include "ops/oracle.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/variant.h"
 #include "data/checksum.h"
 
 /* ---- Properties of the rows ---- */
@@ -182,75 +181,76 @@ static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint
 #define CHUNK_BYTES ((uint64_t)16 << 20)
 
 /* The parts of all results that belong to `count` output rows, beginning with row `first`. */
-struct chunk {
+struct outputs {
     uint64_t first, count;
     uint8_t *results[OPS_ARRAYS];
     size_t bytes[OPS_ARRAYS];
 };
 
-static bool values_correct(const struct expected *expected, const struct chunk *chunk, uint64_t k,
+static bool values_correct(const struct expected *expected, const struct outputs *outputs, uint64_t k,
                            uint8_t *scratch)
 {
-    const uint8_t *row = output_source(expected, chunk->first + k);
+    const uint8_t *row = output_source(expected, outputs->first + k);
     const struct ops_format *format = &expected->format;
-    size_t bytes = chunk->bytes[OPS_VALUES], scale_bytes = chunk->bytes[OPS_SCALES];
+    size_t bytes = outputs->bytes[OPS_VALUES], scale_bytes = outputs->bytes[OPS_SCALES];
     ops_convert_row(format, row, scratch, scratch + bytes);
-    return memcmp(scratch, chunk->results[OPS_VALUES] + k * bytes, bytes) == 0 &&
+    return memcmp(scratch, outputs->results[OPS_VALUES] + k * bytes, bytes) == 0 &&
            (!scale_bytes ||
-            memcmp(scratch + bytes, chunk->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);
+            memcmp(scratch + bytes, outputs->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);
 }
 
-/* Returns whether output row k of the chunk is correct. `scratch` has room for the values and scales of a
+/* Returns whether output row k of the outputs is correct. `scratch` has room for the values and scales of a
  * row. */
-static bool output_correct(const struct expected *expected, const struct chunk *chunk, uint64_t k,
+static bool output_correct(const struct expected *expected, const struct outputs *outputs, uint64_t k,
                            uint8_t *scratch)
 {
     const struct ops *ops = expected->ops;
-    uint64_t position = ops_position(ops, expected->shift, source_of(expected, chunk->first + k));
-    if (chunk->bytes[OPS_ORDER] && ((uint64_t *)chunk->results[OPS_ORDER])[k] != ops->first + position)
+    uint64_t position = ops_position(ops, expected->shift, source_of(expected, outputs->first + k));
+    if (outputs->bytes[OPS_ORDER] && ((uint64_t *)outputs->results[OPS_ORDER])[k] != ops->first + position)
         return false;
-    if (chunk->bytes[OPS_HASHES] &&
-        ((uint64_t *)chunk->results[OPS_HASHES])[k] != expected->oracle->hashes[position])
+    if (outputs->bytes[OPS_HASHES] &&
+        ((uint64_t *)outputs->results[OPS_HASHES])[k] != expected->oracle->hashes[position])
         return false;
-    return !chunk->bytes[OPS_VALUES] || values_correct(expected, chunk, k, scratch);
+    return !outputs->bytes[OPS_VALUES] || values_correct(expected, outputs, k, scratch);
 }
 
-/* Marks the input rows of wrong output rows in the chunk. */
-static enum status compare_chunk(const struct expected *expected, const struct chunk *chunk)
+/* Marks the input rows of wrong output rows in this part. */
+static enum status compare_part(const struct expected *expected, const struct outputs *outputs)
 {
     bool complete = true;
 #pragma omp parallel reduction(&& : complete)
     {
-        uint8_t *scratch = malloc(chunk->bytes[OPS_VALUES] + chunk->bytes[OPS_SCALES] + 1);
+        uint8_t *scratch = malloc(outputs->bytes[OPS_VALUES] + outputs->bytes[OPS_SCALES] + 1);
         complete = scratch;
 #pragma omp for
-        for (uint64_t k = 0; k < chunk->count; k++)
-            if (scratch && !output_correct(expected, chunk, k, scratch))
-                expected->wrong[source_of(expected, chunk->first + k)] = 1;
+        for (uint64_t k = 0; k < outputs->count; k++)
+            if (scratch && !output_correct(expected, outputs, k, scratch))
+                expected->wrong[source_of(expected, outputs->first + k)] = 1;
         free(scratch);
     }
     return ALLOCATED(complete, "out of memory to verify");
 }
 
 static enum status compare_outputs(const struct expected *expected, const struct variant *variant,
-                                   void *state, struct chunk *chunk)
+                                   void *state, struct outputs *outputs)
 {
     uint64_t row_bytes = 1;
     for (int array = OPS_ORDER; array < OPS_ARRAYS; array++)
-        row_bytes += chunk->bytes[array] = ops_array_bytes(expected->ops, (enum ops_array)array);
+        row_bytes += outputs->bytes[array] = ops_array_bytes(expected->ops, (enum ops_array)array);
     uint64_t rows = CHUNK_BYTES / row_bytes + 1;
     for (int array = OPS_ORDER; array < OPS_ARRAYS; array++)
-        if (chunk->bytes[array] && !(chunk->results[array] = malloc(rows * chunk->bytes[array])))
+        if (outputs->bytes[array] && !(outputs->results[array] = malloc(rows * outputs->bytes[array])))
             return status_set(STATUS_EXHAUSTED, "out of memory to verify");
     for (uint64_t first = 0; row_bytes > 1 && first < expected->outputs; first += rows) {
-        chunk->first = first;
-        chunk->count = expected->outputs - first < rows ? expected->outputs - first : rows;
+        outputs->first = first;
+        outputs->count = expected->outputs - first < rows ? expected->outputs - first : rows;
         for (int array = OPS_ORDER; array < OPS_ARRAYS; array++) {
-            struct ops_fetch fetch = {(enum ops_array)array, first, chunk->count, chunk->results[array], {0}};
-            if (chunk->bytes[array])
+            struct ops_fetch fetch = {
+                (enum ops_array)array, first, outputs->count, outputs->results[array], {0}};
+            if (outputs->bytes[array])
                 TRY(variant->fetch(state, &fetch));
         }
-        TRY(compare_chunk(expected, chunk));
+        TRY(compare_part(expected, outputs));
     }
     return STATUS_OK;
 }
@@ -269,14 +269,14 @@ static enum status compare_mask(const struct expected *expected, const struct va
 static enum status compare(const struct expected *expected, const struct variant *variant, void *state,
                            uint64_t *wrong)
 {
-    struct chunk chunk = {0};
+    struct outputs outputs = {0};
     enum status status = STATUS_OK;
     if (ops_array_bytes(expected->ops, OPS_KEPT))
         status = compare_mask(expected, variant, state);
     if (status == STATUS_OK)
-        status = compare_outputs(expected, variant, state, &chunk);
+        status = compare_outputs(expected, variant, state, &outputs);
     for (int array = 0; array < OPS_ARRAYS; array++)
-        free(chunk.results[array]);
+        free(outputs.results[array]);
     *wrong = 0;
     for (uint64_t i = 0; i < expected->ops->count; i++)
         *wrong += expected->wrong[i];

@@ -1,11 +1,15 @@
-/* The results of a run: sizes, and arrays in host memory. */
+/* What variants on the CPU share: the results of a run (sizes, and arrays in host memory), rows with equal
+ * hashes, and the memory bandwidth. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "machine/host.h"
-#include "ops/duplicates.h"
+#include "core/parallel.h"
+#include "core/timer.h"
 #include "ops/job.h"
+
+/* ---- Sizes ---- */
 
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array)
 {
@@ -50,6 +54,8 @@ double ops_least_bytes(const struct ops *ops, uint64_t kept)
                  (double)ops_array_bytes(ops, (enum ops_array)array);
     return bytes;
 }
+
+/* ---- Arrays in host memory ---- */
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -134,5 +140,132 @@ enum status ops_results_fetch(const struct ops *ops, const struct ops_results *r
     fetch->summary = results->summary;
     if (fetch->to && bytes && fetch->count)
         memcpy(fetch->to, (const uint8_t *)arrays[fetch->array] + fetch->first * bytes, fetch->count * bytes);
+    return STATUS_OK;
+}
+
+/* ---- Duplicates ---- */
+
+/* A hash table with open addressing. An empty slot contains 0, any other slot a row number plus 1. Threads
+ * insert rows concurrently. After all insertions, whatever their order, the slot of a hash contains the
+ * lowest row with this hash. */
+#define TASK_ROWS 65536 /* rows or slots per task */
+
+struct duplicates_job {
+    const uint64_t *hashes;
+    uint64_t count, slots;
+    uint8_t *kept;
+    uint64_t *table;
+};
+
+static uint64_t end_of(uint64_t task, uint64_t count)
+{
+    return (task + 1) * TASK_ROWS < count ? (task + 1) * TASK_ROWS : count;
+}
+
+static void clear_slots(void *context, uint64_t task, int thread)
+{
+    const struct duplicates_job *job = context;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < end_of(task, job->slots); i++)
+        job->table[i] = 0;
+}
+
+/* A row may replace another row in a slot only if both have the same hash. A search for a hash can therefore
+ * stop at the first slot that contains this hash. */
+static void insert(const struct duplicates_job *job, uint64_t row)
+{
+    uint64_t mine = row + 1, hash = job->hashes[row];
+    for (uint64_t slot = hash & (job->slots - 1);; slot = (slot + 1) & (job->slots - 1)) {
+        uint64_t found = 0;
+        if (__atomic_compare_exchange_n(&job->table[slot], &found, mine, 0, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED))
+            return;
+        if (job->hashes[found - 1] != hash)
+            continue;
+        while (mine < found && !__atomic_compare_exchange_n(&job->table[slot], &found, mine, 0,
+                                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            continue;
+        return;
+    }
+}
+
+static void insert_rows(void *context, uint64_t task, int thread)
+{
+    const struct duplicates_job *job = context;
+    (void)thread;
+    for (uint64_t row = task * TASK_ROWS; row < end_of(task, job->count); row++)
+        if (job->kept[row])
+            insert(job, row);
+}
+
+static void drop_rows(void *context, uint64_t task, int thread)
+{
+    const struct duplicates_job *job = context;
+    (void)thread;
+    for (uint64_t row = task * TASK_ROWS; row < end_of(task, job->count); row++) {
+        uint64_t slot = job->hashes[row] & (job->slots - 1);
+        if (!job->kept[row])
+            continue;
+        while (job->hashes[job->table[slot] - 1] != job->hashes[row])
+            slot = (slot + 1) & (job->slots - 1);
+        job->kept[row] = job->table[slot] == row + 1;
+    }
+}
+
+void duplicates_drop(int threads, const uint64_t *hashes, uint64_t count, uint8_t *kept, uint64_t *table)
+{
+    struct duplicates_job job = {hashes, count, duplicates_slots(count), kept, table};
+    parallel_for(threads, (job.slots + TASK_ROWS - 1) / TASK_ROWS, clear_slots, &job);
+    parallel_for(threads, (count + TASK_ROWS - 1) / TASK_ROWS, insert_rows, &job);
+    parallel_for(threads, (count + TASK_ROWS - 1) / TASK_ROWS, drop_rows, &job);
+}
+
+/* ---- Memory bandwidth ---- */
+
+enum { REPETITIONS = 4, ARRAYS = 3 };
+#define ARRAY_MIN ((uint64_t)1 << 13) /* elements */
+#define ARRAY_MAX ((uint64_t)1 << 24)
+
+struct triad {
+    double *arrays[ARRAYS];
+    uint64_t count, tasks;
+};
+
+static void fill(void *context, uint64_t task, int thread)
+{
+    const struct triad *triad = context;
+    (void)thread;
+    for (uint64_t i = triad->count * task / triad->tasks; i < triad->count * (task + 1) / triad->tasks; i++)
+        for (int array = 0; array < ARRAYS; array++)
+            triad->arrays[array][i] = array;
+}
+
+static void add(void *context, uint64_t task, int thread)
+{
+    const struct triad *triad = context;
+    double *restrict a = triad->arrays[0];
+    const double *restrict b = triad->arrays[1], *restrict c = triad->arrays[2];
+    (void)thread;
+    for (uint64_t i = triad->count * task / triad->tasks; i < triad->count * (task + 1) / triad->tasks; i++)
+        a[i] = b[i] + 3 * c[i];
+}
+
+enum status stream_triad(int threads, uint64_t bytes, double *bytes_per_s)
+{
+    struct triad triad = {.count = bytes / (ARRAYS * sizeof(double)), .tasks = (uint64_t)threads};
+    triad.count = triad.count < ARRAY_MIN ? ARRAY_MIN : triad.count > ARRAY_MAX ? ARRAY_MAX : triad.count;
+    size_t all_bytes = triad.count * ARRAYS * sizeof(double);
+    FREED double *memory = ops_allocate(all_bytes);
+    TRY(ALLOCATED(memory, "out of memory to measure the memory bandwidth"));
+    for (int array = 0; array < ARRAYS; array++)
+        triad.arrays[array] = memory + (uint64_t)array * triad.count;
+    parallel_for(threads, triad.tasks, fill, &triad);
+    *bytes_per_s = 0;
+    for (int i = 0; i < REPETITIONS; i++) {
+        double begin_s = timer_now_s();
+        parallel_for(threads, triad.tasks, add, &triad);
+        double rate = (double)all_bytes / (timer_now_s() - begin_s);
+        *bytes_per_s = rate > *bytes_per_s ? rate : *bytes_per_s;
+    }
     return STATUS_OK;
 }

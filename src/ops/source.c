@@ -14,8 +14,7 @@
 #include "data/source.h"
 #include "machine/guard.h"
 #include "machine/host.h"
-#include "ops/duplicates.h"
-#include "ops/ops_parts.h"
+#include "ops/ops.h"
 
 #define FILE_BYTES (UINT64_C(128) << 20) /* default size of the rows in an output file */
 #define TASK_ROWS  256

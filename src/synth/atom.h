@@ -12,11 +12,85 @@
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 
+#include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/philox.h"
 #include "core/portable.h"
-#include "synth/noise.h"
+
+/* Two programs interpret the formula of an image in different ways; docs/visualatom.md defines both. */
+enum formula {
+    FORMULA_UJI,       /* the formula of the CUDA code fdsl-gpu-pipeline */
+    FORMULA_VISUALATOM /* the formula of the renderer of the published data set */
+};
+
+/* ---- Noise ---- */
+
+/* The noise of a vertex: one-dimensional gradient noise at a random position.
+ *
+ * The fade curve and the permutation are those of Ken Perlin, "Improving noise", SIGGRAPH 2002. The position
+ * is uniform in [0, 10000). Each vertex, orbit and axis draws its own position, so the values are
+ * independent. They have the distribution of Perlin noise, but not its correlation between neighbours. */
+#define NOISE_PERIOD      256
+#define NOISE_RANGE       10000u /* positions are drawn from [0, NOISE_RANGE) */
+#define NOISE_SCALE       0.4f   /* factor of the noise; |noise| <= 1.6 (`uji`) or 0.96 (`visualatom`) */
+#define NOISE_LIMIT       3.2f   /* simple bound of |noise|: 8 * NOISE_SCALE; 8 is the steepest gradient */
+#define NOISE_TABLE_COUNT (NOISE_PERIOD + 1) /* one extra entry, so that index cell + 1 needs no wrap */
+
+FDSL_C_BEGIN
+
+/* Ken Perlin's permutation. */
+extern const uint8_t noise_permutation[NOISE_PERIOD];
+
+/* Fills the table of scaled gradients for noise_at(). The gradient of hash h is (h & 7) + 1. If bit 3 of h is
+ * set, the gradient is negated (`uji`) or replaced by -1 (`visualatom`). */
+void noise_gradients(enum formula formula, float gradients[NOISE_TABLE_COUNT]);
+
+FDSL_C_END
+
+/* Returns the noise at position cell + t: cell in 0 .. NOISE_PERIOD - 1, t in [0, 1). */
+FDSL_HD float noise_at(const float *gradients, uint32_t cell, float t)
+{
+    float fade = t * t * t * fmaf(fmaf(t, 6.0f, -15.0f), t, 10.0f);
+    float from_left = gradients[cell] * t;
+    float rise = fmaf(gradients[cell + 1], t - 1.0f, -from_left);
+    return fmaf(fade, rise, from_left);
+}
+
+/* Returns the noise of a 32-bit random word. The position is draw * 10000 / 2^32. The cell is its integer
+ * part modulo 256; t is the upper 24 bits of its fraction. Integer arithmetic keeps cell and t exact: a
+ * float32 position would leave only ten bits for t. */
+FDSL_HD float noise_of_draw(const float *gradients, uint32_t draw)
+{
+    uint64_t place = (uint64_t)draw * NOISE_RANGE;
+    uint32_t cell = (uint32_t)(place >> 32) & (NOISE_PERIOD - 1);
+    return noise_at(gradients, cell, philox_unit((uint32_t)place));
+}
+
+/* Returns the noise of a uniform float in (0, 1], the range of cuRAND's float generators. Computes the
+ * position in float32. */
+FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
+{
+    float place = uniform * (float)NOISE_RANGE, whole = floorf(place);
+    return noise_at(gradients, (uint32_t)whole & (NOISE_PERIOD - 1), place - whole);
+}
+
+/* Rounds `value` to the nearest half-precision number, ties to even, as a conversion to __half does. |value|
+ * must be under 65504. */
+FDSL_HD float noise_round_half(float value)
+{
+    /* `shift` is a power of two. The last bit of the float32 `shift` has the same weight as the last bit of
+     * the half-precision number nearest to `magnitude`. Adding `shift` therefore rounds `magnitude` to this
+     * bit. Half-precision numbers below 2^-14 are subnormal: the weight of their last bit is 2^-24. */
+    int exponent;
+    float magnitude = fabsf(value);
+    (void)frexpf(magnitude, &exponent); /* magnitude in [2^(exponent-1), 2^exponent) */
+    float shift = ldexpf(1.0f, (exponent < -13 ? -13 : exponent) - 1 + 13);
+    return copysignf((magnitude + shift) - shift, value);
+}
+
+/* ---- Orbits ---- */
 
 /* A class: the parameters that its images share. Lengths are in pixels and do not scale with the
  * resolution. */
@@ -141,6 +215,70 @@ FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float c
     struct atom_point next = {fmaf(cosine, fmaf(-p, noise.x, advance), point.x),
                               fmaf(sine, fmaf(-p, noise.y, advance), point.y)};
     return next;
+}
+
+/* ---- Lines ---- */
+
+/* Bresenham's line between two integer points.
+ *
+ * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
+ * This reference walks along the line pixel by pixel. Fast variants may compute pixels with a closed form
+ * instead; tests compare their images with those of this code. */
+/* Iterates over the pixels of a line: for (line = line_begin(...); line.left > 0; line_step(&line)) plot. */
+struct line {
+    int32_t x, y; /* the pixel to plot */
+    int32_t left; /* pixels still to plot, including this one */
+    int32_t major, minor, error;
+    int32_t major_x, major_y, minor_x, minor_y; /* steps of one pixel along the major and the minor axis */
+};
+
+/* Returns whether pixel (x, y) is inside an image of side `res`. */
+FDSL_HD bool line_inside(int32_t x, int32_t y, int32_t res)
+{
+    return (uint32_t)x < (uint32_t)res && (uint32_t)y < (uint32_t)res;
+}
+
+/* Returns whether a line is drawn. With the formula `uji`, lines with both ends outside the image are not
+ * drawn. With `visualatom`, all lines are drawn. */
+FDSL_HD bool line_drawn(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, int32_t res)
+{
+    return formula == FORMULA_VISUALATOM || line_inside(x0, y0, res) || line_inside(x1, y1, res);
+}
+
+/* Begins the line from (x0, y0) to (x1, y1). With the formula `uji`, the end point is not painted, so a line
+ * has max(|dx|, |dy|) pixels. With `visualatom`, the end point is painted, so a line has one pixel more. If
+ * |dx| equals |dy|, y is the major axis. Coordinates must be within +-2^24. */
+FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
+{
+    int32_t dx = x1 > x0 ? x1 - x0 : x0 - x1, dy = y1 > y0 ? y1 - y0 : y0 - y1;
+    int32_t step_x = x1 > x0 ? 1 : -1, step_y = y1 > y0 ? 1 : -1;
+    bool steep = dy >= dx;
+    struct line line;
+    line.x = x0;
+    line.y = y0;
+    line.major = steep ? dy : dx;
+    line.minor = steep ? dx : dy;
+    line.left = line.major + (formula == FORMULA_VISUALATOM);
+    line.error = 2 * line.minor - line.major;
+    line.major_x = steep ? 0 : step_x;
+    line.major_y = steep ? step_y : 0;
+    line.minor_x = steep ? step_x : 0;
+    line.minor_y = steep ? 0 : step_y;
+    return line;
+}
+
+/* Advances to the next pixel. */
+FDSL_HD void line_step(struct line *line)
+{
+    if (line->error >= 0) {
+        line->x += line->minor_x;
+        line->y += line->minor_y;
+        line->error -= 2 * line->major;
+    }
+    line->error += 2 * line->minor;
+    line->x += line->major_x;
+    line->y += line->major_y;
+    line->left--;
 }
 
 #endif

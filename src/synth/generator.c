@@ -1,8 +1,9 @@
-#include "synth/generator.h"
-
+/* Generators (core/generator.h) of VisualAtom images. */
 #include <stdlib.h>
 
+#include "core/generator.h"
 #include "core/variant.h"
+#include "synth/input.h"
 
 /* A generator on the host: a variant, and `call`, which names the images that the variant's next run
  * generates. */

@@ -11,13 +11,13 @@
 #include "core/status.h"
 #include "machine/host.h"
 #include "synth/atom.h"
-#include "synth/noise.h"
 #include "synth/output.h"
 
 #define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels per side */
 
 struct generator;
 struct generator_request;
+struct variant;
 
 /* A call of a generator: the images to generate, at most one batch, and where to write them. */
 struct synth_call {
@@ -105,6 +105,13 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
  * even after an error. STATUS_USAGE if the available memory is too small; STATUS_EXHAUSTED if an allocation
  * fails. */
 enum status synth_fill_tables(struct synth *synth);
+
+/* Creates a generator: `variant` generates images in the output format of `synth`. The variant's platform
+ * must match request->on_device. Sample n of the generator is image number synth->first + n. The tables of
+ * `synth` must outlive the generator. The caller closes the generator. STATUS_UNAVAILABLE if the machine
+ * cannot run the variant. */
+enum status synth_generator_open(const struct synth *synth, const struct variant *variant,
+                                 const struct generator_request *request, struct generator **generator);
 
 /* Frees the classes and the tables; accepts a zeroed input. */
 void synth_free(struct synth *synth);

@@ -8,7 +8,7 @@
 
 #include "core/stats.h"
 #include "core/variant.h"
-#include "synth/line.h"
+#include "synth/atom.h"
 
 /* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence per
  * orbit. Each call returns four uniform floats: x and y of two vertices. In cuRAND's documented layout, the

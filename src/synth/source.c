@@ -7,11 +7,11 @@
 #include <xxhash.h>
 #endif
 
+#include "core/generator.h"
 #include "core/partition.h"
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"
-#include "synth/generator.h"
 #include "synth/input.h"
 
 #define BATCH 32 /* images per run if the request does not say it, as of --batch */
