@@ -7,6 +7,7 @@
 
 #include "core/chance.h"
 #include "machine/comm.h"
+#include "train/job.h"
 #include "train/trainer_parts.h"
 
 /* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
@@ -252,7 +253,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     struct trainer *trainer = state;
     const struct train *train = &trainer->train;
     struct train alone = *train; /* the oracle trains on the samples of all ranks */
-    const struct resources one = {.threads = 1};
+    const struct resources all = job_all_threads();
     struct train_state states[4] = {{0}};
     bool room = true;
     void *oracle = NULL;
@@ -261,7 +262,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     alone.rank = alone.ranks = alone.share_max = 0;
     alone.shares = NULL;
     alone.exchange = NULL;
-    enum status status = engine_oracle.open(&alone, &one, &oracle);
+    enum status status = engine_oracle.open(&alone, &all, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)
         room &= train_state_for(train, &states[i]);
     if (status == STATUS_OK && !room)
