@@ -11,7 +11,7 @@
 
 #include "core/compute.h"
 #include "core/status.h"
-#include "run/compare_parts.h"
+#include "run/compare.h"
 
 /* Measures and prints the advice; argv[0] is the word "advise". Each measurement is a run of this program in
  * a child process; if a run reports an error, the other ways are still measured. STATUS_USAGE for wrong
