@@ -7,7 +7,7 @@
 
 #include "core/portable.h"
 #include "core/stats.h"
-#include "run/compare_parts.h"
+#include "run/compare.h"
 
 TestSuite(ratio, .timeout = 120);
 

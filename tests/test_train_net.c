@@ -407,6 +407,43 @@ Test(train_net, relu_has_no_gradient_at_zero)
             expect_no_gradient_at_zero(entry->variant->traits);
 }
 
+/* The oracle computes samples, and parts of layers, on several threads. Two steps and an evaluation must give
+ * the same bits on one thread and on more threads than a layer has channels. */
+Test(train_net, the_oracle_does_not_depend_on_the_number_of_threads)
+{
+    for (size_t i = 0; model_tables[i].name; i++) {
+        float logits[2][5 * 3];
+        struct train_state states[2] = {{0}};
+        struct train_totals totals[2];
+        struct net net;
+        if (is_large_transformer(&model_tables[i]))
+            continue;
+        net_open(&net, &engine_oracle, &model_tables[i], small_input(&model_tables[i]), 3, 7, 4, 0.1f);
+        const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
+        for (int way = 0; way < 2; way++) {
+            const struct resources resources = {.threads = way ? 19 : 1};
+            void *state = NULL;
+            cr_assert(train_state_for(&net.train, &states[way]));
+            must(engine_oracle.open(&net.train, &resources, &state));
+            must(engine_oracle.set(state, &begin));
+            must(engine_oracle.steps(state, 0, 0, 2));
+            must(engine_oracle.totals(state, &totals[way]));
+            must(engine_oracle.get(state, &states[way]));
+            must(engine_oracle.evaluate(state, DATA_TEST, 0, 5, logits[way]));
+            engine_oracle.close(state);
+        }
+        size_t bytes = net.model.arena_values * sizeof(float);
+        cr_expect(memcmp(states[0].parameters, states[1].parameters, bytes) == 0, "%s", model_tables[i].name);
+        cr_expect(memcmp(states[0].m, states[1].m, bytes) == 0, "%s", model_tables[i].name);
+        cr_expect(memcmp(logits[0], logits[1], sizeof logits[0]) == 0, "%s", model_tables[i].name);
+        cr_expect(totals[0].loss == totals[1].loss && totals[0].correct == totals[1].correct, "%s",
+                  model_tables[i].name);
+        train_state_free(&states[0]);
+        train_state_free(&states[1]);
+        net_close(&net);
+    }
+}
+
 /* Run n of inference evaluates batch n mod (number of full batches). Here, 5 samples give two full batches of
  * 2. */
 Test(train_net, inference_runs_evaluate_consecutive_batches)

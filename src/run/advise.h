@@ -1,6 +1,6 @@
 /* fdsl-bench advise --data DIR --compute MS: measures several ways to get images, and names the best one. The
  * ways are to generate images, to read the data set from a URL, from disk or from memory, and to keep it in
- * GPU memory. advise.c opens the set and measures; advise_verdict.c decides and prints. */
+ * GPU memory. */
 #ifndef FDSL_RUN_ADVISE_H
 #define FDSL_RUN_ADVISE_H
 
@@ -11,15 +11,16 @@
 
 #include "core/compute.h"
 #include "core/status.h"
-#include "run/compare_parts.h"
+#include "run/compare.h"
 
 /* Measures and prints the advice; argv[0] is the word "advise". Each measurement is a run of this program in
- * a child process; if a run reports an error, the other ways are still measured. STATUS_USAGE for wrong
- * options or if there is no such data set; STATUS_UNAVAILABLE if an option needs a GPU that does not exist;
- * STATUS_FAILED if no way could be measured, or if a signal ended a run. */
+ * a child process; if a run reports an error, the other ways are still measured. After a signal, prints the
+ * advice of the finished rounds if there are at least ADVISE_ROUNDS_MIN, before the signal ends the program.
+ * STATUS_USAGE for wrong options or if there is no such data set; STATUS_UNAVAILABLE if an option needs a GPU
+ * that does not exist; STATUS_FAILED if no way could be measured. */
 enum status advise_run(int argc, char *argv[]);
 
-/* ---- The decision and the output (advise_verdict.c). Only advise.c and the tests use the rest. ---- */
+/* ---- The decision and the output, for tests ---- */
 
 /* Where images come from, in ascending order of what a place needs on this machine: nothing is stored, the
  * set on disk, the set also in the page cache, the set also in GPU memory. */

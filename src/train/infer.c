@@ -298,7 +298,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
 {
     const struct opened *opened = input;
     const struct train *train = &opened->job.train;
-    const struct resources one = {.threads = 1};
+    const struct resources all = job_all_threads();
     double bound = ((const struct inferrer *)state)->engine->bounds.logits;
     size_t count = (size_t)train->batch * train->model->classes;
     FREED float *logits = malloc(2 * count * sizeof *logits);
@@ -306,7 +306,7 @@ static enum status infer_verify(const void *input, const struct variant *variant
     struct infer_result mine = {.logits = logits}, exact = {.logits = logits + count};
     void *oracle = NULL;
     TRY(variant->fetch(state, &mine));
-    enum status status = inferrer_open(&engine_oracle, &one, input, &oracle);
+    enum status status = inferrer_open(&engine_oracle, &all, input, &oracle);
     if (status == STATUS_OK)
         status = inferrer_run(oracle, number, NULL);
     if (status == STATUS_OK)

@@ -13,6 +13,15 @@
 #include "data/remote.h"
 #include "train/checkpoint.h"
 
+struct resources job_all_threads(void)
+{
+#ifdef _OPENMP
+    return (struct resources){.threads = omp_get_max_threads()};
+#else
+    return (struct resources){.threads = 1};
+#endif
+}
+
 void job_hide_secrets(struct job_parameters *parameters)
 {
     static char shown[PATH_MAX];
@@ -27,29 +36,27 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 {
     if (parameters->channels == 2)
         return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
-    struct data_request request = {.name = parameters->data,
-                                   .url = parameters->url,
-                                   .image = parameters->image,
-                                   .label = parameters->label,
-                                   .train_size = parameters->train_size,
-                                   .test_size = parameters->test_size,
-                                   .test_share = isnan(parameters->test_share) ? 0 : parameters->test_share,
-                                   .classes = parameters->classes,
-                                   .preset = parameters->preset,
-                                   .res = parameters->res,
-                                   .fit = {.how = (enum fit_how)parameters->fit,
-                                           .res = (uint32_t)parameters->out_res,
-                                           .channels = (uint32_t)parameters->channels},
-                                   .batch = parameters->batch,
-                                   .feed = parameters->feed,
-                                   .fresh = parameters->fresh,
-                                   .skip = parameters->on_error > 0,
-                                   .test_only = parameters->test_only,
-                                   .describe = parameters->describe,
-                                   .resources = {.threads = 1}};
-#ifdef _OPENMP
-    request.resources.threads = omp_get_max_threads();
-#endif
+    const struct data_request request = {.name = parameters->data,
+                                         .url = parameters->url,
+                                         .image = parameters->image,
+                                         .label = parameters->label,
+                                         .train_size = parameters->train_size,
+                                         .test_size = parameters->test_size,
+                                         .test_share =
+                                             isnan(parameters->test_share) ? 0 : parameters->test_share,
+                                         .classes = parameters->classes,
+                                         .preset = parameters->preset,
+                                         .res = parameters->res,
+                                         .fit = {.how = (enum fit_how)parameters->fit,
+                                                 .res = (uint32_t)parameters->out_res,
+                                                 .channels = (uint32_t)parameters->channels},
+                                         .batch = parameters->batch,
+                                         .feed = parameters->feed,
+                                         .fresh = parameters->fresh,
+                                         .skip = parameters->on_error > 0,
+                                         .test_only = parameters->test_only,
+                                         .describe = parameters->describe,
+                                         .resources = job_all_threads()};
     *data = (struct data){0};
     return data_open(&request, data);
 }

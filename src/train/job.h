@@ -72,6 +72,9 @@ enum status job_take_samples(const struct options *given, const struct checkpoin
 size_t job_differences(const struct checkpoint *checkpoint, const char *data,
                        const struct option_values *samples, const char *besides, char *words, size_t size);
 
+/* Returns all threads that the run may use, and no device. */
+struct resources job_all_threads(void);
+
 /* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
  * contain this text. */
 void job_hide_secrets(struct job_parameters *parameters);

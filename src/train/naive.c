@@ -1,11 +1,14 @@
-/* The reference engine: one thread, plain loops, one sample and one layer at a time. It defines a training
- * step; all other engines are compared with it. Do not optimise it. It is compiled twice: in float for
- * `train-naive` and `infer-naive`, and by naive_double.c in double for --verify. */
+/* The reference engine: plain loops, one sample and one layer at a time. It defines a training step; all
+ * other engines are compared with it. Do not optimise it. It is compiled twice: in float for `train-naive`
+ * and `infer-naive`, which use one thread, and by naive_double.c in double for --verify. The latter, the
+ * oracle, uses several threads, but adds up in the same order: its results do not depend on the number of
+ * threads. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/parallel.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/host.h"
@@ -18,8 +21,16 @@ typedef train_real real;
 
 #include "train/naive_layers.h"
 
+/* The number of samples that are computed at the same time: all samples of a step in the oracle, else one. */
+#ifdef FDSL_DOUBLE
+#define AT_ONCE(naive) ((naive)->batch)
+#else
+#define AT_ONCE(naive) 1u
+#endif
+
 struct naive {
     const struct train *train;
+    int threads;    /* of the oracle */
     uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
     real *parameters, *gradients, *m, *v;
     real *ema;     /* moving average of the parameters; NULL: none */
@@ -27,10 +38,11 @@ struct naive {
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
     float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
-    real *scratch;           /* of LAYER_ATTENTION: two values per token */
-    uint32_t *numbers;       /* of the samples of the step, and of their partners */
-    uint32_t count;          /* number of samples of the step, without partners */
-    struct mix mix;          /* of the step */
+    real *scratch;           /* of LAYER_ATTENTION: AT_ONCE x scratch_values, two values per token */
+    size_t scratch_values;
+    uint32_t *numbers; /* of the samples of the step, and of their partners */
+    uint32_t count;    /* number of samples of the step, without partners */
+    struct mix mix;    /* of the step */
     struct feed feed;
     struct train_totals totals;
     struct published published; /* copy of `totals` after the latest step, for progress() */
@@ -62,7 +74,7 @@ static struct passing passing_at(const struct naive *naive, const struct passing
 {
     const struct layer_spec *spec = &naive->train->model->layers[i].spec;
     struct passing at = *passing;
-    at.scratch = naive->scratch;
+    at.scratch = naive->scratch + j % AT_ONCE(naive) * naive->scratch_values;
     if (spec->kind != LAYER_ADD)
         return at;
     bool inside = i >= spec->back;
@@ -100,18 +112,6 @@ static void backward_inputs(struct naive *naive, const struct passing *passing, 
                                                        input_of(naive, i, j),
                                                        output_of(naive, naive->deltas, i, j), to);
     }
-}
-
-/* Adds the gradients of the weights. Call backward_inputs() first. */
-static void backward_weights(struct naive *naive, uint32_t j)
-{
-    RANGE(BACKWARD);
-    const struct model *model = naive->train->model;
-    for (uint32_t i = 0; i < model->layer_count; i++)
-        if (kinds[model->layers[i].spec.kind].weights)
-            kinds[model->layers[i].spec.kind].weights(&model->layers[i], input_of(naive, i, j),
-                                                      output_of(naive, naive->deltas, i, j),
-                                                      naive->gradients);
 }
 
 /* Copies naive->sample into index `j` of the batch. */
@@ -187,7 +187,8 @@ static bool allocate(struct naive *naive)
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
     naive->partner = zeros(naive, model->input_values, sizeof(float));
-    naive->scratch = zeros(naive, 2 * most_tokens(model), sizeof(real));
+    naive->scratch_values = 2 * most_tokens(model);
+    naive->scratch = zeros(naive, AT_ONCE(naive) * naive->scratch_values, sizeof(real));
     naive->numbers = zeros(naive, train_entries(naive->train, naive->batch), sizeof *naive->numbers);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
            naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
@@ -199,6 +200,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     struct naive *naive = *state = calloc(1, sizeof *naive);
     TRY(ALLOCATED(naive, "naive: out of memory"));
     naive->train = train;
+    naive->threads = resources->threads > 1 ? resources->threads : 1;
     naive->batch = train->stage ? train->stage->slots * train->stage->capacity : train_share_max(train);
     naive->totals.bad_step = TRAIN_FINE;
     naive->mix.share = 1;
@@ -270,23 +272,128 @@ static void add_totals(struct naive *naive, uint64_t step, uint32_t count, doubl
         naive->totals.bad_step = step;
 }
 
-/* Runs forward pass, loss and backward pass on the `count` gathered samples of a step that has `total`
- * samples on all ranks. Returns the sum of the losses. */
-static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
+/* Returns what the layers need to know about the sample at index `j` of a training step. */
+static struct passing passing_of(const struct naive *naive, uint32_t epoch, uint32_t j)
 {
-    const struct train *train = naive->train;
+    return (struct passing){
+        .seed = naive->train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+}
+
+#ifdef FDSL_DOUBLE
+
+/* ---- A step of the oracle on several threads. Each value is the sum of the same terms in the same order.
+ * ---- */
+
+struct lesson {
+    struct naive *naive;
+    uint32_t epoch, count; /* of the step's samples */
+};
+
+static void sample_forward(void *context, uint64_t j, int thread)
+{
+    const struct lesson *lesson = context;
+    const struct passing passing = passing_of(lesson->naive, lesson->epoch, (uint32_t)j);
+    (void)thread;
+    forward(lesson->naive, &passing, (uint32_t)j);
+}
+
+static void sample_backward(void *context, uint64_t j, int thread)
+{
+    const struct lesson *lesson = context;
+    const struct passing passing = passing_of(lesson->naive, lesson->epoch, (uint32_t)j);
+    (void)thread;
+    backward_inputs(lesson->naive, &passing, (uint32_t)j, NULL);
+}
+
+/* Returns the number of parts of a layer that share no weight: the output channels of a convolution, the
+ * outputs of a linear layer that is applied to the whole sample, otherwise 1; 0 if there are no weights. */
+static uint32_t parts_of(const struct layer *layer)
+{
+    if (!kinds[layer->spec.kind].weights)
+        return 0;
+    return layer->spec.kind == LAYER_CONV     ? layer->out.channels
+           : layer->spec.kind == LAYER_LINEAR ? (uint32_t)layer->bias_values
+                                              : 1;
+}
+
+/* Adds the gradients of one part's weights, sample by sample. `task` counts the parts of all layers. */
+static void part_weights(void *context, uint64_t task, int thread)
+{
+    const struct lesson *lesson = context;
+    struct naive *naive = lesson->naive;
+    const struct layer *layers = naive->train->model->layers;
+    uint32_t i = 0;
+    (void)thread;
+    for (; task >= parts_of(&layers[i]); i++)
+        task -= parts_of(&layers[i]);
+    const uint32_t parts = parts_of(&layers[i]);
+    struct layer part = layers[i];
+    part.out.channels /= parts;
+    part.out_values /= parts;
+    part.weight_values /= parts;
+    part.bias_values /= parts;
+    part.weight += task * part.weight_values;
+    part.bias += task * part.bias_values;
+    for (uint32_t j = 0; j < lesson->count; j++)
+        kinds[part.spec.kind].weights(&part, input_of(naive, i, j),
+                                      output_of(naive, naive->deltas, i, j) + task * part.out_values,
+                                      naive->gradients);
+}
+
+static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
+{
+    struct lesson lesson = {naive, epoch, count};
+    const struct model *model = naive->train->model;
     double loss = 0;
-    memset(naive->gradients, 0, train->model->arena_values * sizeof *naive->gradients);
+    uint64_t parts = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        parts += parts_of(&model->layers[i]);
+    parallel_for(naive->threads, count, sample_forward, &lesson);
     for (uint32_t j = 0; j < count; j++) {
-        const struct passing passing = {
-            .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
-        const struct target target = train_target(train, &naive->mix, naive->numbers, count, j);
+        const struct target target = train_target(naive->train, &naive->mix, naive->numbers, count, j);
+        take_loss(naive, &target, j, total, &loss);
+    }
+    parallel_for(naive->threads, count, sample_backward, &lesson);
+    parallel_for(naive->threads, parts, part_weights, &lesson);
+    return loss;
+}
+
+#else
+
+/* Adds the gradients of the weights. Call backward_inputs() first. */
+static void backward_weights(struct naive *naive, uint32_t j)
+{
+    RANGE(BACKWARD);
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (kinds[model->layers[i].spec.kind].weights)
+            kinds[model->layers[i].spec.kind].weights(&model->layers[i], input_of(naive, i, j),
+                                                      output_of(naive, naive->deltas, i, j),
+                                                      naive->gradients);
+}
+
+static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
+{
+    double loss = 0;
+    for (uint32_t j = 0; j < count; j++) {
+        const struct passing passing = passing_of(naive, epoch, j);
+        const struct target target = train_target(naive->train, &naive->mix, naive->numbers, count, j);
         forward(naive, &passing, j);
         take_loss(naive, &target, j, total, &loss);
         backward_inputs(naive, &passing, j, NULL);
         backward_weights(naive, j);
     }
     return loss;
+}
+
+#endif
+
+/* Runs forward pass, loss and backward pass on the `count` gathered samples of a step that has `total`
+ * samples on all ranks. Returns the sum of the losses. */
+static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
+{
+    memset(naive->gradients, 0, naive->train->model->arena_values * sizeof *naive->gradients);
+    return learn_samples(naive, epoch, count, total);
 }
 
 /* Adds up the gradients of all ranks. `status` is the status of this rank's step so far. */
@@ -398,18 +505,31 @@ static enum status naive_gradients(void *state, float *gradients)
     return STATUS_OK;
 }
 
-/* Evaluates one sample at a time, at index 0 of the batch. */
+static void evaluate_at(void *context, uint64_t j, int thread)
+{
+    const struct passing passing = {.training = false};
+    (void)thread;
+    forward(context, &passing, (uint32_t)j);
+}
+
+/* Evaluates AT_ONCE samples at a time, from index 0 of the batch. */
 static enum status naive_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                   float *logits)
 {
     struct naive *naive = state;
     const struct model *model = naive->train->model;
-    const struct passing passing = {.training = false};
-    for (uint32_t i = 0; i < count; i++) {
-        take(naive, data_sample(naive->train->data, part, first + i), 0);
-        forward(naive, &passing, 0);
-        copy_out(logits + (size_t)i * model->classes,
-                 output_of(naive, naive->outputs, model->layer_count - 1, 0), model->classes);
+    for (uint32_t i = 0, some; i < count; i += some) {
+        some = count - i < AT_ONCE(naive) ? count - i : AT_ONCE(naive);
+        for (uint32_t j = 0; j < some; j++)
+            take(naive, data_sample(naive->train->data, part, first + i + j), j);
+#ifdef FDSL_DOUBLE
+        parallel_for(naive->threads, some, evaluate_at, naive);
+#else
+        evaluate_at(naive, 0, 0);
+#endif
+        for (uint32_t j = 0; j < some; j++)
+            copy_out(logits + (size_t)(i + j) * model->classes,
+                     output_of(naive, naive->outputs, model->layer_count - 1, j), model->classes);
     }
     return STATUS_OK;
 }
@@ -583,8 +703,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     if (status == STATUS_OK)
         status = feed_step(&naive->feed, epoch, naive->numbers, count);
     for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
-        const struct passing passing = {
-            .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
+        const struct passing passing = passing_of(naive, epoch, j);
         take_to_learn(naive, epoch, naive->numbers, j, j);
         forward(naive, &passing, j);
     }

@@ -1,3 +1,4 @@
+#include "train/job.h"
 #include "train/trainer.h"
 
 #include <inttypes.h>
@@ -1146,7 +1147,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     struct trainer *trainer = state;
     const struct train *train = &trainer->train;
     struct train alone = *train; /* the oracle trains on the samples of all ranks */
-    const struct resources one = {.threads = 1};
+    const struct resources all = job_all_threads();
     struct train_state states[4] = {{0}};
     bool room = true;
     void *oracle = NULL;
@@ -1155,7 +1156,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     alone.rank = alone.ranks = alone.share_max = 0;
     alone.shares = NULL;
     alone.exchange = NULL;
-    enum status status = engine_oracle.open(&alone, &one, &oracle);
+    enum status status = engine_oracle.open(&alone, &all, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)
         room &= train_state_for(train, &states[i]);
     if (status == STATUS_OK && !room)
