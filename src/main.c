@@ -87,6 +87,13 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
+/* Returns the number of ranks that a launcher started: 1 without a launcher, 0 if unknown. */
+static uint64_t launched_ranks(void)
+{
+    struct launcher launcher;
+    return launcher_find(&launcher) ? (uint64_t)launcher.ranks : 1;
+}
+
 /* Parses the options and performs the action that they request. `is_row`: whether the arguments are a row of
  * --table and the options for all rows. */
 static enum status perform(int argc, char *argv[], bool is_row, int *exit_status);
@@ -105,7 +112,7 @@ static enum status perform(int argc, char *argv[], bool is_row, int *exit_status
     if (status == STATUS_OK)
         status = settings_read(settings, &config);
     if (status == STATUS_OK && !is_row && settings->table && !settings_informational(settings))
-        status = sweep_run(settings, argc, argv, perform_row, exit_status);
+        status = sweep_run(settings, launched_ranks(), argc, argv, perform_row, exit_status);
     else
         status = dispatch(settings, status, &config, exit_status);
     settings_free(settings);

@@ -221,6 +221,8 @@ Test(sweep, the_program_runs_the_rows_of_a_table)
     expect(4, "t.tsv: 1 of 2 runs failed");
     shell(TABLE "--task 2");
     cr_expect_eq(status, 4);
+    shell("PMI_SIZE=2 PMI_RANK=0 " TABLE "--list");
+    expect(2, "--table: a launcher starts one run; name it with --task N");
     put("t.tsv", HEADER TASK("30") TASK("x"));
     shell(TABLE "--out none.csv");
     expect(2, "t.tsv, line 3: --vertices: 'x'");

@@ -14,7 +14,6 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "core/words.h"
-#include "launcher.h"
 #include "run/table.h"
 
 #define OPTIONS_MAX 512 /* more options than the program has */
@@ -30,6 +29,11 @@ struct run {
 };
 
 struct sweep {
+    const struct settings *settings;
+    uint64_t ranks; /* of this run of the program; 0: unknown */
+    int argc;       /* the command line */
+    char **argv;
+    sweep_perform *perform; /* performs a run */
     const char *path;
     struct table table;
     struct run *runs; /* owned */
@@ -275,7 +279,9 @@ static enum status add_case(const struct sweep *from, const struct run *row, uin
 /* Replaces the runs by the cases of the table, each on 1, 2, 4, ... and `most` ranks. */
 static enum status scale_runs(struct sweep *sweep, uint64_t most)
 {
-    struct sweep scaled = {.path = sweep->path, .table = sweep->table};
+    struct sweep scaled = *sweep;
+    scaled.runs = NULL;
+    scaled.count = 0;
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < sweep->count; i++)
         if (find_run(sweep, &sweep->runs[i], true) == &sweep->runs[i])
@@ -303,14 +309,13 @@ static enum status read_table(struct sweep *sweep, uint64_t most)
 
 /* Performs a run, or checks it as with --dry-run. The command line's own options come after those of the row.
  */
-static enum status perform_run(const struct sweep *sweep, const struct run *run, bool check, int argc,
-                               char *argv[], sweep_perform *perform, int *exit_status)
+static enum status perform_run(const struct sweep *sweep, const struct run *run, bool check, int *exit_status)
 {
     char dry_run[] = "--dry-run", ranks[32];
-    FREED char **arguments = calloc(run->count + (size_t)argc + 3, sizeof *arguments);
+    FREED char **arguments = calloc(run->count + (size_t)sweep->argc + 3, sizeof *arguments);
     TRY(ALLOCATED(arguments, "out of memory for the options"));
     int count = 0;
-    arguments[count++] = argv[0];
+    arguments[count++] = sweep->argv[0];
     if (check) {
         snprintf(ranks, sizeof ranks, "--ranks=%llu", (unsigned long long)run->ranks);
         arguments[count++] = dry_run;
@@ -318,25 +323,25 @@ static enum status perform_run(const struct sweep *sweep, const struct run *run,
     }
     for (size_t i = 0; i < run->count; i++)
         arguments[count++] = run->options[i];
-    for (int i = 1; i < argc; i++)
-        arguments[count++] = argv[i];
-    enum status status = perform(count, arguments, exit_status);
+    for (int i = 1; i < sweep->argc; i++)
+        arguments[count++] = sweep->argv[i];
+    enum status status = sweep->perform(count, arguments, exit_status);
     return status == STATUS_OK || (check && status == STATUS_UNAVAILABLE)
                ? status
                : status_prefix(status, "%s, line %zu", sweep->path, run->line);
 }
 
-static void write_header(FILE *stream, const struct settings *settings)
+static void write_header(FILE *stream, int format)
 {
-    if (settings->format == FORMAT_CSV)
+    if (format == FORMAT_CSV)
         fputs("run,line,ranks,status,reason,command\n", stream);
 }
 
 /* Writes a line about a run. `reason` says why it cannot run here, if `status` is STATUS_UNAVAILABLE. */
-static void write_answer(FILE *stream, const struct settings *settings, size_t number, const struct run *run,
-                         enum status status, const char *reason)
+static void write_answer(FILE *stream, int format, size_t number, const struct run *run, enum status status,
+                         const char *reason)
 {
-    if (settings->format == FORMAT_CSV) {
+    if (format == FORMAT_CSV) {
         fprintf(stream, "%zu,%zu,%llu,%d,", number, run->line, (unsigned long long)run->ranks, (int)status);
         text_csv_field(stream, reason);
         fputc(',', stream);
@@ -353,19 +358,18 @@ static void write_answer(FILE *stream, const struct settings *settings, size_t n
 /* Checks the runs from `first` to `last`. The caller has directed stdout to /dev/null and stderr to `said`.
  * Writes one line for each run to `answers`. On an error, prints the messages of that run to descriptor
  * `errors`. */
-static enum status check_runs(const struct settings *settings, const struct sweep *sweep, size_t first,
-                              size_t last, int argc, char *argv[], sweep_perform *perform, FILE *answers,
-                              FILE *said, int errors)
+static enum status check_runs(const struct sweep *sweep, size_t first, size_t last, FILE *answers, FILE *said,
+                              int errors)
 {
     static char messages[4096]; /* static: a small stack must suffice for a run */
-    write_header(answers, settings);
+    write_header(answers, sweep->settings->format);
     for (size_t number = first; number <= last; number++) {
         const struct run *run = &sweep->runs[number - 1];
         int exit_status;
         rewind(said);
         if (ftruncate(fileno(said), 0) != 0)
             return status_set(STATUS_FAILED, "--table: %s", strerror(errno));
-        enum status status = perform_run(sweep, run, true, argc, argv, perform, &exit_status);
+        enum status status = perform_run(sweep, run, true, &exit_status);
         rewind(said);
         size_t count = fread(messages, 1, sizeof messages - 1, said);
         messages[count] = '\0';
@@ -376,17 +380,18 @@ static enum status check_runs(const struct settings *settings, const struct swee
         for (char *end = messages; (end = strchr(end, '\n'));)
             *end = ' ';
         text_append(messages, sizeof messages, "%s", status == STATUS_OK ? "" : status_text());
-        write_answer(answers, settings, number, run, status, status == STATUS_OK ? "" : messages);
+        write_answer(answers, sweep->settings->format, number, run, status,
+                     status == STATUS_OK ? "" : messages);
     }
     return STATUS_OK;
 }
 
 /* Prints the runs without checking them. */
-static enum status list(const struct settings *settings, const struct sweep *sweep, size_t first, size_t last)
+static enum status list(const struct sweep *sweep, size_t first, size_t last)
 {
-    write_header(stdout, settings);
+    write_header(stdout, sweep->settings->format);
     for (size_t number = first; number <= last; number++)
-        write_answer(stdout, settings, number, &sweep->runs[number - 1], STATUS_OK, "");
+        write_answer(stdout, sweep->settings->format, number, &sweep->runs[number - 1], STATUS_OK, "");
     return format_flush();
 }
 
@@ -396,8 +401,7 @@ static bool redirect(int from, int to)
 }
 
 /* Calls check_runs() with stdout and stderr redirected. `lists`: whether the answers are printed. */
-static enum status check(const struct settings *settings, const struct sweep *sweep, size_t first,
-                         size_t last, int argc, char *argv[], sweep_perform *perform, bool lists)
+static enum status check(const struct sweep *sweep, size_t first, size_t last, bool lists)
 {
     FILE *said = tmpfile();
     int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC), errors = dup(STDERR_FILENO);
@@ -408,7 +412,7 @@ static enum status check(const struct settings *settings, const struct sweep *sw
         !redirect(fileno(said), STDERR_FILENO))
         status = status_set(STATUS_FAILED, "--table: %s", strerror(errno));
     else
-        status = check_runs(settings, sweep, first, last, argc, argv, perform, answers, said, errors);
+        status = check_runs(sweep, first, last, answers, said, errors);
     bool wrote = (errors < 0 || redirect(errors, STDERR_FILENO)) && answers && text_close(answers);
     if (status == STATUS_OK && !wrote)
         status = status_set(STATUS_FAILED, "--table: stdout: %s", strerror(errno));
@@ -422,12 +426,14 @@ static enum status check(const struct settings *settings, const struct sweep *sw
 /* ---- Running ---- */
 
 /* Sets `*first` and `*last` to the runs that --task selects, counted from 1. */
-static enum status select_runs(const struct settings *settings, size_t count, size_t *first, size_t *last)
+static enum status select_runs(const struct sweep *sweep, size_t *first, size_t *last)
 {
+    const char *task = sweep->settings->task;
+    size_t count = sweep->count;
     uint64_t from = 1, to = count;
-    if (settings->task) {
+    if (task) {
         char text[64];
-        snprintf(text, sizeof text, "%s", settings->task);
+        snprintf(text, sizeof text, "%s", task);
         char *colon = strchr(text, ':');
         if (colon)
             *colon = '\0';
@@ -441,32 +447,23 @@ static enum status select_runs(const struct settings *settings, size_t count, si
     return STATUS_OK;
 }
 
-/* The number of ranks that the launcher started; 0 if unknown. */
-static uint64_t ranks_here(void)
-{
-    struct launcher launcher;
-    return launcher_find(&launcher) ? (uint64_t)launcher.ranks : 1;
-}
-
 /* Checks that this process has the ranks of the run. */
-static enum status check_ranks(const struct settings *settings, const struct sweep *sweep, size_t number)
+static enum status check_ranks(const struct sweep *sweep, size_t number)
 {
     const struct run *run = &sweep->runs[number - 1];
-    uint64_t ranks = ranks_here();
-    if (ranks == 0 || ranks == run->ranks)
+    if (sweep->ranks == 0 || sweep->ranks == run->ranks)
         return STATUS_OK;
     return status_set(
         STATUS_UNAVAILABLE,
         "%s, line %zu: this run needs ranks (%llu): mpirun --bind-to none -n %llu fdsl-bench --table %s "
         "--task %zu",
-        sweep->path, run->line, (unsigned long long)run->ranks, (unsigned long long)run->ranks,
-        settings->table, number);
+        sweep->path, run->line, (unsigned long long)run->ranks, (unsigned long long)run->ranks, sweep->path,
+        number);
 }
 
 /* Calls `check` or performs a run in a process of its own, so that no run inherits the state of another one.
  * Returns its status. The child ends when this process ends. */
-static enum status in_child(const struct settings *settings, const struct sweep *sweep, size_t number,
-                            int argc, char *argv[], sweep_perform *perform)
+static enum status in_child(const struct sweep *sweep, size_t number)
 {
     fflush(NULL);
     pid_t pid = fork();
@@ -475,9 +472,8 @@ static enum status in_child(const struct settings *settings, const struct sweep 
     if (pid == 0) {
         int exit_status = 0;
         prctl(PR_SET_PDEATHSIG, SIGTERM);
-        enum status status = number == 0 ? check(settings, sweep, 1, sweep->count, argc, argv, perform, false)
-                                         : perform_run(sweep, &sweep->runs[number - 1], false, argc, argv,
-                                                       perform, &exit_status);
+        enum status status = number == 0 ? check(sweep, 1, sweep->count, false)
+                                         : perform_run(sweep, &sweep->runs[number - 1], false, &exit_status);
         if (status != STATUS_OK)
             status_print();
         if (fflush(stdout) != 0 && status == STATUS_OK)
@@ -485,27 +481,24 @@ static enum status in_child(const struct settings *settings, const struct sweep 
         _exit(status_exit(status));
     }
     int ended;
-    while (waitpid(pid, &ended, 0) < 0 && errno == EINTR)
+    pid_t waited;
+    while ((waited = waitpid(pid, &ended, 0)) < 0 && errno == EINTR)
         ;
-    return WIFEXITED(ended) ? (enum status)WEXITSTATUS(ended) : STATUS_FAILED;
+    return waited == pid && WIFEXITED(ended) ? (enum status)WEXITSTATUS(ended) : STATUS_FAILED;
 }
 
-static enum status run_all(const struct settings *settings, const struct sweep *sweep, size_t first,
-                           size_t last, int argc, char *argv[], sweep_perform *perform)
+static enum status run_all(const struct sweep *sweep, size_t first, size_t last)
 {
-    if (ranks_here() != 1)
-        return status_set(STATUS_USAGE,
-                          "--table: a launcher starts one run at a time; name it with --task N");
-    enum status worst = in_child(settings, sweep, 0, argc, argv, perform);
+    enum status worst = in_child(sweep, 0);
     if (worst != STATUS_OK)
         return status_set(worst, "%s: nothing was run", sweep->path);
     size_t failed = 0;
     for (size_t number = first; number <= last; number++) {
-        enum status status = check_ranks(settings, sweep, number);
+        enum status status = check_ranks(sweep, number);
         if (status != STATUS_OK)
             status_print();
         else
-            status = in_child(settings, sweep, number, argc, argv, perform);
+            status = in_child(sweep, number);
         failed += status != STATUS_OK;
         if (status_severity(status) > status_severity(worst))
             worst = status;
@@ -515,26 +508,34 @@ static enum status run_all(const struct settings *settings, const struct sweep *
                : status_set(worst, "%s: %zu of %zu runs failed", sweep->path, failed, last - first + 1);
 }
 
-enum status sweep_run(const struct settings *settings, int argc, char *argv[], sweep_perform *perform,
-                      int *exit_status)
+enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc, char *argv[],
+                      sweep_perform *perform, int *exit_status)
 {
-    struct sweep sweep = {.path = settings->table};
+    struct sweep sweep = {.settings = settings,
+                          .ranks = ranks,
+                          .argc = argc,
+                          .argv = argv,
+                          .perform = perform,
+                          .path = settings->table};
     size_t first = 0, last = 0;
     enum status status = read_table(&sweep, settings->scale);
     if (status == STATUS_OK)
-        status = select_runs(settings, sweep.count, &first, &last);
+        status = select_runs(&sweep, &first, &last);
     if (status == STATUS_OK && settings->format == FORMAT_JSON && (settings->list || settings->dry_run))
         status = status_set(STATUS_USAGE, "--table: runs are listed as a table or as CSV; use --format csv");
+    bool one_run = first == last && !settings->dry_run && !settings->list;
+    if (status == STATUS_OK && ranks != 1 && !one_run)
+        status = status_set(STATUS_USAGE, "--table: a launcher starts one run; name it with --task N");
     if (status != STATUS_OK)
         ;
     else if (settings->list)
-        status = list(settings, &sweep, first, last);
+        status = list(&sweep, first, last);
     else if (settings->dry_run)
-        status = check(settings, &sweep, first, last, argc, argv, perform, true);
+        status = check(&sweep, first, last, true);
     else if (first < last)
-        status = run_all(settings, &sweep, first, last, argc, argv, perform);
-    else if ((status = check_ranks(settings, &sweep, first)) == STATUS_OK)
-        status = perform_run(&sweep, &sweep.runs[first - 1], false, argc, argv, perform, exit_status);
+        status = run_all(&sweep, first, last);
+    else if ((status = check_ranks(&sweep, first)) == STATUS_OK)
+        status = perform_run(&sweep, &sweep.runs[first - 1], false, exit_status);
     free_runs(&sweep);
     table_free(&sweep.table);
     return status;
