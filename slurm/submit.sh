@@ -109,7 +109,7 @@ leave out one of the two"
 
 # ---- Jobs ----
 
-name=${table##*/} name=${name%.tsv} name=${name#sweep_}
+name=${table##*/} name=${name%.[ct]sv} name=${name#sweep_}
 log=results/sweep/$name/log
 jobs=()
 

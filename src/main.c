@@ -1,11 +1,8 @@
 /* fdsl-bench: parse, select, run, report. */
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/options.h"
 #include "core/file.h"
@@ -19,6 +16,7 @@
 #include "run/report.h"
 #include "run/runner.h"
 #include "run/settings.h"
+#include "run/sweep.h"
 #include "launcher.h"
 #include "data/prepare.h"
 
@@ -55,82 +53,7 @@ static enum status run_command(const struct command *command, int argc, char *ar
     return command->run(argc, argv);
 }
 
-static enum status perform(int argc, char *argv[], int *exit_status);
-
-/* Performs --dry-run with the options in `line`, which are separated by tabs. */
-static enum status check_options(char *line)
-{
-    FREED char **argv = calloc((line ? strlen(line) : 0) + 4, sizeof *argv);
-    TRY(ALLOCATED(argv, "out of memory for the options"));
-    int argc = 2, exit_status;
-    argv[0] = (char[]){"fdsl-bench"};
-    argv[1] = (char[]){"--dry-run"};
-    for (char *option; (option = strsep(&line, "\t"));)
-        argv[argc++] = option;
-    return perform(argc, argv, &exit_status);
-}
-
-/* Performs a dry run for each line of `file`, and writes one line for each to `answers`. The caller has
- * directed stderr to `said`. On an error, prints the messages of that run to descriptor `errors`. */
-static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors)
-{
-    FREED char *line = NULL;
-    size_t size = 0;
-    static char messages[4096]; /* static: a small stack must suffice for a run */
-    for (ssize_t length; (length = getline(&line, &size, file)) > 0;) {
-        line[length - (line[length - 1] == '\n')] = '\0';
-        char *options = line, *name = strsep(&options, "\t");
-        rewind(said);
-        if (ftruncate(fileno(said), 0) != 0)
-            return status_set(STATUS_FAILED, "--check: %s", strerror(errno));
-        enum status status = check_options(options);
-        rewind(said);
-        size_t count = fread(messages, 1, sizeof messages - 1, said);
-        messages[count] = '\0';
-        if (status != STATUS_OK && status != STATUS_UNAVAILABLE) {
-            (void)file_write_all(errors, messages, count);
-            return status_prefix(status, "%s", name);
-        }
-        for (char *end = messages; (end = strchr(end, '\n'));)
-            *end = ' ';
-        fprintf(answers, "%s%s\n", status == STATUS_OK ? "" : messages,
-                status == STATUS_OK ? "" : status_text());
-    }
-    return STATUS_OK;
-}
-
-static bool redirect(int from, int to)
-{
-    return fflush(stdout) == 0 && dup2(from, to) >= 0;
-}
-
-/* Performs --check. While the runs are checked, their tables go to /dev/null, and their messages to a file.
- */
-static enum status check_file(const char *path)
-{
-    FILE *file = fopen(path, "re"), *said = tmpfile();
-    int output = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY);
-    FILE *answers = output < 0 ? NULL : fdopen(output, "w");
-    enum status status = STATUS_OK;
-    if (!file || !said || !answers || errors < 0 || nothing < 0)
-        status = status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
-    else if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
-        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
-    else
-        status = check_lines(file, answers, said, errors);
-    bool wrote = (errors < 0 || redirect(errors, STDERR_FILENO)) && answers && fclose(answers) == 0;
-    if (status == STATUS_OK && (ferror(file) || !wrote))
-        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
-    if (file)
-        fclose(file);
-    if (said)
-        fclose(said);
-    close(errors);
-    close(nothing);
-    return status;
-}
-
-/* Performs --help, --version, --list, --env, --check or --verify-set. These need no variant and no other
+/* Performs --help, --version, --list, --env or --verify-set. These need no variant and no other
  * ranks. */
 static enum status inform(struct settings *settings)
 {
@@ -144,8 +67,6 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
-    if (settings->check)
-        return check_file(settings->check);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);
@@ -165,16 +86,34 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
-/* Parses the options and performs the action that they request. */
-static enum status perform(int argc, char *argv[], int *exit_status)
+/* Returns the number of ranks that a launcher started: 1 without a launcher, 0 if unknown. */
+static uint64_t launched_ranks(void)
+{
+    struct launcher launcher;
+    return launcher_find(&launcher) ? (uint64_t)launcher.ranks : 1;
+}
+
+/* Parses the options and performs the action that they request. `is_row`: whether the arguments are a row of
+ * --table and the options for all rows. */
+static enum status perform(int argc, char *argv[], bool is_row, int *exit_status);
+static enum status perform_row(int argc, char *argv[], int *exit_status)
+{
+    return perform(argc, argv, true, exit_status);
+}
+
+static enum status perform(int argc, char *argv[], bool is_row, int *exit_status)
 {
     FREED struct settings *settings = calloc(1, sizeof *settings); /* too large for a small stack */
     struct config config = {0};
     TRY(ALLOCATED(settings, "out of memory for the options"));
     enum status status = config_read(argc, argv, &config);
+    config.is_row = is_row;
     if (status == STATUS_OK)
         status = settings_read(settings, &config);
-    status = dispatch(settings, status, &config, exit_status);
+    if (status == STATUS_OK && !is_row && settings->table && !settings_informational(settings))
+        status = sweep_run(settings, launched_ranks(), argc, argv, perform_row, exit_status);
+    else
+        status = dispatch(settings, status, &config, exit_status);
     settings_free(settings);
     config_free(&config);
     return status;
@@ -214,7 +153,7 @@ int main(int argc, char *argv[])
     enum status status = variant_table_check();
     int exit_status = 0; /* exit status of the command after "--"; 0 without a command */
     if (status == STATUS_OK)
-        status = perform(argc, argv, &exit_status);
+        status = perform(argc, argv, false, &exit_status);
     bool joined = comm_size() > 1;
     status = conclude(status);
     comm_close();

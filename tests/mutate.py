@@ -1,47 +1,47 @@
 #!/usr/bin/env python3
 """Plants faults in copies of the tree, one at a time, and reports which of them the tests catch.
 
-  tests/mutate.py --list --seed 7 jpeg:3=src/data/jpeg_image.* mpi:4=mpi/* > tests/mutations.txt    draw faults; commit the list
-  tests/mutate.py --reach                                     find out which functions each suite executes
-  tests/mutate.py --run tests/mutations.txt                   test the faults outside cuda/
-  tests/mutate.py --run tests/mutations.txt --gpu             test the faults in cuda/, on a machine with a GPU
-  tests/mutate.py --table tests/mutations.txt RESULTS ...     print the results as a table
+  tests/mutate.py --reach                                                    find out which functions each suite executes
+  tests/mutate.py --seed 7 jpeg:3=src/data/jpeg_image.* mpi:4=mpi/*          draw and test faults outside cuda/
+  tests/mutate.py --seed 7 --gpu load:2=cuda/load/*                          test faults in cuda/, on a machine with a GPU
+  tests/mutate.py --seed 7 --list mpi:4=mpi/*                                only print the faults, and their spares
+  tests/mutate.py --table build/mutate/results.tsv                           print results as a table
 
-A seed determines the faults. A room NAME:COUNT=PATTERN[,PATTERN] has COUNT faults in the files that match, and spares. The
-next spare replaces a fault that cannot be tested: its line is gone, the build does not contain its file, it does not compile,
-or the object code does not change.
+A seed and the tree determine the faults. A room NAME:COUNT=PATTERN[,PATTERN] has COUNT faults in the files that match. The
+next fault of the room replaces a fault that cannot be tested: the build does not contain its file, it does not compile, or the
+object code does not change.
 
---run tries first the suites that execute the function with the fault, then those that execute other functions of the file;
-a suite that executes little else comes early. --reach finds this out once, with a build that counts calls (gcov). A fault is
-caught by a suite that fails twice with the fault and passes without it. With --gpu, scripts of scripts/check run until their
-first failed check, which must pass without the fault. --limit bounds the time that is spent on a fault.
+The suites that execute the function with the fault run first, then those that execute other functions of the file; a suite
+that executes little else comes early. --reach finds this out once, with a build that counts calls (gcov). A fault is caught by
+a suite that fails twice with the fault and passes without it. With --gpu, scripts of scripts/check run until their first
+failed check, which must pass without the fault. --limit bounds the time that is spent on a fault.
 
-Results are appended to WORK/results.tsv, or with --gpu to WORK/results-gpu.tsv. A repeated run continues after the faults
-that have a result there. The sources in the working tree are never changed.
+Results are appended to WORK/results.tsv, or with --gpu to WORK/results-gpu.tsv. A repeated run skips the faults that have a
+result there. The sources in the working tree are never changed.
 """
 import argparse
 import contextlib
+import fnmatch
 import glob
 import json
 import os
-import queue
+import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-
-from mutate_faults import choose, find_line, read_list, write_list
+from collections import namedtuple
 
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CCACHE = ['CC=ccache gcc'] if shutil.which('ccache') else []
 CPU_OPTIONS, COUNTED_OPTIONS = [*CCACHE, 'CUDA=0', 'CFLAGS=-O2'], [*CCACHE, 'CUDA=0', 'CFLAGS=-O1 --coverage -fprofile-update=atomic -D_exit=exit', 'LDFLAGS=--coverage']
 PYTHON = 'scripts/check/python.sh'
 SUITE_LIMIT_S, REACH_LIMIT_S, BUILD_LIMIT_S = 120, 900, 900
+TESTED = 'caught', 'survived'  # how the result of a fault that could be tested begins
+DRAWN = 4  # faults drawn per fault of a room; those that cannot be tested are skipped
 
 # Checks for faults in files that match a pattern; the first matching pattern counts.
 GPU_CHECKS = [('cuda/synth/', ['gpu.sh']), ('cuda/load/', ['load_gpu.sh']), ('cuda/ops/', ['ops_gpu.sh']),
@@ -51,14 +51,119 @@ GPU_CHECKS = [('cuda/synth/', ['gpu.sh']), ('cuda/load/', ['load_gpu.sh']), ('cu
               ('cuda/common/', ['load_gpu.sh', 'gpu.sh', 'train_gpu.sh'])]
 
 
+# ---- Faults ----
+
+# A fault: in the file `path`, line number `at` (from 0), `before`, becomes `after`. Both have no indentation.
+Fault = namedtuple('Fault', 'room path operator before after at')
+
+SWAPS = {'relation': {'<': ['<=', '>='], '<=': ['<', '>'], '>': ['>=', '<='], '>=': ['>', '<'], '==': ['!='], '!=': ['==']},
+         'arithmetic': {'+': ['-'], '-': ['+'], '*': ['/'], '/': ['*'], '%': ['*'], '+=': ['-='], '-=': ['+='], '*=': ['/='], '/=': ['*=']},
+         'bits': {'<<': ['>>'], '>>': ['<<'], '&': ['|'], '|': ['&'], '^': ['&'], '|=': ['&='], '&=': ['|='], '<<=': ['>>='], '>>=': ['<<=']},
+         'and/or': {'&&': ['||'], '||': ['&&'], 'and': ['or'], 'or': ['and']},
+         'boolean': {'true': ['false'], 'false': ['true'], 'True': ['False'], 'False': ['True']},
+         'min/max': {one: [other] for low, high in (('fmin', 'fmax'), ('fminf', 'fmaxf'), ('min', 'max'), ('MIN', 'MAX'), ('atomicMin', 'atomicMax'))
+                     for one, other in ((low, high), (high, low))}}
+TOKEN = re.compile(r'\b[A-Za-z_]\w*\b|<<=|>>=|<<<|>>>|->|\+\+|--|&&|\|\||\*\*|//|<=|>=|==|!=|<<|>>|[-+*/%&|^]=|[-+*/%&|^<>]')
+NUMBER = re.compile(r'(?<![\w.])(0[xX][0-9a-fA-F]+|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+)([uUlLfF]*)(?![\w.])')
+PROTECTING = re.compile(r'(?<=\s)(?:fsync|fdatasync|fflush|flock|ftruncate|rename|msync|fcntl)(?=\()')  # they return 0 on success
+# Dropping a call that releases memory or a handle changes no result; `make check SAN=1` detects leaks.
+RELEASE = re.compile(r'(\(void\)\s*)?\w*(free|close|destroy|munmap)\w*\(', re.I)
+NO_CODE = {False: r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*',
+           True: r'"""(?:\\.|.)*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*'}
+
+
+def closing(code, start):
+    """Returns the position after the bracket that closes the one at `start`, or None if it is not on this line."""
+    depth = 0
+    for i in range(start, len(code)):
+        depth += {'(': 1, ')': -1}.get(code[i], 0)
+        if depth == 0:
+            return i + 1
+    return None
+
+
+def change_number(draw, digits, suffix):
+    if re.fullmatch(r'0[xX][0-9a-fA-F]+|0|[1-9]\d*', digits) and 'f' not in suffix.lower():
+        value = int(digits, 0)
+        value += draw.choice([-1, 1]) if value > 0 else 1
+        return (hex(value) if digits[1:2] in ('x', 'X') else str(value)) + suffix
+    return f'({digits + suffix} + 1)' if float(digits) == 0 else f'({digits + suffix} {draw.choice("*/")} 2)'
+
+
+def is_statement(code, above, python):
+    """Returns whether a line is one complete statement, but no declaration, jump or release."""
+    line = code.strip()
+    if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-]', line) or line.count('(') != line.count(')') or RELEASE.match(line):
+        return False
+    if python:
+        return re.match(r'raise\b|del\b|[\w.\[\]]+ [-+*/|&]?= |[\w.]+\(', line) and above.rstrip()[-1:] not in '([{,\\'
+    return (re.fullmatch(r'[^;]*;', line) and not re.match(r'(return|goto|else|case|default|typedef|struct|enum|static|const|extern)\b', line)
+            and not re.match(r'(const |unsigned |struct |enum )?\w+(\s+\**|\s*\*+)\w+(\[.*\])?\s*(=.*|,.*)?;$', line)
+            and re.search(r'([;{}):]|\belse|\bdo)\s*$', above))
+
+
+def changes(draw, text, code, above, head, python):
+    """Yields (operator, start, end, new text) for each place of a line that can be changed. `code` is the line without comments
+    and strings, `above` the line above it, `head` the first line of its function."""
+    for found in TOKEN.finditer(code):  # both languages put spaces only around binary symbols
+        alone = found.group()[0].isalpha() or (code[found.start() - 1:found.start()] in ('', ' ') and code[found.end():][:1] in ('', ' '))
+        for name in (name for name, table in SWAPS.items() if alone and found.group() in table):
+            yield name, *found.span(), draw.choice(SWAPS[name][found.group()])
+    for found in NUMBER.finditer(code):
+        yield 'constant', *found.span(), change_number(draw, *found.groups())
+    for found in re.finditer(r'\b(?:if|while) ([^:]+)(?=:$)' if python else r'\b(?:if|while)\s*(\()', code):
+        start, end = found.span(1)[0], found.end() if python else closing(code, found.start(1))
+        if end:
+            yield 'negated condition', start, end, f'not ({text[start:end]})' if python else f'(!{text[start:end]})'
+            yield 'fixed condition', start, end, f'({text[start:end]} {draw.choice(["and 0", "or 1"] if python else ["&& 0", "|| 1"])})'
+    for found in PROTECTING.finditer(code):
+        if closing(code, found.end()):
+            yield 'system call dropped', found.start(), closing(code, found.end()), '0'
+    if is_statement(code, above, python):
+        begin = len(text) - len(text.lstrip())
+        yield 'statement dropped', begin, len(text), 'pass' if python else ';'
+        if re.match(r'(static )?(inline )?enum status\b', head):
+            yield 'early success', begin, begin, 'return STATUS_OK; '
+
+
+def places(text, draw, python):
+    """Yields (operator, index of the line, new line) for each place of a file that can be changed."""
+    code = re.sub(NO_CODE[python], lambda found: re.sub(r'[^\n]', ' ', found.group()), text, flags=re.S | re.M).split('\n')
+    above = head = ''
+    for i, (line, bare) in enumerate(zip(text.split('\n'), code)):
+        if bare.strip() and 'static_assert' not in bare.lower():
+            for name, start, end, new in changes(draw, line, bare, above, head, python):
+                yield name, i, line[:start] + new + line[end:]
+        above = bare if bare.strip() else above
+        head = bare if re.match(r'[A-Za-z_].*\(|}', bare) else head
+
+
+def choose(draw, room, gpu):
+    """Returns the number of faults of a room, NAME:COUNT=PATTERN[,PATTERN], and a list of DRAWN times as many faults in the files
+    whose paths match, in cuda/ (`gpu`) or outside it. To draw a fault, draws an operator, and then a place to which it applies:
+    rare operators occur too. No line is drawn twice."""
+    name, count, patterns = re.fullmatch(r'([^:=]+):(\d+)=(.+)', room).groups()
+    found, drawn = {}, {}
+    for path in sorted(os.path.relpath(path, TREE) for root in ('src', 'cpu', 'mpi', 'cuda', 'python/fdsl') for path in
+                       glob.glob(os.path.join(TREE, root, '**/*'), recursive=True)):
+        if (path.endswith(('.c', '.h', '.cu', '.cuh', '.py')) and path.startswith('cuda/') == gpu
+                and any(fnmatch.fnmatch(path, pattern) for pattern in patterns.split(','))):
+            with open(os.path.join(TREE, path), encoding='utf-8') as file:
+                text = file.read()
+            lines = [line.strip() for line in text.split('\n')]
+            for operator, at, after in places(text, draw, path.endswith('.py')):
+                if after.strip() != lines[at]:
+                    found.setdefault(operator, []).append(Fault(name, path, operator, lines[at], after.strip(), at))
+    if not found:
+        raise ValueError(f'no line of a file that matches {patterns} can be changed')
+    while any(found.values()) and len(drawn) < DRAWN * int(count):
+        operator = draw.choice(sorted(operator for operator in found if found[operator]))
+        fault = found[operator].pop(draw.randrange(len(found[operator])))
+        drawn.setdefault((fault.path, fault.at), fault)
+    return int(count), list(drawn.values())
+
+
 # ---- Trees ----
-
-def limit_resources():
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 30, 8 << 30))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
 
 class Tree:
     """A copy of the working tree with its own build. plant() builds the program with a fault, restore() without it."""
@@ -77,20 +182,18 @@ class Tree:
                 (shutil.rmtree if os.path.isdir(self.at(name)) else os.unlink)(self.at(name))
         shutil.copytree(TREE, path, dirs_exist_ok=True, symlinks=True, ignore=lambda folder, names: {
             name for name in names if name == '__pycache__' or folder == TREE and name in ('.git', 'build', 'data', 'dist', 'fdsl-bench')})
-        if self.make('all', 'lib') is None:
+        if not self.make('all', 'lib'):
             raise SystemExit(f'mutate.py: the build in {path} fails')
 
     def at(self, name):
         return os.path.join(self.path, name)
 
     def make(self, *targets):
-        """Returns the output of make, or None if it fails."""
-        try:
-            made = subprocess.run(['make', '-j2' if not self.gpu else '-j', *self.options, *targets], cwd=self.path, env=self.environment, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BUILD_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return None
-        return made.stdout if made.returncode == 0 else None
+        """Returns whether make succeeds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run(['make', '-j' if self.gpu else '-j2', *self.options, *targets], cwd=self.path, env=self.environment,
+                                  capture_output=True, timeout=BUILD_LIMIT_S, check=False).returncode == 0
+        return False
 
     def objects_of(self, path):
         """Returns the objects that depend on a file."""
@@ -105,30 +208,17 @@ class Tree:
     def plant(self, fault):
         """Returns '' or the reason why the fault cannot be tested."""
         path, is_python = self.at(fault.path), fault.path.endswith('.py')
-        try:
-            with open(path, encoding='utf-8') as file:
-                lines = file.read().split('\n')
-        except OSError:
-            return 'the file is gone'
-        at = find_line([line.strip() for line in lines], fault)
-        if at is None:
-            return 'the line is gone'
         objects = self.objects_of(fault.path)
         if not objects and not is_python:
             return 'not part of this build'
-        for name in [fault.path, *objects]:
-            with open(self.at(name), 'rb') as file:
-                self.saved[name] = file.read(), os.stat(self.at(name)).st_mtime_ns
-        self.line = at
-        with open(self.marker, 'w', encoding='utf-8'):
-            lines[at] = lines[at][:len(lines[at]) - len(lines[at].lstrip())] + fault.after
-        with open(path, 'w', encoding='utf-8') as file:
+        self.saved = {name: (self.read(name), os.stat(self.at(name)).st_mtime_ns) for name in [fault.path, *objects]}
+        lines = self.saved[fault.path][0].decode().split('\n')
+        lines[fault.at] = lines[fault.at][:len(lines[fault.at]) - len(lines[fault.at].lstrip())] + fault.after
+        with open(self.marker, 'w', encoding='utf-8'), open(path, 'w', encoding='utf-8') as file:
             file.write('\n'.join(lines))
-        if is_python:
-            return ''
-        if self.make('all', 'lib') is None:
+        if not is_python and not self.make('all', 'lib'):
             return 'does not compile'
-        return '' if self.gpu or any(self.saved[name][0] != self.read(name) for name in objects) else 'same object code'
+        return '' if self.gpu or is_python or any(self.saved[name][0] != self.read(name) for name in objects) else 'same object code'
 
     def read(self, name):
         with open(self.at(name), 'rb') as file:
@@ -143,26 +233,23 @@ class Tree:
                 file.write(content)
             if not name.endswith('.o'):
                 os.utime(self.at(name), ns=(mtime_ns, mtime_ns))
-        if any(name.endswith('.o') for name in self.saved) and self.make('all', 'lib') is None:
+        if any(name.endswith('.o') for name in self.saved) and not self.make('all', 'lib'):
             raise SystemExit(f'mutate.py: the build in {self.path} fails')
         self.saved = {}
         if os.path.exists(self.marker):
             os.unlink(self.marker)
 
-    def programs_of(self, script):
-        """Returns the test programs that a script of checks runs."""
-        return sorted(set(re.findall(r'build/tests/gpu_\w+', self.read(script.split()[0]).decode()))) if self.gpu else []
-
     def run(self, suite, limit_s, **variables):
         """Runs a suite, or a script of checks until its first failed check. Returns '' or how it failed. Ends processes that
         outlive it."""
-        programs = [suite] if '/tests/' in suite else self.programs_of(suite)
-        if programs and self.make(*programs) is None:
+        programs = [suite] if '/tests/' in suite else set(re.findall(r'build/tests/gpu_\w+', self.read(suite.split()[0]).decode()) if self.gpu else ())
+        if programs and not self.make(*programs):
             return 'does not compile'
         command = [self.at(suite), '--fail-fast'] if '/tests/' in suite else suite.split()
+        if not self.gpu:
+            command = ['prlimit', '--core=0', f'--fsize={8 << 30}', f'--as={os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}', *command]
         with subprocess.Popen(command, cwd=self.path, env={**self.environment, **variables}, start_new_session=True, stdin=subprocess.DEVNULL, text=True,
-                              stdout=subprocess.PIPE if self.gpu else subprocess.DEVNULL, stderr=subprocess.STDOUT, errors='replace',
-                              preexec_fn=None if self.gpu else limit_resources) as process:
+                              stdout=subprocess.PIPE if self.gpu else subprocess.DEVNULL, stderr=subprocess.STDOUT, errors='replace') as process:
             timer = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
             timer.start()
             failed = next((line for line in process.stdout or () if line.startswith('FAILED')), '').strip()
@@ -170,12 +257,10 @@ class Tree:
                 process.wait()
             ended = timer.is_alive()
             timer.cancel()
-            try:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 if not failed and ended:
                     process.wait(10)
                 os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
         for link in glob.glob('/proc/[0-9]*/exe'):  # processes that tests start are in other sessions
             with contextlib.suppress(OSError):
                 if os.readlink(link) == self.at(suite):
@@ -215,33 +300,24 @@ def reach(arguments):
     """Writes WORK/reach.json: for each suite, its time in seconds and the functions that it executes."""
     path, known = os.path.join(arguments.work, 'reach.json'), read_reach(arguments.work)
     suites = [suite for suite in suites_of(False, '') if suite not in known and re.search(arguments.only, suite)]
-    tree, written = Tree(os.path.join(arguments.work, 'counted'), COUNTED_OPTIONS, False), threading.Lock()
-    if tree.make(*suites) is None:
+    tree, folder = Tree(os.path.join(arguments.work, 'counted'), COUNTED_OPTIONS, False), os.path.join(arguments.work, 'counts')
+    if not tree.make(*suites):
         raise SystemExit('mutate.py: the suites do not compile')
-
-    def count(suite):
-        folder, begin = os.path.join(arguments.work, 'counts', os.path.basename(suite)), time.monotonic()
-        shutil.rmtree(folder, ignore_errors=True)
+    for suite in suites:
+        begin = time.monotonic()
         failure = tree.run(suite, REACH_LIMIT_S, GCOV_PREFIX=folder)
-        elapsed_s = time.monotonic() - begin
-        functions = executed(tree, folder)
+        known[suite] = {'s': time.monotonic() - begin, 'failure': failure, 'functions': executed(tree, folder)}
         shutil.rmtree(folder, ignore_errors=True)
-        with written:
-            known[suite] = {'s': elapsed_s, 'failure': failure, 'functions': functions}
-            with open(path + '.new', 'w', encoding='utf-8') as file:
-                json.dump(known, file)
-            os.replace(path + '.new', path)
-            print(f'{suite}: {elapsed_s:.0f} s, {sum(map(len, functions.values()))} functions {failure}', flush=True)
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(count, suites))
+        with open(path + '.new', 'w', encoding='utf-8') as file:
+            json.dump(known, file)
+        os.replace(path + '.new', path)
+        print(f'{suite}: {known[suite]["s"]:.0f} s, {sum(map(len, known[suite]["functions"].values()))} functions {failure}', flush=True)
 
 
 def read_reach(work):
-    try:
-        with open(os.path.join(work, 'reach.json'), encoding='utf-8') as file:
-            return json.load(file)
-    except OSError:
-        return {}
+    with contextlib.suppress(OSError), open(os.path.join(work, 'reach.json'), encoding='utf-8') as file:
+        return json.load(file)
+    return {}
 
 
 def function_at(lines, at):
@@ -259,70 +335,43 @@ def order_of(tree, fault, known):
         return suites_of(True, fault.path)
     if fault.path.endswith('.py'):
         return [PYTHON]
-    function = function_at(tree.read(fault.path).decode().split('\n'), tree.line)
-    sources = {name[len('build/'):-2] for name in tree.saved if name.endswith('.o')}
+    function = function_at(tree.read(fault.path).decode().split('\n'), fault.at)
 
     def score(suite):
         functions = known[suite]['functions']
-        paths = [path for path in (fault.path, *sources) if path in functions][:1] or [fault.path]
-        of_file = functions.get(paths[0], [])
-        share = len(of_file) / sum(map(len, functions.values())) if of_file else 0
-        return not share, function not in of_file, -share / (5 + known[suite]['s'])
-    ordered = sorted((suite for suite in known if os.path.exists(os.path.join(TREE, 'tests', os.path.basename(suite) + '.c'))), key=score)
-    ordered = [suite for suite in ordered if not score(suite)[0]]
+        of_file = functions.get(fault.path, ())
+        return function not in of_file, -len(of_file) / sum(map(len, functions.values())) / (5 + known[suite]['s'])
+    ordered = sorted((suite for suite in suites_of(False, '') if suite in known and fault.path in known[suite]['functions']), key=score)
     return [PYTHON, *ordered] if fault.path.startswith('src/lib/') else ordered
 
 
 # ---- Running ----
 
-class Results:
-    """The file of results: the fault's columns, the result and the seconds that it took."""
-
-    def __init__(self, path):
-        self.path, self.known, self.lock = path, {}, threading.Lock()
-        if os.path.exists(path):
-            with open(path, encoding='utf-8') as file:
-                for row in file:
-                    *fault, result = row.rstrip('\n').split('\t')
-                    self.known[tuple(fault)] = result
-
-    @staticmethod
-    def key(fault):
-        return fault.room, fault.path, fault.operator, fault.before, fault.after, fault.above
-
-    def get(self, fault):
-        return self.known.get(self.key(fault))
-
-    def add(self, fault, result):
-        with self.lock, open(self.path, 'a', encoding='utf-8') as file:
-            self.known[self.key(fault)] = result
-            print('\t'.join([*self.key(fault), result]), file=file, flush=True)
-            print(f'{fault.path}: {fault.operator}: {result}\n  {fault.before}\n  {fault.after}', flush=True)
-
-
-def tested(result):
-    return result.startswith(('caught', 'survived'))
+def read_results(path):
+    """Returns the results in a file: {(room, file, operator, line without the fault, with it): result}."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as file:
+        return {tuple(fault): result for *fault, result in (row.rstrip('\n').split('\t') for row in file)}
+    return {}
 
 
 class Run:
     def __init__(self, arguments):
-        self.arguments, self.known, self.trees = arguments, read_reach(arguments.work), queue.Queue()
+        self.limit_s, self.known = arguments.limit, read_reach(arguments.work)
         self.sound = {suite: True for suite in self.known if not self.known[suite]['failure']}  # False: fails without a fault
         options = arguments.make.split() if arguments.make is not None else [] if arguments.gpu else CPU_OPTIONS
-        for i in range(arguments.jobs):
-            self.trees.put(Tree(os.path.join(arguments.work, f'tree-{i}'), options, arguments.gpu))
+        self.tree = Tree(os.path.join(arguments.work, 'tree'), options, arguments.gpu)
 
-    def test(self, tree, fault):
+    def test(self, fault):
         """Plants a fault and runs suites until one catches it. Returns the result."""
-        begin, tried = time.monotonic(), 0
+        tree, begin, tried = self.tree, time.monotonic(), 0
         try:
             reason = tree.plant(fault)
             for suite in [] if reason else order_of(tree, fault, self.known):
-                left_s = self.arguments.limit - (time.monotonic() - begin)
+                left_s = self.limit_s - (time.monotonic() - begin)
                 if left_s < 5 or self.sound.get(suite) is False:
                     continue
                 known_s = self.known.get(suite, {}).get('s')
-                limit_s = self.arguments.limit if tree.gpu or suite == PYTHON else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
+                limit_s = self.limit_s if tree.gpu or suite == PYTHON else max(60, 4 * known_s) if known_s else SUITE_LIMIT_S
                 failure = tree.run(suite, limit_s)
                 if failure and not failure.startswith(('no end', 'FAILED')):
                     failure = tree.run(suite, limit_s)
@@ -335,10 +384,9 @@ class Run:
                     tree.restore()
                     only = {'ONLY': '^' + re.sub(r'([][\\.^$*+?(){}|])', r'\\\1', check.group(1)) + '$'} if check else {}
                     sound = not tree.run(suite, limit_s, **only) or not tree.run(suite, limit_s, **only)
-                    if not check:
-                        self.sound[suite] = sound
+                    self.sound[suite + check.group(1) if check else suite] = sound
                     if not sound:
-                        print(f'ignored, because it fails without a fault: {suite}{": " + check.group(1) if check else ""}', file=sys.stderr, flush=True)
+                        print(f'ignored, because it fails without a fault: {suite} {failure}', file=sys.stderr, flush=True)
                         tree.plant(fault)
                         continue
                 return f'caught by {os.path.basename(suite)}: {failure} ({elapsed_s:.0f} s)'
@@ -346,87 +394,62 @@ class Run:
         finally:
             tree.restore()
 
-    def fill(self, room, results):
-        """Tests the next faults of a room until one of them could be tested. `room` is an iterator over its faults."""
-        for fault in room:
-            if not results.get(fault):
-                tree = self.trees.get()
-                try:
-                    results.add(fault, self.test(tree, fault))
-                finally:
-                    self.trees.put(tree)
-            if tested(results.get(fault)):
-                return
+
+def run(arguments, rooms):
+    """Tests faults of each room, until as many as the room has could be tested."""
+    path = os.path.join(arguments.work, f'results{"-gpu" * arguments.gpu}.tsv')
+    work, known = Run(arguments), read_results(path)
+    if not arguments.gpu and not work.known:
+        raise ValueError('run --reach first')
+    for count, faults in rooms:
+        for fault in faults:
+            if count > 0 and fault[:-1] not in known:
+                known[fault[:-1]] = result = work.test(fault)
+                with open(path, 'a', encoding='utf-8') as file:
+                    print('\t'.join([*fault[:-1], result]), file=file)
+                print(f'{fault.path}: {fault.operator}: {result}\n  {fault.before}\n  {fault.after}', flush=True)
+            count -= known.get(fault[:-1], '').startswith(TESTED)
 
 
-class Shared:
-    """An iterator that several threads may use."""
-
-    def __init__(self, items):
-        self.items, self.lock = iter(items), threading.Lock()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        with self.lock:
-            return next(self.items)
-
-
-def run(arguments):
-    faults = [fault for fault in read_list(arguments.run) if fault.path.startswith('cuda/') == arguments.gpu and re.search(arguments.only, fault.room)]
-    rooms = {room: Shared([fault for fault in faults if fault.room == room]) for room in {fault.room: 0 for fault in faults}}
-    results = Results(os.path.join(arguments.work, f'results{"-gpu" * arguments.gpu}.tsv'))
-    work = Run(arguments)
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for done in [pool.submit(work.fill, rooms[fault.room], results) for fault in faults if not fault.spare]:
-            done.result()
-
-
-def cell(text):
-    return '`' + text.replace('|', '\\|') + '`'
-
-
-def table(path, results):
-    """Prints a table of the results of all faults of a list that could be tested, and their number."""
-    known, caught, survived = [Results(name) for name in results], 0, 0
+def table(paths):
+    """Prints the results of all faults that could be tested, and their number."""
+    faults = [(*fault, result) for path in paths for fault, result in read_results(path).items() if result.startswith(TESTED)]
+    caught = sum(fault[-1].startswith('caught') for fault in faults)
     print('| room | file | operator | before | after | result |\n|---|---|---|---|---|---|')
-    for fault in read_list(path):
-        result = next((found for found in (one.get(fault) for one in known) if found), '')
-        if tested(result):
-            caught, survived = caught + result.startswith('caught'), survived + result.startswith('survived')
-            print(f'| {fault.room} | `{fault.path}` | {fault.operator} | {cell(fault.before)} | {cell(fault.after)} | {result} |')
-    print(f'\n{caught} of {caught + survived} caught ({100 * caught / max(caught + survived, 1):.0f} %), {survived} survived.')
+    for room, path, operator, before, after, result in faults:
+        before, after = before.replace('|', '\\|'), after.replace('|', '\\|')
+        print(f'| {room} | `{path}` | {operator} | `{before}` | `{after}` | {result} |')
+    print(f'\n{caught} of {len(faults)} caught ({100 * caught / max(len(faults), 1):.0f} %), {len(faults) - caught} survived.')
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument('--list', action='store_true', help='print a list of faults in the ROOMs')
-    what.add_argument('--reach', action='store_true', help='find out which functions each suite executes')
-    what.add_argument('--run', metavar='LIST', help='test the faults of a list')
-    what.add_argument('--table', metavar='LIST', help='print the results in the files RESULTS as a table')
     parser.add_argument('names', nargs='*', metavar='ROOM|RESULTS')
-    parser.add_argument('--seed', type=int, default=1, help='seed of the list (1)')
-    parser.add_argument('--spares', type=int, default=3, help='spare faults per room (3)')
-    parser.add_argument('--only', default='.', help='only rooms (--run) or suites (--reach) that match this regular expression')
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument('--list', action='store_true', help='only print the faults of the ROOMs')
+    what.add_argument('--reach', action='store_true', help='find out which functions each suite executes')
+    what.add_argument('--table', action='store_true', help='print the results in the files RESULTS as a table')
+    parser.add_argument('--seed', type=int, default=1, help='seed of the faults (1)')
+    parser.add_argument('--only', default='.', help='with --reach, only suites that match this regular expression')
     parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/, not those outside it')
-    parser.add_argument('--jobs', type=int, default=0, help='number of faults tested at a time (2; with --gpu 1)')
     parser.add_argument('--limit', type=float, default=600, help='time limit per fault in seconds (600)')
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies and the results (build/mutate)')
     arguments = parser.parse_args()
-    arguments.jobs, arguments.work = arguments.jobs or 2 - arguments.gpu, os.path.abspath(arguments.work)
+    arguments.work = os.path.abspath(arguments.work)
     os.makedirs(arguments.work, exist_ok=True)
     try:
-        if arguments.list:
-            write_list(choose(TREE, arguments.seed, arguments.names, arguments.spares), ' '.join(['tests/mutate.py', *sys.argv[1:]]), sys.stdout)
-        elif arguments.reach:
+        draw = random.Random(arguments.seed)
+        if arguments.reach:
             reach(arguments)
-        elif arguments.run:
-            run(arguments)
+        elif arguments.table:
+            table(arguments.names)
         else:
-            table(arguments.table, arguments.names)
+            rooms = [choose(draw, room, arguments.gpu) for room in arguments.names or parser.error('name a room')]
+            if arguments.list:
+                print('\n'.join('\t'.join(fault[:-1]) for _, faults in rooms for fault in faults))
+            else:
+                run(arguments, rooms)
     except (OSError, ValueError, AttributeError) as error:
         raise SystemExit(f'mutate.py: {error}') from error
 

@@ -234,7 +234,7 @@ check_failure() {
 refuses_bad_table() {
     local message
     message=$(slurm/submit.sh sweep_bad.tsv 2>&1)
-    (($? == 2)) && [[ $message == *'sweep_bad.tsv:2: '*"did you mean 'naive'?" ]] && no_jobs
+    (($? == 2)) && [[ $message == *'sweep_bad.tsv, line 2: '*"did you mean 'naive'?" ]] && no_jobs
 }
 
 half_made() { [[ $(wc -l <results/sweep/slow/task_1.csv.part) -ge 2 ]]; } 2>/dev/null

@@ -1,5 +1,5 @@
 /* Tests the parts of scripts/compare/pretrain.py that need no PyTorch, and the figures of its rows.
- * scripts/compare/pretrain_test.py tests the other parts. The rows in tests/data/pretrain are invented. */
+ * tests/pretrain_test.py tests the other parts. The rows in tests/data/pretrain are invented. */
 #include "figures.h"
 
 #include "core/portable.h"

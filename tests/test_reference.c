@@ -1,5 +1,5 @@
-/* Tests scripts/sweep/reference.sh and scripts/compare/published.sh with stubs for fdsl-bench, the published
- * code and nvcc. */
+/* Tests scripts/sweep/reference.sh and scripts/compare/published.sh with stubs for fdsl-bench and the
+ * published code. */
 #include "figures.h"
 
 static void open_reference(void)
@@ -12,9 +12,10 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
 
 /* ---- The published code ---- */
 
-#define PUBLISHED                                                                        \
-    "scripts/compare/published.py tests/data/published $D/results/published.csv --nvcc " \
-    "tests/data/published/nvcc.sh --images 4 "
+#define PROFILE "=tests/data/published/profile.sh "
+#define PUBLISHED                                                                            \
+    "scripts/compare/published.py tests/data/published $D/results/published.csv --images 4 " \
+    "gbase:256:1000:1" PROFILE "bat:512:1000:512" PROFILE "bat:512:400:256" PROFILE
 /* Prints variant, resolution, vertices, batch, microseconds per batch, device and `verified` of each row. */
 #define SHOW                                                                                               \
     "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } { print $at[\"variant\"], "           \
@@ -29,38 +30,35 @@ Test(reference, published_code_is_timed_at_the_sizes_of_the_figures)
     cr_expect(says("\npublished-python 512 200 1 205 Made-up(R) Processor 9000 no\n"),
               "not the median of four images of 1.01 to 1.04 times 200 us: %s", out);
     EXPECT_OUT("\npublished-numpy 1024 1000 1 512.5 ");
-    EXPECT_OUT("\npublished-gbase 256 1000 1 100.3 Made-up Accelerator X1 no\n");
-    cr_expect(says("\npublished-bat 512 1000 512 54067.2 ") && says("\npublished-bat 512 400 256 11033.6 "),
-              "not the times of batches, with changed constants: %s", out);
+    EXPECT_OUT("\npublished-gbase 256 1000 1 105.4 Made-up Accelerator X1 no\n");
+    EXPECT_OUT("\npublished-bat 512 1000 512 53964.8 ", "\npublished-bat 512 400 256 26982.4 ");
     shell("cut -d, -f7 $D/results/published.csv | sort | uniq -c | tr -s ' ' | tr '\\n' ';'");
-    cr_expect_str_eq(
-        out, " 16 published-bat; 7 published-gbase; 7 published-numpy; 7 published-python; 1 variant;", "%s",
-        out);
+    cr_expect_str_eq(out,
+                     " 2 published-bat; 1 published-gbase; 7 published-numpy; 7 published-python; 1 variant;",
+                     "%s", out);
     shell(SELECT "vertices resolution batch > /dev/null; grep -h '^array legend_text' $D/work/*.vars; " REPORT
                  "> /dev/null; grep -c '<pre>scripts/compare/published.sh CLONE' $D/report.html");
     EXPECT_OUT("'published-python, batch 1', 'published-numpy, batch 1'",
-               "'published-gbase, batch 1', 'published-bat, batch 256'", "'published-bat'");
+               "'published-gbase, batch 1', 'published-bat, batch 512'", "'published-bat, batch 256'");
     cr_expect(!says("\n0\n"), "%s", out);
 }
 
 Test(reference, missing_parts_of_the_published_code_are_skipped)
 {
-    SHELL(0,
-          "cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
-          "$D/clone/cpu/datagen.py; "
-          "scripts/compare/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
-          "$D/p.csv | sort -u");
+    SHELL(0, "cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
+             "$D/clone/cpu/datagen.py; "
+             "scripts/compare/published.py $D/clone $D/p.csv bat:512:1000:4" PROFILE
+             "&& cut -d, -f7 $D/p.csv | sort -u");
     EXPECT_OUT("the published Python code is skipped: ",
                "install noise (the published code needs pillow, noise, numpy)");
-    cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
-    SHELL(4, "scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");
-    EXPECT_OUT("nowhere not found", "none of the published code can run here");
-    SHELL(0, "STUB_FAILS=gbase " PUBLISHED "| tail -1");
-    EXPECT_OUT("the published CUDA code is skipped: gbase cannot run here");
+    cr_expect(says("published-bat\n") && !says("published-numpy"), "%s", out);
+    SHELL(4, "scripts/compare/published.py $D/clone $D/q.csv");
+    SHELL(4, "scripts/compare/published.py $D/clone $D/q.csv bat:512:1000:4=nowhere");
+    SHELL(2, "scripts/compare/published.py $D/clone $D/q.csv gbase:512:1000:4" PROFILE);
+    SHELL(1, "STUB_TIME_MS=none scripts/compare/published.py $D/clone $D/q.csv bat:512:1000:4" PROFILE);
+    SHELL(0, "STUB_FAILS=gbase,bat " PUBLISHED);
+    EXPECT_OUT("profile.sh is skipped: gbase cannot run here");
     SHELL_PRINTS(2, "has no cpu/datagen.py; give a clone of", "scripts/compare/published.py $D $D/q.csv");
-    SHELL(2, "sed -i 's/int res =/int side =/' $D/clone/cuda/baseline/profile.cu; "
-             "scripts/compare/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
-    EXPECT_OUT("cuda/baseline/profile.cu has 0 constants res, not one");
     shell("STUB_FAILS=gbase scripts/compare/published.sh tests/data/published $D/results/r.csv && head -2 "
           "$D/results/r.csv");
     cr_expect(status == 0 && says("published-python"),

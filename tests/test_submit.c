@@ -46,7 +46,7 @@ Test(submit, printed_commands_equal_those_of_a_real_call)
 Test(submit, a_dry_run_checks_the_table_and_the_options)
 {
     put_text("t.tsv", "variant\nnaiv\n");
-    EXPECT_PRINTS(2, "t.tsv:2: unknown variant 'naiv'", "slurm/submit.sh --dry-run t.tsv");
+    EXPECT_PRINTS(2, "t.tsv, line 2: unknown variant 'naiv'", "slurm/submit.sh --dry-run t.tsv");
     expect_refused(2, "submit.sh: unknown option '--dri-run'; options of sbatch follow the table",
                    "slurm/submit.sh --dri-run t.tsv");
     expect_refused(

@@ -79,40 +79,44 @@ Test(sweep, a_table_with_an_error_runs_nothing)
     static const struct {
         const char *table, *words;
     } faults[] = {
-        {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean 'batch'?"},
-        {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; write it without dashes"},
+        {"variant\tbacth\nnaive\t1\n", "t.tsv, line 1: unknown column 'bacth'; did you mean 'batch'?"},
+        {"variant\t--batch\nnaive\t1\n", "t.tsv, line 1: unknown column '--batch'; write it without dashes"},
         {"variant batch\nnaive 1\n",
-         "t.tsv:1: unknown column 'variant batch'; separate columns by tabs, not spaces"},
-        {"\033[2J\nnaive\n", "t.tsv:1: unknown column '?[2J'"},
+         "t.tsv, line 1: unknown column 'variant batch'; separate columns by tabs"},
+        {"\033[2J\nnaive\n", "t.tsv, line 1: unknown column '\\x1b[2J'"},
         {"variant\tranks\tscaling\tbatch\nnaive\t4\tstrong\t2\n",
-         "t.tsv:2: --scaling strong: more ranks (4)"},
-        {"variant\tranks\nnaive\t2000000\n", "t.tsv:2: --ranks"},
-        {"variant\tranks\tdevice\nnaive\t2\t1\n", "t.tsv:2: --device and --best-gpu work only with one rank"},
-        {"variant\tvert\nnaive\t1\n", "t.tsv:1: unknown column 'vert'; columns are"},
-        {"variant\tbatch \nnaive\t1\n", "t.tsv:1: unknown column 'batch '"},
-        {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},
-        {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' cannot be used in a sweep"},
-        {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' cannot be used in a sweep"},
-        {"variant\tconfig\nnaive\tx.ini\n", "t.tsv:1: column 'config' cannot be used in a sweep"},
-        {"variant\tprepare\nnaive\tx\n", "t.tsv:1: column 'prepare' cannot be used in a sweep"},
-        {"variant\texport-step\ntrain-naive\tx\n", "t.tsv:1: column 'export-step' cannot be used in a sweep"},
+         "t.tsv, line 2: --scaling strong: more ranks (4)"},
+        {"variant\tranks\nnaive\t2000000\n", "t.tsv, line 2: --ranks"},
+        {"variant\tranks\tdevice\nnaive\t2\t1\n",
+         "t.tsv, line 2: --device and --best-gpu work only with one rank"},
+        {"variant\tvert\nnaive\t1\n", "t.tsv, line 1: unknown column 'vert'; did you mean 'vertices'?"},
+        {"variant\tbatch \nnaive\t1\n", "t.tsv, line 1: unknown column 'batch '"},
+        {"variant\t\nnaive\t1\n", "t.tsv, line 1: unknown column ''"},
+        {"variant\tout\nnaive\tx.csv\n", "t.tsv, line 1: column 'out' cannot be used in a table of runs"},
+        {"variant\thelp\nnaive\tyes\n", "t.tsv, line 1: column 'help' cannot be used in a table of runs"},
+        {"variant\tconfig\nnaive\tx.ini\n",
+         "t.tsv, line 1: column 'config' cannot be used in a table of runs"},
+        {"variant\tprepare\nnaive\tx\n", "t.tsv, line 1: column 'prepare' cannot be used in a table of runs"},
+        {"variant\texport-step\ntrain-naive\tx\n",
+         "t.tsv, line 1: column 'export-step' cannot be used in a table of runs"},
         {"variant\tcheckpoint\ntrain-naive\tx\n",
-         "t.tsv:2: column 'checkpoint' can be used in a sweep only with infer"},
-        {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' occurs twice"},
-        {HEADER TASK("1") "naiv\t2" QUICK "\n", "t.tsv:3: unknown variant 'naiv'; did you mean 'naive'?"},
-        {HEADER TASK("1") TASK("two"), "t.tsv:3: --vertices: 'two' is not a whole number"},
-        {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: 1 fields, but the header has 2"},
-        {"variant\tbatch\nnaive\t1\t2\n", "t.tsv:2: 3 fields, but the header has 2"},
-        {"variant\tbatch\nnaive\t\n", "t.tsv:2: column 'batch' is empty"},
-        {"variant\tverify\nnaive\tmaybe\n", "t.tsv:2: --verify: 'maybe' is not one of"},
-        {"variant\tbatch\nnaive\tyes\n", "t.tsv:2: --batch needs a value"},
-        {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv:4: the same task as line 2"},
-        {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv:3: the same task as line 2"},
-        {"variant\tranks\nnaive\ttwo\n", "t.tsv:2: ranks is 'two', not a number from 1"},
-        {"variant\tranks\n-\t2\n", "t.tsv:2: no option is given"},
-        {"batch\n3\n", "t.tsv:2: --variant NAME is missing"},
-        {"variant\n", "t.tsv: no tasks"},
-        {"", "t.tsv: no tasks"},
+         "t.tsv, line 2: column 'checkpoint' can be used only with infer"},
+        {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv, line 1: column 'batch' occurs twice"},
+        {HEADER TASK("1") "naiv\t2" QUICK "\n",
+         "t.tsv, line 3: unknown variant 'naiv'; did you mean 'naive'?"},
+        {HEADER TASK("1") TASK("two"), "t.tsv, line 3: --vertices: 'two' is not a whole number"},
+        {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv, line 3: 1 cell, but the header has 2"},
+        {"variant\tbatch\nnaive\t1\t2\n", "t.tsv, line 2: 3 cells, but the header has 2"},
+        {"variant\tbatch\nnaive\t\n", "t.tsv, line 2: column 'batch' is empty"},
+        {"variant\tverify\nnaive\tmaybe\n", "t.tsv, line 2: --verify: 'maybe' is not one of"},
+        {"variant\tbatch\nnaive\tyes\n", "t.tsv, line 2: --batch needs a value"},
+        {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv, line 4: the same run as line 2"},
+        {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv, line 3: the same run as line 2"},
+        {"variant\tranks\nnaive\ttwo\n", "t.tsv, line 2: --ranks: 'two' is not a whole number"},
+        {"variant\tranks\n-\t2\n", "t.tsv, line 2: no option is given"},
+        {"batch\n3\n", "t.tsv, line 2: --variant NAME is missing"},
+        {"variant\n", "t.tsv: no runs"},
+        {"", "t.tsv: no runs"},
     };
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         sweep(faults[i].table, "");
@@ -132,26 +136,19 @@ Test(sweep, options_that_write_files_are_refused)
     cr_expect_str_eq(out, "checkpoint class data init preset-file\n");
 }
 
-/* A check generates all rows and samples of a task, which takes long. This script lets the program do so only
- * for the first task with each --rows or --train-size. Later tasks with the same value get fewer rows or test
- * samples. */
-static const char fewer[] =
-    "#!/bin/sh\n"
-    "[ \"$1\" = --check ] || exec \"$REAL_BENCH\" \"$@\"\n"
-    "awk -F '\\t' -v OFS='\\t' '{ more = \"\"; for (i = 2; i <= NF; i++)\n"
-    "    if ($i ~ /^--rows=/ && seen[$i]++) $i = \"--rows=64\"\n"
-    "    else if ($i ~ /^--train-size=/ && seen[$i]++) more = OFS \"--test-size=64\"\n"
-    "    print $0 more }' | \"$REAL_BENCH\" --check /dev/stdin\n";
+/* A check generates all rows and samples of a task, which takes long. The first row of a table with a value
+ * of `rows` or `train-size` keeps it, and later rows with the same value get a smaller number. */
+static const char fewer[] = "awk -F '\\t' -v OFS='\\t' '/^#/ { next } !header++ { for (i = 1; i <= NF; i++) "
+                            "if ($i == \"rows\" || $i == \"train-size\") at = i } "
+                            "{ if (at && seen[$at]++) $at = 64 + NR; print }' %s >t.tsv";
 
 Test(sweep, tables_in_configs_have_no_error)
 {
     glob_t tables;
-    put("fewer", fewer);
-    cr_assert(chmod("fewer", 0755) == 0 && setenv("REAL_BENCH", getenv("FDSL_BENCH"), 1) == 0 &&
-              setenv("FDSL_BENCH", "./fewer", 1) == 0);
     cr_assert(glob("configs/sweep_*.tsv", 0, NULL, &tables) == 0);
     for (size_t i = 0; i < tables.gl_pathc; i++) {
-        shell("scripts/sweep/run.sh %s --dry-run", tables.gl_pathv[i]);
+        shell(fewer, tables.gl_pathv[i]);
+        sweep(NULL, "--dry-run");
         expect(0, "task 1, line ");
     }
     globfree(&tables);
@@ -161,34 +158,98 @@ Test(sweep, tables_in_configs_have_no_error)
 Test(sweep, a_long_table_is_checked_in_one_call)
 {
     shell("{ printf 'variant\tvertices\n'; seq -f 'naive\t%%.0f' 1200; } >t.tsv");
-    put("counted", "#!/bin/sh\necho \"$1\" >>calls\n[ \"$1\" = --check ] || exec \"$REAL_BENCH\" \"$@\"\n"
-                   "tee checked | \"$REAL_BENCH\" \"$@\"\n");
+    put("counted", "#!/bin/sh\necho x >>calls\nexec \"$REAL_BENCH\" \"$@\"\n");
     cr_assert(chmod("counted", 0755) == 0 && setenv("REAL_BENCH", getenv("FDSL_BENCH"), 1) == 0 &&
               setenv("FDSL_BENCH", "./counted", 1) == 0);
     sweep(NULL, "--todo | tail -n 1");
     cr_expect_str_eq(out, "1200\n");
-    cr_expect_str_eq(get("calls"), "--help\n--check\n");
+    cr_expect_str_eq(get("calls"), "x\nx\n", "one call lists the tasks, one checks them");
     sweep(NULL, "--dry-run --task 700");
     expect(0, "task 700, line 701, to run: fdsl-bench --variant=naive --vertices=700\n");
-    cr_expect_str_eq(get("checked"), "t.tsv:701\t--ranks=1\t--variant=naive\t--vertices=700\n");
 }
 
-Test(sweep, one_call_of_the_program_checks_many_runs)
+/* ---- The program reads the table ---- */
+
+#define TABLE "$FDSL_BENCH --table t.tsv "
+
+Test(sweep, the_program_checks_all_runs_of_a_table)
 {
-    shell("printf 'a\t--variant=naive\nb\t--variant=gbase\nc\t--variant=omp\n' | "
-          "CUDA_VISIBLE_DEVICES= $FDSL_BENCH --check /dev/stdin | cut -c 1-30");
-    cr_expect_str_eq(out, "\nvariant 'gbase' cannot run her\n\n");
-    shell(
-        "printf 'a\t--variant=naive\nb c\t--variant=naive\t--ranks=4\t--scaling=weak,strong\t--batch=2\n' | "
-        "$FDSL_BENCH --check /dev/stdin");
+    put("t.tsv", "variant\tranks\tbatch\nnaive\t-\t2\ngbase\t-\t3\n");
+    shell("CUDA_VISIBLE_DEVICES= " TABLE "--dry-run --format csv | cut -d , -f 1-4");
+    cr_expect_str_eq(out, "run,line,ranks,status\n1,2,1,0\n2,3,1,4\n");
+    shell("CUDA_VISIBLE_DEVICES= " TABLE "--dry-run --format csv --task 1 | tail -n 1");
+    cr_expect_str_eq(out, "1,2,1,0,,fdsl-bench --variant=naive --batch=2\n");
+    put("t.tsv", "variant,ranks,scaling,batch\nnaive,1,-,2\nnaive,4,\"weak,strong\",2\n");
+    shell(TABLE "--list --format csv | tail -n 1");
+    cr_expect_str_eq(out, "2,3,4,0,,\"fdsl-bench --variant=naive --scaling=weak,strong --batch=2\"\n");
+    shell(TABLE "--dry-run");
     expect(2, "--scaling strong: more ranks (4) than images (--batch 2)");
-    expect(2, "fdsl-bench: b c: 1 of 2 combinations failed\n");
-    shell("printf 'a\t--check=x\n' | $FDSL_BENCH --check /dev/stdin");
-    expect(2, "fdsl-bench: a: --dry-run does not apply to --check");
-    shell("printf 'a\t--variant=naive\n' | $FDSL_BENCH --check /dev/stdin >/dev/full");
-    expect(1, "--check /dev/stdin: No space left on device");
-    shell("$FDSL_BENCH --check gone");
-    expect(2, "--check gone: No such file or directory");
+    expect(2, "fdsl-bench: t.tsv, line 3: 1 of 2 combinations failed\n");
+    shell(TABLE "--dry-run --task 1 >/dev/full");
+    cr_expect_eq(status, 1);
+    shell("$FDSL_BENCH --table gone");
+    expect(2, "gone: cannot be read: No such file or directory");
+    shell("printf 'variant\tbatch\nnaive\t1\\0\n' >t.tsv; " TABLE);
+    expect(2, "t.tsv, line 2: a NUL byte");
+}
+
+Test(sweep, the_program_quotes_commands_for_a_shell)
+{
+    put("t.tsv", "variant\tclass\nnaive\ta b'c$d\n");
+    shell("words=$(" TABLE
+          "--list --format csv | sed -n '2s/.*,//p'); eval \"set -- $words\"; printf '%%s\n' \"$@\"");
+    cr_expect_str_eq(out, "fdsl-bench\n--variant=naive\n--class=a b'c$d\n");
+}
+
+Test(sweep, the_program_runs_the_rows_of_a_table)
+{
+    put("t.tsv", HEADER TASK("30,31") "omp\t9" QUICK "\n");
+    shell(TABLE "--out r.csv >printed");
+    cr_expect_eq(status, 0, "%s", out);
+    cr_expect_eq(number(get("r.csv"), 1, "vertices"), 30);
+    cr_expect_eq(number(get("r.csv"), 2, "vertices"), 31);
+    cr_expect_eq(number(get("r.csv"), 3, "vertices"), 9);
+    shell(TABLE "--task 2 --format csv 2>/dev/null");
+    cr_expect_str_eq(value(out, 1, "variant"), "omp");
+    cr_expect_eq(count_of(out, "\n"), 2);
+    put("t.tsv", RANKS_HEADER "naive\t1" QUICK "\nnaive\t3" QUICK "\n");
+    shell(TABLE "--format csv | grep -c ^synth/");
+    expect(0, "1\n");
+    shell(TABLE);
+    expect(4, "t.tsv, line 3: this run needs ranks (3): mpirun --bind-to none -n 3 fdsl-bench --table t.tsv "
+              "--task 2");
+    expect(4, "t.tsv: 1 of 2 runs failed");
+    shell(TABLE "--task 2");
+    cr_expect_eq(status, 4);
+    shell("PMI_SIZE=2 PMI_RANK=0 " TABLE "--list");
+    expect(2, "--table: a launcher starts one run; name it with --task N");
+    put("t.tsv", HEADER TASK("30") TASK("x"));
+    shell(TABLE "--out none.csv");
+    expect(2, "t.tsv, line 3: --vertices: 'x'");
+    cr_expect(!exists("none.csv"));
+}
+
+Test(sweep, options_of_the_command_line_apply_to_every_row)
+{
+    static const struct {
+        const char *options, *words;
+    } faults[] = {
+        {"--batch 3", "--batch is an option of the workload"},
+        {"--max-time 3", "t.tsv, line 2: --max-time"},
+        {"--task 3", "--task: '3' is out of range"},
+        {"--task 2:1", "--task A:B: '1' is out of range"},
+        {"--list --format json", "use --format csv"},
+        {"-- true", "--table does not apply to -- COMMAND"},
+    };
+    put("t.tsv", HEADER TASK("8") TASK("9"));
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        shell(TABLE "%s", faults[i].options);
+        expect(2, faults[i].words);
+    }
+    shell("$FDSL_BENCH --variant naive --task 1");
+    expect(2, "--task works only with --table FILE");
+    shell(TABLE "--threads 1 --format csv 2>/dev/null");
+    cr_expect_str_eq(value(out, 1, "threads"), "1");
 }
 
 Test(sweep, yes_sets_a_flag_and_a_dash_omits_an_option)

@@ -40,7 +40,7 @@ Test(sweep_slurm, a_table_with_an_error_is_not_submitted)
 {
     pretend_sbatch();
     put("t.tsv", "variant\nnaiv\n");
-    SHELL_PRINTS(2, "t.tsv:2: unknown variant 'naiv'", "slurm/submit.sh t.tsv");
+    SHELL_PRINTS(2, "t.tsv, line 2: unknown variant 'naiv'", "slurm/submit.sh t.tsv");
     SHELL_PRINTS(2, "name a table", "slurm/submit.sh");
     SHELL_PRINTS(0, "Submits the unfinished", "slurm/submit.sh --help");
     cr_expect(!exists("calls"));
@@ -77,7 +77,7 @@ Test(sweep_slurm, a_scaling_job_has_the_scalings_of_the_table)
           "task 3, line 3 omp\ntask 4, line 3 2 omp strong\ntask 5, line 3 2 omp weak\n");
     put("s.tsv", "variant\tbatch\tranks\tscaling\nnaive\t2\t2\tstrong\n");
     shell("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=4 slurm/scale.sbatch s.tsv");
-    expect(2, "s.tsv:2: --scaling strong: more ranks (4) than images");
+    expect(2, "s.tsv, line 2: --scaling strong: more ranks (4) than images");
     cr_expect(!exists("results"));
 }
 

@@ -25,6 +25,7 @@ SCHEMAS = {tuple(COLUMNS): SCHEMA, tuple(CURVE_COLUMNS): CURVE_SCHEMA, tuple(STE
 # Columns in which a row must equal the row of `constant` that it is compared with.
 SAME = ("host", "model", "device", "ranks", "batch", "augment", "amp", "compile", "settings", "res", "out_res", "classes", "torch",
         "timm")
+AGAIN = "write the data set again with --make-data"  # a remedy
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

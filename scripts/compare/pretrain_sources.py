@@ -13,9 +13,8 @@ import os
 import pathlib
 
 import torch
-from pretrain_data import AGAIN
 from pretrain_order import Order, fresh_step
-from pretrain_rows import Refused
+from pretrain_rows import AGAIN, Refused
 
 # Training uses instances below this one; the held-out images begin with it. An image has the number
 # instance * classes + class, so the numbers fit into 63 bits for up to 2^22 classes.

@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
-"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine, for the sizes of the paper's
-figures. Writes rows for our figures.
+"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine. Writes rows for our figures.
 
-  scripts/compare/published.py CLONE FILE.csv
+  scripts/compare/published.py CLONE FILE.csv [VARIANT:SIDE:VERTICES:BATCH=PROGRAM ...]
 
-  --images N        images per size of the Python code (default: 10), after one warm-up image
+  scripts/compare/published.py clone results/published.csv gbase:512:1000:1=clone/build/baseline bat:512:1000:256=clone/build/batched
+
+  --images N        images per size of the Python code (default: 10), after one warm-up image; 0: not the Python code
   --bench PROGRAM   fdsl-bench (default: FDSL_BENCH, or the one of this project)
-  --nvcc PROGRAM    the CUDA compiler (default: nvcc)
 
 Variants:
-  published-python, published-numpy   the two classes of cpu/datagen.py, on one core; each image is timed
-  published-gbase                     cuda/baseline/profile.cu
-  published-bat                       cuda/batched/philox_rdc/profile.cu
+  published-python, published-numpy   the two classes of cpu/datagen.py, on one core, for the sizes of the paper's figures;
+                                      each image is timed
+  published-gbase, published-bat      each PROGRAM is a cuda/**/profile.cu that you built as its README says. Its sizes are
+                                      constants in the source: change nvertex, res and batch_size, build, and name the
+                                      program with these sizes (VARIANT: gbase or bat). All have 200 orbits.
 
-The CUDA programs print only a mean, so every time column of their rows has this value. Their sizes are constants in the source,
-so the script compiles copies with other constants. Columns that do not apply are empty. Results are not verified.
+A CUDA program prints only a mean, so every time column of its row has this value. Columns that do not apply are empty. Results
+are not verified.
 
 Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 """
 
 import argparse
-import concurrent.futures
 import csv
 import io
 import os
@@ -30,16 +31,11 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-VERTICES, SIDES, BATCHES = (200, 400, 600, 800, 1000), (256, 512, 1024), tuple(2**e for e in range(10))
-SIZES = [(512, vertices) for vertices in VERTICES] + [(side, 1000) for side in SIDES if side != 512]  # side, vertices
+SIZES = [(512, vertices) for vertices in (200, 400, 600, 800, 1000)] + [(256, 1000), (1024, 1000)]  # side, vertices
 ORBITS = 200
 PYTHON = {"published-python": "OriSyntDatasetClass", "published-numpy": "OptimSyntDatasetClass"}
-CUDA = {"published-gbase": ("gbase", "cuda/baseline/profile.cu", [(*size, 1) for size in SIZES]),
-        "published-bat": ("bat", "cuda/batched/philox_rdc/profile.cu",
-                          [(*size, 256) for size in SIZES] + [(512, 1000, batch) for batch in BATCHES if batch != 256])}
 PACKAGES = {"PIL": "pillow", "noise": "noise", "numpy": "numpy"}
 
 
@@ -153,69 +149,50 @@ def time_python(options, revision):
 # ---- CUDA ------------------------------------------------------------------------------------------------------
 
 
-def with_constants(text, path, constants):
-    """Returns the source code with new values of these constants. Each must be defined exactly once."""
-    for name, value in constants.items():
-        text, found = re.subn(rf"(\bconst(?:expr)? int {name} = )\d+;", rf"\g<1>{value};", text)
-        if found != 1:
-            fail(f"{path} has {found} constants {name}, not one; another revision of the published code?", 2)
-    return text
+def sized_program(text):
+    """Parses VARIANT:SIDE:VERTICES:BATCH=PROGRAM."""
+    found = re.fullmatch(r"(gbase|bat):(\d+):(\d+):(\d+)=(.+)", text)
+    if not found or found[1] == "gbase" and found[4] != "1":
+        raise argparse.ArgumentTypeError(f"'{text}' is not VARIANT:SIDE:VERTICES:BATCH=PROGRAM, such as bat:512:1000:256=./profile "
+                                         "(gbase has batch 1)")
+    return found[1], *map(int, found.groups()[1:4]), found[5]
 
 
-def compiled(options, folder, variant, source, side, vertices, batch):
-    """Compiles the program for one size."""
-    path = options.clone / source
-    constants = {"nvertex": vertices, "norbits": ORBITS, "res": side} | ({"batch_size": batch} if variant == "published-bat" else {})
-    program = folder / f"{variant}-{side}-{vertices}-{batch}"
-    program.with_suffix(".cu").write_text(with_constants(path.read_text("utf-8"), path, constants), "utf-8")
-    done = subprocess.run([options.nvcc, "-O3", "-arch=native", "-rdc=true", str(program.with_suffix(".cu")), "-o", str(program),
-                           "-lcudadevrt"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(f"{source} does not compile: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return program
-
-
-def time_cuda(options, revision):
-    if not shutil.which(options.nvcc):
-        note(f"the published CUDA code is skipped: {options.nvcc} not found")
-        return 0
-    jobs = [(variant, like, source, *size) for variant, (like, source, sizes) in CUDA.items() for size in sizes]
-    if not ours(options, "gbase", 64, 20, 1):
-        note("the published CUDA code is skipped: gbase cannot run here")
-        return 0
-    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        programs = list(pool.map(lambda job: compiled(options, pathlib.Path(name), job[0], *job[2:]), jobs))
-        for (variant, like, _, side, vertices, batch), program in zip(jobs, programs):
-            done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-            mean = re.search(r"Average main_kernel time: ([\d.]+) ms", done.stdout)
-            if done.returncode or not mean or not float(mean[1]):
-                fail(f"{variant} of {side} x {side}, {vertices} vertices, batch {batch} printed no time: "
-                     f"{(done.stdout + done.stderr).strip()[:100]}")
-            row = row_of(ours(options, like, side, vertices, batch), variant, revision, [1e-3 * float(mean[1]) * batch], 1,
-                         "mean of its own")
-            append(options.out, row)
-            say(row)
-    return len(jobs)
+def time_program(options, revision, like, side, vertices, batch, program):
+    """Runs a program and writes the time that it prints. Returns whether its variant can run here."""
+    template = ours(options, like, side, vertices, batch)
+    if not template:
+        note(f"{program} is skipped: {like} cannot run here")
+        return False
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    mean = re.search(r"Average main_kernel time: ([\d.]+) ms", done.stdout)
+    if done.returncode or not mean or not float(mean[1]):
+        fail(f"{program} printed no time: {(done.stdout + done.stderr).strip()[:100]}")
+    row = row_of(template, f"published-{like}", revision, [1e-3 * float(mean[1]) * batch], 1, "mean of its own")
+    append(options.out, row)
+    say(row)
+    return True
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clone", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("programs", nargs="*", type=sized_program)
     parser.add_argument("--images", type=int, default=10)
     parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")))
-    parser.add_argument("--nvcc", default="nvcc")
-    options = parser.parse_args()
-    if options.images < 1:
-        fail(f"--images {options.images}: give at least 1", 2)
-    if not shutil.which(options.bench):
-        fail(f"{options.bench} is not built; run make first", 4)
-    for path in ["cpu/datagen.py"] + [source for _, source, _ in CUDA.values()]:
-        if not (options.clone / path).is_file():
-            fail(f"{options.clone} has no {path}; give a clone of hpca-uji/fdsl-gpu-pipeline", 2)
+    options = parser.parse_intermixed_args()
+    if options.images < 0:
+        fail(f"--images {options.images}: give at least 0", 2)
+    for program in [options.bench] + [program for *_, program in options.programs]:
+        if not shutil.which(program):
+            fail(f"{program} is not built; {'run make first' if program == options.bench else 'see the README of the clone'}", 4)
+    if not (options.clone / "cpu/datagen.py").is_file():
+        fail(f"{options.clone} has no cpu/datagen.py; give a clone of hpca-uji/fdsl-gpu-pipeline", 2)
     revision = revision_of(options.clone)
     print(f"{'variant':18} {'side':>5} {'vertices':>8} {'batch':>6} {'us per image':>14}")
-    if time_python(options, revision) + time_cuda(options, revision) == 0:
+    timed = time_python(options, revision) if options.images else 0
+    if timed + sum(time_program(options, revision, *program) for program in options.programs) == 0:
         fail("none of the published code can run here", 4)
 
 

@@ -4,12 +4,12 @@
 # at a time have one published time; this script times them at several batch sizes. Our times include clearing the
 # images; the published times do not.
 #
-#   scripts/compare/published.sh [CSV]           CSV: append the rows to this file
-#   scripts/compare/published.sh CLONE [CSV]     first times the published code on this machine, then our variants
+#   scripts/compare/published.sh [CSV]                       CSV: append the rows to this file
+#   scripts/compare/published.sh CLONE [CSV [PROGRAM ...]]   first times the published code on this machine, then our variants
 #
-# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and
-# NumPy, one core) and its CUDA code for the sizes of the figures, in about three minutes. Its rows go to CSV
-# (default: results/published.csv), and `make plots` draws them. Without a GPU, our variants are not timed.
+# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and NumPy, one
+# core), and CUDA programs that you built in it, each given as VARIANT:SIDE:VERTICES:BATCH=PATH (see its --help). The rows go
+# to CSV (default: results/published.csv), and `make plots` draws them. Without a GPU, our variants are not timed.
 #
 # Exit status: 0 done, 1 a variant is slower than its published time. With CLONE, failures have the exit status of
 # scripts/compare/published.py.
@@ -29,7 +29,7 @@ time_variants() { # names batch
 }
 
 if [[ -d ${1-} ]]; then
-    scripts/compare/published.py "$1" "${2:-results/published.csv}" --bench "$bench"
+    scripts/compare/published.py "$1" "${2:-results/published.csv}" "${@:3}" --bench "$bench"
     "$bench" --variant gbase --dry-run >/dev/null 2>&1 || exit 0
     shift
 fi

@@ -94,7 +94,7 @@ _fdsl_bench_suggest()
         kind=folders words='digits clips synth'
         return
         ;;
-    --out | --samples-out | --config | --check | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | \
+    --out | --samples-out | --config | --table | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | \
         --init | --checkpoint | --export | --export-step | --export-data)
         kind=files
         return

@@ -11,9 +11,8 @@
 #   --redo                                   deletes the rows of finished tasks first, and repeats these tasks
 #   --out DIR                                folder for results (default: results/ in the repository)
 #
-# TABLE is tab-separated. Its first line has option names of fdsl-bench without dashes. The additional column ranks is
-# the number of MPI ranks. Each further line is a task: `-` omits an option, `yes` gives an option without a value.
-# Blank lines and lines that begin with # are ignored. Nothing runs unless the whole table is valid.
+# TABLE is a table for fdsl-bench --table, which reads and checks it: tab-separated or CSV, a header with options
+# (docs/sweeps.md), one task per line. Nothing runs unless the whole table is valid.
 #
 # For configs/sweep_NAME.tsv, task 3 writes DIR/sweep/NAME/task_3.csv (atomically) and task_3.command, the command line
 # that produced these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
@@ -30,16 +29,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Options that a table may not have. With the options listed here, the program would run nothing. check_columns() adds
-# the options whose value is a file or a folder, except those in `inputs`, because all tasks would write to the same
-# file. It also adds `config`, because an INI file may contain any option.
-refused='dry-run list env verbose version help'
-inputs='checkpoint class data init preset-file'
-byte_order_mark=$'\xef\xbb\xbf'
-
-# Arrays with one entry per task, from index 1: line of the table, ranks, options (one per line), complete
-# command, and the reason why the task cannot run here.
-line_of=('') ranks_of=('') options_of=('') command_of=('') lacks=('')
+# Arrays with one entry per task, from index 1: line of the table, ranks, command without and with the launcher, and the
+# reason why the task cannot run here.
+line_of=('') ranks_of=('') run_of=('') command_of=('') lacks=('')
 
 part='' messages='' child='' # if interrupted: temporary files to delete, and the process to stop
 
@@ -115,7 +107,7 @@ read_arguments() {
     bench=${FDSL_BENCH:-$root/fdsl-bench}
     bench=$(command -v -- "$bench") ||
         die 4 "${FDSL_BENCH:-$root/fdsl-bench} does not exist; run make first, or name the program in FDSL_BENCH"
-    name=${table##*/} name=${name%.tsv} name=${name#sweep_}
+    name=${table##*/} name=${name%.[ct]sv} name=${name#sweep_}
     [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: rename it; use only letters, digits, '.', '-' and '_'"
     name+=${most:+_$most} folder=$out/sweep/$name
     check_owner
@@ -133,128 +125,55 @@ check_owner() {
 
 # ---- The table ----
 
-refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text; adds the name of the table and the number of its current line
+quoted_field='^"(([^"]|"")*)"(,|$)(.*)' plain_field='^(([^,])*)(,|$)(.*)'
 
-check_columns() {
-    local column message known
-    known=$("$bench" --help --verbose) || die 4 "cannot start $bench; see $bench --help"
-    refused+=" $(sed -nE 's/^  --([a-z0-9-]+) (FILE|DIR).*/\1/p' <<<"$known" | grep -vxF "${inputs// /$'\n'}" | paste -sd' ')"
-    known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
-    for column in "${columns[@]}"; do
-        [[ " $refused " != *" $column "* ]] || refuse "column '$column' cannot be used in a sweep"
-        [[ $(printf '%s\n' "${columns[@]}" | grep -cxF -e "$column") == 1 ]] || refuse "column '$column' occurs twice"
-        [[ $known != *$'\n'"$column"$'\n'* ]] || continue
-        [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; separate columns by tabs, not spaces"
-        [[ $column != -* ]] || refuse "unknown column '$column'; write it without dashes"
-        message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
-        message=${message##*;}
-        [[ $message != *'did you mean'* ]] || refuse "unknown column '$column';${message/--/}"
-        refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help -v, in full"
-    done
+# Moves the first field of the CSV line in $rest into a variable.
+take() { # variable
+    [[ $rest =~ $quoted_field || $rest =~ $plain_field ]]
+    printf -v "$1" %s "${BASH_REMATCH[1]//\"\"/\"}"
+    rest=${BASH_REMATCH[4]}
 }
 
-declare -A line_with # the line of the task with this command
-
-# Adds a task for line $number. Starts no process, because a table may have thousands of lines.
-add_task() { # ranks, options ...
-    local command IFS=$'\n'
-    printf -v command '%q ' fdsl-bench "${@:2}"
-    (($1 == 1)) || { IFS=' ' && command="${launcher[*]} $1 $command" && IFS=$'\n'; }
-    [[ ! ${line_with[$command]-} ]] || refuse "the same task as line ${line_with[$command]}"
-    line_with[$command]=$number
-    line_of+=("$number") ranks_of+=("$1") command_of+=("${command% }") lacks+=('') options_of+=("${*:2}")
+# Calls the program to list the tasks of the table, or with --dry-run to check them.
+each_task() { # options of the program, then a function, which is called for each task with $n, $line, $ranks ... set
+    local rest rows field status n line ranks state reason command
+    rows=$("$bench" --table "$table" ${most:+--scale "$most"} --format csv "${@:1:$#-1}") || {
+        status=$?
+        ((status == 2)) && exit 2
+        die $((status == 126 || status == 127 ? 4 : 1)) "$table: fdsl-bench --table ended with status $status"
+    }
+    while IFS= read -r rest; do
+        for field in n line ranks state reason command; do take "$field"; done
+        "${@: -1}"
+    done <<<"${rows#*$'\n'}"
 }
 
-# For --scale, lines of the table that differ only in ranks and scaling form a case. case_line has the first line of each case.
-# case_kinds has the kinds of scaling in the lines of each case. A line with one rank and no scaling adds no kind, because one
-# rank is the baseline of every kind.
-declare -A case_line case_kinds
-cases=()
-
-note_case() { # ranks, scaling, options ...
-    local key
-    printf -v key '%s\n' "${@:3}"
-    [[ ${case_line[$key]-} ]] || { cases+=("$key") && case_line[$key]=$number; }
-    [[ $1 == 1 && ! $2 ]] || [[ ${case_kinds[$key]-} == *" ${2:-weak}"* ]] || case_kinds[$key]+=" ${2:-weak}"
-}
-
-add_scaled_tasks() {
-    local key kind ranks number options
-    for key in "${cases[@]}"; do
-        number=${case_line[$key]}
-        mapfile -t options <<<"${key%$'\n'}"
-        add_task 1 "${options[@]}"
-        ((most > 1)) || continue
-        for kind in ${case_kinds[$key]:-weak}; do
-            for ((ranks = 2; ranks < most; ranks *= 2)); do add_task "$ranks" "${options[@]}" --scaling="$kind"; done
-            add_task "$most" "${options[@]}" --scaling="$kind"
-        done
-    done
-}
-
-add_line() { # fields
-    local i value ranks=1 scaling='' options=()
-    (($# == ${#columns[@]})) || refuse "$# fields, but the header has ${#columns[@]}; separate fields by tabs, and use - for omitted options"
-    for i in "${!columns[@]}"; do
-        value=$1 && shift
-        case ${columns[i]}:$value in
-        *:) refuse "column '${columns[i]}' is empty; write - to omit the option" ;;
-        *:-) ;;
-        ranks:*)
-            [[ $value =~ ^[1-9][0-9]{0,6}$ ]] || refuse "ranks is '$value', not a number from 1"
-            ranks=$value
-            ;;
-        scaling:?*) if [[ $most ]]; then scaling=$value; else options+=("--scaling=$value"); fi ;;
-        *:yes) options+=("--${columns[i]}") ;;
-        *) options+=("--${columns[i]}=$value") ;;
-        esac
-    done
-    ((${#options[@]})) || refuse 'no option is given'
-    [[ ! "${options[*]}" =~ --checkpoint= || "${options[*]}" =~ --(variant|workload)=infer ]] ||
-        refuse "column 'checkpoint' can be used in a sweep only with infer, which reads it"
-    if [[ $most ]]; then note_case "$ranks" "$scaling" "${options[@]}"; else add_task "$ranks" "${options[@]}"; fi
+note_task() {
+    run_of+=("$command")
+    ((ranks == 1)) || command="${launcher[*]} $ranks $command"
+    line_of+=("$line") ranks_of+=("$ranks") command_of+=("$command") lacks+=('')
 }
 
 read_table() {
-    local line columns=() fields number=0
-    while IFS= read -r line || [[ $line ]]; do
-        ((number += 1))
-        line=${line%$'\r'}
-        ((number > 1)) || line=${line#"$byte_order_mark"}
-        [[ ! $line =~ ^[[:blank:]]*(#|$) ]] || continue
-        mapfile -d $'\t' -t fields <<<"$line"$'\t'
-        unset 'fields[-1]' # the line end
-        if ((${#columns[@]})); then
-            add_line "${fields[@]}"
-        else
-            columns=("${fields[@]}")
-            check_columns
-        fi
-    done <"$table"
-    add_scaled_tasks
+    each_task --list note_task
     task_count=$((${#line_of[@]} - 1))
-    ((task_count > 0)) || die 2 "$table: no tasks; give a line of option names, then one line per task"
     [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: there is no task $only; the last task is $task_count"
     tasks=("${only:-1}")
     [[ $only ]] || mapfile -t tasks < <(seq "$task_count")
 }
 
+note_reason() {
+    lacks[n]=$reason
+    [[ ! $reason && $ranks != 1 && ! $have_launcher ]] || return 0
+    [[ ! ${MPIRUN-} ]] || die 2 "MPIRUN: there is no program '${launcher[0]}'"
+    lacks[n]="${launcher[0]} is not installed"
+}
+
 # Asks the program, in one call, whether it can run each task.
 check_tasks() {
-    local n i=0 status reasons have_launcher=yes
-    reasons=$(for n in "${tasks[@]}"; do
-        printf '%s:%d\t--ranks=%d\t%s\n' "$table" "${line_of[n]}" "${ranks_of[n]}" "${options_of[n]//$'\n'/$'\t'}"
-    done | "$bench" --check /dev/stdin)
-    status=$?
-    ((status == 0)) || { ((status <= 2)) && exit "$status"; } || die 1 "$table: fdsl-bench --check ended with status $status"
-    mapfile -t reasons <<<"$reasons"
+    local have_launcher=yes
     command -v "${launcher[0]}" >/dev/null || have_launcher=''
-    for n in "${tasks[@]}"; do
-        lacks[n]=${reasons[i++]-}
-        [[ ! ${lacks[n]} && ${ranks_of[n]} != 1 && ! $have_launcher ]] || continue
-        [[ ! ${MPIRUN-} ]] || die 2 "MPIRUN: there is no program '${launcher[0]}'"
-        lacks[n]="${launcher[0]} is not installed"
-    done
+    each_task --dry-run ${only:+--task "$only"} note_reason
 }
 
 # ---- The launcher ----
@@ -312,13 +231,13 @@ finished() { # task
 # and renames it when they are complete. Deletes old rows before it changes task_N.command, so that rows and command
 # always match.
 make_rows() { # task
-    local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
-    mapfile -t options <<<"${options_of[$1]}"
+    local rows=$folder/task_$1.csv command=$folder/task_$1.command words program=("$bench") status
+    eval "words=(${run_of[$1]#fdsl-bench})" # the program has quoted them for a shell
     ((ranks_of[$1] == 1)) || program=("${launcher[@]}" "${ranks_of[$1]}" "$bench")
     part=$rows.part
     why="cannot write to $folder"
     { rm -f "$rows" "$part" && printf '%s\n' "${command_of[$1]}" >"$command"; } 2>"$messages" || return 1
-    attend "${program[@]}" "${options[@]}" --out="$part"
+    attend "${program[@]}" "${words[@]}" --out="$part"
     status=$?
     why="exit $status"
     ((status == 0)) && why="cannot rename $part" && mv "$part" "$rows" 2>>"$messages" && return

@@ -170,12 +170,14 @@ struct parse {
     char *at, *end;
     size_t line; /* the number of the line at `at` */
     size_t cells;
+    char separator;
+    bool by_hand; /* as for table_read_by_hand() */
 };
 
 static enum status refuse(const struct parse *parse, const char *what)
 {
-    return status_set(STATUS_FAILED, "%s, line %zu: %s; repair or delete this line", parse->table->path,
-                      parse->line, what);
+    return status_set(parse->by_hand ? STATUS_USAGE : STATUS_FAILED,
+                      "%s, line %zu: %s; repair or delete this line", parse->table->path, parse->line, what);
 }
 
 static enum status out_of_memory(const char *path)
@@ -223,20 +225,20 @@ static enum status quoted_cell(struct parse *parse, const char **cell)
 /* Decodes the next cell. Leaves `at` after the comma or the line end. `*last` becomes true at a line end. */
 static enum status next_cell(struct parse *parse, bool *last)
 {
-    const char *cell = parse->at;
-    if (*parse->at == '"')
+    const char *cell = parse->at, stops[] = {parse->separator, '\r', '\n', '\0'};
+    if (*parse->at == '"' && parse->separator == ',')
         TRY(quoted_cell(parse, &cell));
     else
-        parse->at += strcspn(parse->at, ",\r\n");
+        parse->at += strcspn(parse->at, stops);
     char *stop = parse->at;
-    if (*stop == '\r' && stop[1] == '\n')
+    if (*stop == '\r' && (stop[1] == '\n' || stop + 1 == parse->end))
         parse->at++;
-    if (parse->at == parse->end)
+    if (parse->at == parse->end && !parse->by_hand)
         return refuse(parse, "this last line has no line end and may be incomplete");
-    *last = *parse->at == '\n';
-    if (!*last && *parse->at != ',')
-        return refuse(parse, "neither a comma nor a line end follows a cell");
-    parse->at++;
+    *last = parse->at == parse->end || *parse->at == '\n';
+    if (!*last && *parse->at != parse->separator)
+        return refuse(parse, "neither a separator nor a line end follows a cell");
+    parse->at += parse->at < parse->end;
     *stop = '\0';
     return add_cell(parse, cell);
 }
@@ -246,19 +248,23 @@ static enum status next_row(struct parse *parse)
 {
     struct table *table = parse->table;
     size_t before = parse->cells, line = parse->line;
-    size_t blank = strspn(parse->at, "\r");
-    if (parse->at[blank] == '\n') {
-        parse->at += blank + 1;
+    const char *text = parse->at + strspn(parse->at, parse->by_hand ? " \t\r" : "\r");
+    if (*text == '\n' || (parse->by_hand && (*text == '#' || text == parse->end))) {
+        parse->at += strcspn(parse->at, "\n");
+        parse->at += parse->at < parse->end;
         parse->line++;
         return STATUS_OK;
     }
+    if (before == 0 && parse->by_hand && strcspn(parse->at, "\t") < strcspn(parse->at, "\n"))
+        parse->separator = '\t';
     for (bool last = false; !last;)
         TRY(next_cell(parse, &last));
     size_t cells = parse->cells - before;
-    if (before == 0)
+    if (before == 0) {
         table->columns = cells;
-    else if (cells != table->columns)
-        return status_set(STATUS_FAILED,
+        table->header_line = line;
+    } else if (cells != table->columns)
+        return status_set(parse->by_hand ? STATUS_USAGE : STATUS_FAILED,
                           "%s, line %zu: %zu cell%s, but the header has %zu; repair or delete this line",
                           table->path, line, cells, cells == 1 ? "" : "s", table->columns);
     else
@@ -267,10 +273,11 @@ static enum status next_row(struct parse *parse)
     return STATUS_OK;
 }
 
-enum status table_parse(const char *path, char *text, size_t bytes, struct table *table)
+static enum status parse_text(const char *path, char *text, size_t bytes, bool by_hand, struct table *table)
 {
     *table = (struct table){.path = path, .text = text};
-    struct parse parse = {.table = table, .at = text, .end = text + bytes, .line = 1};
+    struct parse parse = {
+        .table = table, .at = text, .end = text + bytes, .line = 1, .separator = ',', .by_hand = by_hand};
     const char *zero = memchr(text, '\0', bytes);
     if (zero) {
         for (const char *c = text; c < zero; c++)
@@ -282,6 +289,20 @@ enum status table_parse(const char *path, char *text, size_t bytes, struct table
     while (parse.at < parse.end)
         TRY(next_row(&parse));
     return STATUS_OK;
+}
+
+enum status table_parse(const char *path, char *text, size_t bytes, struct table *table)
+{
+    return parse_text(path, text, bytes, false, table);
+}
+
+enum status table_read_by_hand(const char *path, struct table *table)
+{
+    char *text;
+    size_t bytes;
+    *table = (struct table){.path = path};
+    enum status status = file_read(path, &text, &bytes);
+    return status == STATUS_OK ? parse_text(path, text, bytes, true, table) : STATUS_USAGE;
 }
 
 enum status table_read(const char *path, struct table *table)

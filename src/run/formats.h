@@ -51,6 +51,7 @@ struct table {
     char *text;         /* owned; the cells, decoded in place */
     const char **cells; /* owned; (rows + 1) * columns strings, the header first */
     size_t *lines;      /* owned; the line number of each row */
+    size_t header_line;
 };
 
 /* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
@@ -64,6 +65,11 @@ void table_free(struct table *table);
 /* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, even after a
  * failure. STATUS_FAILED as from table_read(). */
 enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
+
+/* Reads a table that a person wrote. Its cells are separated by tabs if the header contains a tab, and
+ * otherwise by commas as for table_read(). Also skips blank lines and lines that begin with '#', and the last
+ * line needs no line end. Takes no lock. STATUS_USAGE for the faults that table_read() names. */
+enum status table_read_by_hand(const char *path, struct table *table);
 
 /* Returns the number of a column, counted from 0, or TABLE_NONE. */
 size_t table_column(const struct table *table, const char *name);

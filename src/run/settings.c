@@ -17,8 +17,6 @@
 #include "machine/nvml.h"
 #include "run/monitor.h"
 
-#define RANKS_MAX 1000000 /* more ranks than any machine can run */
-
 static const char *const scalings[] = {"weak", "strong", NULL}; /* indexed by enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by enum binding */
 
@@ -53,9 +51,15 @@ static const struct option_spec specs[] = {
      .help = "check everything that can be checked before a run, then stop; with lists or ranges, print all "
              "combinations; with --recipe, print the options that the recipe adds. train still writes the "
              "files of --export-data, --export-step and --save-batch"},
-    {"check", "FILE", OPTION_TEXT, AT(check),
-     .help = "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages "
-             "and the options of one run, separated by tabs"},
+    {"table", "FILE", OPTION_TEXT, AT(table),
+     .help =
+         "run the rows of this table, each as a command of its own: the header names options, separated by "
+         "tabs or commas; - omits an option, yes gives one without a value; lists and ranges work as here. "
+         "Other options apply to all rows. With --dry-run, check all rows and list their commands"},
+    {"task", "N[:M]", OPTION_TEXT, AT(task),
+     .help = "with --table, only run number N, or runs N to M, counted from 1"},
+    {"scale", "N", OPTION_COUNT, AT(scale), .minimum = 1, .maximum = SETTINGS_RANKS_MAX,
+     .help = "with --table, run every row on 1, 2, 4, ... and N ranks, whatever its number of ranks is"},
     {"out", "FILE", OPTION_OUTPUT, AT(out),
      .help = "append the results to this CSV file: one row per variant and combination of values (train: one "
              "row per epoch). With several ranks, each result has one row per rank and one row for all ranks "
@@ -77,7 +81,7 @@ static const struct option_spec specs[] = {
              "the number of devices"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu),
      .help = "for a single rank, use the CUDA device with the most free memory"},
-    {"ranks", "N", OPTION_COUNT, AT(ranks), .minimum = 1, .maximum = RANKS_MAX,
+    {"ranks", "N", OPTION_COUNT, AT(ranks), .minimum = 1, .maximum = SETTINGS_RANKS_MAX,
      .help = "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"rank-device", "LIST", OPTION_TEXT, AT(rank_device),
      .help = "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the "
@@ -176,6 +180,7 @@ static void help_common(FILE *stream, bool all)
     fputs("fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
           "\n"
           "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+          "       fdsl-bench --table FILE [--task N[:M]] [options]\n"
           "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
           "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
           "       fdsl-bench compare A.csv B.csv [options]\n"
@@ -280,18 +285,30 @@ static enum status explain_elsewhere(void *context, const char *name)
                : STATUS_OK;
 }
 
+const struct option_spec *settings_option(size_t index)
+{
+    if (index < COUNT_OF(specs))
+        return &specs[index];
+    index -= COUNT_OF(specs);
+    for (size_t i = 0; workload_table[i]; index -= workload_table[i++]->option_count)
+        if (index < workload_table[i]->option_count)
+            return &workload_table[i]->options[index];
+    return NULL;
+}
+
 bool settings_has_option(const char *name)
 {
-    bool found = option_in_table(specs, COUNT_OF(specs), name);
-    for (size_t i = 0; workload_table[i]; i++)
-        found |= option_in_table(workload_table[i]->options, workload_table[i]->option_count, name);
-    return found;
+    const struct option_spec *spec;
+    for (size_t i = 0; (spec = settings_option(i)); i++)
+        if (strcmp(spec->name, name) == 0)
+            return true;
+    return false;
 }
 
 bool settings_informational(const struct settings *settings)
 {
-    return settings->help || settings->version || settings->list || settings->environment ||
-           settings->verify_set || settings->check;
+    bool lists = settings->list && !settings->table; /* sweep_run() lists the rows of a table */
+    return settings->help || settings->version || lists || settings->environment || settings->verify_set;
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.
@@ -459,9 +476,13 @@ static enum status check_combined_outputs(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses --ranks without --dry-run, because only a launcher can start ranks. */
+/* Refuses --ranks without --dry-run, because only a launcher can start ranks, and options of --table alone.
+ */
 static enum status check_ranks(const struct settings *settings)
 {
+    if ((settings->task || settings->scale) && !settings->table)
+        return status_set(STATUS_USAGE, "--%s works only with --table FILE",
+                          settings->task ? "task" : "scale");
     if (settings->ranks && !settings->dry_run)
         return status_set(STATUS_USAGE,
                           "--ranks is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
@@ -653,6 +674,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         return status_set(STATUS_USAGE, "--prepare does not apply to -- COMMAND; leave one out");
     if (settings->prepare) /* data/prepare.c parses its options */
         return STATUS_OK;
+    bool sweeps = !config->is_row && options_peek(specs, COUNT_OF(specs), argc, argv, "table");
     enum status found = find_workload(settings, argc, argv);
     if (!settings->workload)
         return found;
@@ -661,7 +683,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     settings->options = (struct options){
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
-        .table_count = 2,
+        .table_count = sweeps ? 1 : 2, /* the rows of --table may be of several workloads */
         .defaults = settings->workload->defaults ? settings->workload->defaults(argc, argv) : NULL,
         .axes = &settings->axes,
         .config = config,
@@ -675,8 +697,10 @@ enum status settings_read(struct settings *settings, const struct config *config
     if (settings->verify_set)
         return options_check_only(&settings->options, "--verify-set",
                                   (const char *const[]){"verify-set", "config", NULL});
-    if (settings->check)
-        TRY(options_check_only(&settings->options, "--check", (const char *const[]){"check", NULL}));
+    if (sweeps && settings->command)
+        return status_set(STATUS_USAGE, "--table does not apply to -- COMMAND; leave one out");
+    if (sweeps && !settings_informational(settings))
+        return STATUS_OK;
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));

@@ -13,15 +13,19 @@
 #include "run/bench.h"
 #include "run/formats.h"
 
+#define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */
+
 enum scaling { SCALING_WEAK, SCALING_STRONG };
 enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *check, *config;
-    const char *baseline;    /* the baseline of speed-ups; NULL: the workload's default */
-    const char *rank_device; /* NULL: not given */
-    const char *monitor;     /* FILE[:MS]; after settings_read(), only FILE */
+    const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *config;
+    const char *table, *task; /* --table runs the rows of a table */
+    uint64_t scale;           /* 0: not given */
+    const char *baseline;     /* the baseline of speed-ups; NULL: the workload's default */
+    const char *rank_device;  /* NULL: not given */
+    const char *monitor;      /* FILE[:MS]; after settings_read(), only FILE */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* the number of ranks for --dry-run; 0: the actual number */
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
@@ -55,8 +59,10 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. --help, --version, --list, --env, --check and --verify-set require no
- * other option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With
+/* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no
+ * other option. With --table, parses only the options that all workloads share, unless config->is_row: then
+ * the options are those of a row, and --table is ignored. With --prepare, only settings->prepare is set, and
+ * prepare_run() parses the rest. With
  * --prepare --help, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller
  * calls settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this
  * build or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
@@ -77,12 +83,16 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env,
- * --check or --verify-set. */
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env or
+ * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
 /* Returns whether an option of the workload has an effect on at least one of settings->variants. */
 bool settings_uses(const struct settings *settings, const char *option);
+
+/* Returns option number `index`, counted over the common options and those of all workloads, or NULL after
+ * the last one. */
+const struct option_spec *settings_option(size_t index);
 
 /* Returns whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);

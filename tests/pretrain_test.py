@@ -1,6 +1,6 @@
 """Tests scripts/compare/pretrain.py with PyTorch on a CPU. The tests are skipped if a package is missing.
 
-  PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so python3 -m pytest scripts/compare/pretrain_test.py
+  PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so python3 -m pytest tests/pretrain_test.py
 
 Needs PyTorch, torchvision, timm, webdataset, fdsl and a built fdsl-bench (or FDSL_BENCH=PATH).
 """
@@ -23,18 +23,18 @@ import pytest
 for package in ("torch", "torchvision", "timm", "webdataset", "fdsl"):
     pytest.importorskip(package)
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+COMPARE = ROOT / "scripts/compare"
+sys.path.insert(0, str(COMPARE))
 import pretrain  # noqa: E402
 import pretrain_order  # noqa: E402
-import pretrain_recipe  # noqa: E402
 import pretrain_sources  # noqa: E402
 import pretrain_training  # noqa: E402
 import torch  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-HERE = pathlib.Path(__file__).resolve().parent
-PROGRAM = str(HERE / "pretrain.py")
-BENCH = os.environ.get("FDSL_BENCH", str(HERE.parents[1] / "fdsl-bench"))
+PROGRAM = str(COMPARE / "pretrain.py")
+BENCH = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 JOB = ("--tiny --device cpu --res 32 --out-res 32 --classes 8 --images 64 --batch 8 --steps 6 --warmup-steps 2 --workers 2 "
        "--lr-warmup 3 --no-amp --threads 2").split()
 
@@ -139,7 +139,7 @@ def test_no_thread_of_the_process_group_runs_at_exit(tmp_path):
     """A thread of the process group aborts the process if it releases a tensor while the interpreter exits."""
     (tmp_path / "program.py").write_text(f"""
 import pathlib, sys
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(COMPARE)!r})
 import pretrain
 status = pretrain.main(sys.argv[1:])
 print("at exit:", *sorted({{path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")}}))
@@ -230,7 +230,7 @@ NAMES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness",
 
 
 def applied(index, images):
-    function, numbers = pretrain_recipe.operations()[index]
+    function, numbers = pretrain_training.operations()[index]
     return function(images.float(), torch.tensor(numbers).expand(len(images), -1)).round() if function else images.float()
 
 
@@ -252,9 +252,9 @@ def test_operations_are_those_of_torchvision(index):
 def test_augmenting_in_groups_equals_augmenting_each_image():
     options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
                                  order="source")
-    recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
+    recipe = pretrain_training.Recipe(options, torch.device("cpu"), 0)
     images = torch.randint(0, 256, (56, 3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    chosen = [random.Random(seed).sample(2 * pretrain_recipe.operations(), 56) for seed in range(2)]
+    chosen = [random.Random(seed).sample(2 * pretrain_training.operations(), 56) for seed in range(2)]
     def augmented(images, choices):
         return recipe.augmented(images, argparse.Namespace(choice=lambda _: choices.pop(0)))
     alone = [augmented(images[i:i + 1], [first, second]) for i, (first, second) in enumerate(zip(*chosen))]
@@ -265,7 +265,7 @@ def test_erased_boxes_fit():
     """A box as wide or as high as the image is drawn again, so no row and no column of these images is erased completely."""
     options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False,
                                  order="source")
-    recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
+    recipe = pretrain_training.Recipe(options, torch.device("cpu"), 0)
     erased = recipe.erased(torch.full((2000, 1, 64, 16), 9.0), random.Random(1)) != 9
     assert not erased.all(2).any() and not erased.all(3).any() and 0.2 < erased.any(3).any(2).float().mean() < 0.3
 
@@ -275,7 +275,7 @@ def test_the_recipe_depends_on_seed_rank_and_step_only():
                                  order="source")
     images, labels = torch.full((8, 3, 32, 32), 99, dtype=torch.uint8), torch.arange(8) % 5
     def inputs(rank, step):
-        return pretrain_recipe.Recipe(options, torch.device("cpu"), rank)(images, labels, step)
+        return pretrain_training.Recipe(options, torch.device("cpu"), rank)(images, labels, step)
     (one, targets), (two, _) = inputs(0, 4), inputs(0, 4)
     assert torch.equal(one, two) and torch.allclose(targets.sum(1), torch.ones(8)) and (images == 99).all()
     assert not torch.equal(one, inputs(1, 4)[0]) and not torch.equal(one, inputs(0, 5)[0])
@@ -283,14 +283,14 @@ def test_the_recipe_depends_on_seed_rank_and_step_only():
 
 def test_learning_rate():
     options = argparse.Namespace(lr=1.0, lr_warmup=4)
-    rates = [pretrain_recipe.learning_rate(step, options, 8) for step in range(9)]
+    rates = [pretrain_training.learning_rate(step, options, 8) for step in range(9)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1] and rates[6] == pytest.approx(0.5) and rates[8] == pytest.approx(0)
 
 
 @pytest.mark.parametrize("augment", ("none", "mix"))
 def test_training_equals_that_of_fdsl_bench(augment, tmp_path):
     """From the same weights, both programs have the same losses in each step, except for rounding."""
-    command = [sys.executable, str(HERE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
+    command = [sys.executable, str(COMPARE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
                "--log-steps", "1", "--augment", augment, "--drop-path", "0", "--bound", "0.001"]
     done = subprocess.run([*command, "--first-bound", "0.001"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -298,7 +298,7 @@ def test_training_equals_that_of_fdsl_bench(augment, tmp_path):
 
 
 def test_a_recipe_that_differs_is_noticed(tmp_path):
-    command = [sys.executable, str(HERE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
+    command = [sys.executable, str(COMPARE / "curves.py"), str(tmp_path / "run"), "--cpu", "--threads", "1", "--bench", BENCH, "--steps", "20",
                "--log-steps", "1", "--augment", "none", "--drop-path", "0", "--first-bound", "0.001", "--", "--loss", "bce"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "OUTSIDE THE BOUNDS" in done.stdout, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Tests scripts/compare/pytorch.py --ranks with PyTorch on a CPU. The tests are skipped if PyTorch or mpirun is missing.
 
-  python3 -m pytest scripts/compare/torch_ranks_test.py
+  python3 -m pytest tests/torch_ranks_test.py
 
 Needs a built fdsl-bench (or FDSL_BENCH=PATH).
 """
@@ -20,10 +20,11 @@ pytest.importorskip("torch")
 if not shutil.which("mpirun"):
     pytest.skip("no mpirun", allow_module_level=True)
 
-HERE = pathlib.Path(__file__).resolve().parent
-BENCH = os.environ.get("FDSL_BENCH", str(HERE.parents[1] / "fdsl-bench"))
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+COMPARE = ROOT / "scripts/compare"
+BENCH = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 # lenet has no dropout, so its losses can be compared.
-JOB = [sys.executable, str(HERE / "pytorch.py"), "--bench", BENCH, "--variant", "train-omp", "--model", "lenet", "--threads", "1",
+JOB = [sys.executable, str(COMPARE / "pytorch.py"), "--bench", BENCH, "--variant", "train-omp", "--model", "lenet", "--threads", "1",
        "--test-size", "100", "--workers", "1"]
 
 
