@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
-#include "data/plain.h"
+#include "data/plain_reader.h"
 #include "reader.h"
 
 /* ---- Rings ---- */

@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "common/check.cuh"
-#include "machine/device_memory.h"
 #include "machine/nvml.h"
 
 /* ---- Queries ---- */

@@ -13,8 +13,8 @@
 #include "core/consumer.h"
 #include "core/phase.h"
 #include "core/timer.h"
-#include "data/draws.h"
-#include "data/label.h"
+#include "data/random_draws.h"
+#include "data/members.h"
 #include "machine/device.h"
 #include "machine/nvml.h"
 

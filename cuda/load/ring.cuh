@@ -10,7 +10,7 @@
 #ifndef FDSL_CUDA_LOAD_RING_CUH
 #define FDSL_CUDA_LOAD_RING_CUH
 
-#include "data/orientation.h"
+#include "data/image.h"
 #include "load/delivery.cuh"
 #include "load/image_decoder.cuh"
 

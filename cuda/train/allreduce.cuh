@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
-#include "train/train/exchange.h"
+#include "train/exchange.h"
 
 /* The format of the values, and the format in which ranks send them. Sums are fp32. */
 enum allreduce_type {

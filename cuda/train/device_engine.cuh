@@ -8,7 +8,7 @@
 
 #include "train/augment.cuh"
 #include "train/feed.cuh"
-#include "train/train/exchange.h"
+#include "train/exchange.h"
 #include "train/network.cuh"
 
 struct device_engine;

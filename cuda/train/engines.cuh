@@ -6,7 +6,6 @@
 
 #include "machine/device.h"
 #include "train/engine.h"
-#include "train/inferrer.h"
 #include "train/trainer.h"
 
 /* These engines compute a network layer by layer (engine.cu). engine_cuda computes in fp32. engine_tf32,

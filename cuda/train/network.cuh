@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "train/engine.h"
 #include "train/operands.cuh"
-#include "train/loss_scale.h"
+#include "train/loss.h"
 
 #define BLOCK 256 /* threads per block of kernels with one element per thread */
 

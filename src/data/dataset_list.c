@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/dataset.h"

@@ -19,12 +19,12 @@
 #include <xxhash.h>
 #endif
 
-#include "core/fnv.h"
+#include "core/array.h"
 #include "core/status.h"
 #include "data/http.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 
 #define TRIES           6 /* attempts per request */
 #define TRIES_FIRST     2 /* attempts of the first request: a wrong address should fail soon */

@@ -12,7 +12,7 @@
 #include "data/dataset.h"
 #include "data/checksum.h"
 #include "data/image.h"
-#include "data/draws.h"
+#include "data/random_draws.h"
 #include "load/convert.h"
 #include "load/order.h"
 #include "load/pictures.h"

@@ -6,6 +6,8 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "core/workload.h"
+#include "data/dataset.h"
+#include "data/remote.h"
 #include "load/load_parts.h"
 
 struct parameters {

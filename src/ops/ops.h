@@ -3,7 +3,7 @@
 #ifndef FDSL_OPS_OPS_H
 #define FDSL_OPS_OPS_H
 
-#include "core/measures.h"
+#include "core/record.h"
 #include "core/variant.h"
 #include "core/workload.h"
 #include "machine/guard.h"

@@ -13,8 +13,7 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/text.h"
-#include "core/words.h"
-#include "run/table.h"
+#include "run/formats.h"
 
 #define OPTIONS_MAX 512 /* more options than the program has */
 

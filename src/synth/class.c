@@ -17,7 +17,6 @@
 #include "core/options.h"
 #include "core/philox.h"
 #include "core/text.h"
-#include "core/words.h"
 
 /* A named number in a struct: a column of the CSV list, or a key of the INI file. */
 struct number {

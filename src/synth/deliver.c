@@ -14,7 +14,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/npy.h"
-#include "data/png_image.h"
+#include "data/image.h"
 #include "synth/class.h"
 
 #define SHEET_SIDE_MAX      8192u

@@ -6,7 +6,7 @@
 #include <omp.h>
 #endif
 
-#include "core/half.h"
+#include "core/dtype.h"
 #include "core/stats.h"
 #include "core/variant.h"
 #include "synth/atom.h"

@@ -8,8 +8,7 @@
 #include "core/array.h"
 #include "core/workload.h"
 #include "machine/comm.h"
-#include "machine/isa.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "train/allreduce.h"
 #include "train/job.h"
 

@@ -19,7 +19,7 @@
 #include "data/random_boxes.h"
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/label.h"
+#include "data/members.h"
 #include "data/remote.h"
 #include "data/source.h"
 #include "machine/host.h"

@@ -8,8 +8,8 @@
 
 #include "core/phase.h"
 #include "core/timer.h"
-#include "data/boxes.h"
-#include "data/draws.h"
+#include "data/random_boxes.h"
+#include "data/random_draws.h"
 #include "train/data.h"
 #include "train/feed.h"
 #include "train/loss.h"

@@ -13,8 +13,7 @@
 
 #include "core/file.h"
 #include "core/text.h"
-#include "data/png_image.h"
-#include "data/safetensors.h"
+#include "data/image.h"
 #include "data/tensor_file.h"
 #include "train/checkpoint.h"
 #include "train/import_export.h"

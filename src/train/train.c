@@ -9,7 +9,7 @@
 
 #include "core/array.h"
 #include "core/text.h"
-#include "data/safetensors.h"
+#include "data/tensor_file.h"
 #include "machine/comm.h"
 #include "train/augment.h"
 #include "train/checkpoint.h"

@@ -7,13 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/chance.h"
-#include "core/fnv.h"
-#include "core/partition.h"
 #include "core/timer.h"
+#include "core/array.h"
+#include "core/partition.h"
 #include "machine/comm.h"
 #include "machine/device.h"
-#include "machine/memory.h"
+#include "machine/host.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
 
