@@ -14,6 +14,9 @@
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
+    /* For messages, of wrong tensors: the largest error of the change, and the error of the optimizer's first
+     * moments in that comparison. Both are relative to the oracle's change. */
+    double drift[MODEL_TENSORS_MAX], moment_drift[MODEL_TENSORS_MAX];
 };
 
 struct trainer {
