@@ -316,14 +316,14 @@ static void warn_astray(const struct trainer *trainer)
     for (uint32_t t = 0, listed = 0; t < trainer->job->train.model->tensor_count && listed < ASTRAY_LISTED;
          t++)
         if (found->astray[t] && found->drift[t] != 0) {
-            text_join(text, sizeof text, "; ", "%s by %.3g (moments by %.3g)",
+            text_join(text, sizeof text, "; ", "%s %.3g (moments %.3g)",
                       trainer->job->train.model->tensors[t].name, found->drift[t], found->moment_drift[t]);
             listed++;
         }
     if (*text)
-        status_warn(
-            "--verify: changes of tensors differ from the reference's change, by more than %.3g of it: %s",
-            trainer->bounds.drift, text);
+        status_warn("--verify: errors of these tensors' changes, relative to the reference's changes, exceed "
+                    "%.3g: %s",
+                    trainer->bounds.drift, text);
 }
 
 void trainer_verdict(const void *input, void *state, char *text, size_t size)
