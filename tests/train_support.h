@@ -137,8 +137,7 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
                             struct shape input, uint32_t classes, uint32_t count, uint32_t batch,
                             float smoothing)
 {
-    /* Threads would slow the oracle down: the networks of tests are tiny. */
-    const struct resources resources = {.threads = engine == &engine_oracle ? 1 : 2};
+    const struct resources resources = {.threads = 2};
     *net = (struct net){.engine = engine};
     data_random(&net->data, input, classes, count, 5);
     must(model_build(table, input, classes, &net->model));
@@ -161,8 +160,7 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
  * the initial parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
-    /* Threads would slow the oracle down: the networks of tests are tiny. */
-    const struct resources resources = {.threads = engine == &engine_oracle ? 1 : 2};
+    const struct resources resources = {.threads = 2};
     net->engine->close(net->state);
     net->engine = engine;
     must(engine->open(&net->train, &resources, &net->state));
