@@ -210,6 +210,30 @@ Test(checks, bench_trains_with_a_model_that_train_graph_supports)
     expect(0, "\n--variant all --verify --workload infer ");
 }
 
+/* A run prints at most one line of warnings about its rows. bench.sh must not start so many runs that it
+ * prints more than eight such lines, and hides the lines about skipped variants. The program is a stub that
+ * prints one line of each kind per run. All kinds of variants are available. */
+Test(checks, bench_prints_at_most_eight_warnings)
+{
+    shell("d=$(mktemp -d) && mkdir -p $d/scripts/sweep && cp scripts/sweep/bench.sh $d/scripts/sweep\n"
+          "cat > $d/fdsl-bench <<'STUB'\n"
+          "#!/bin/sh\n"
+          "case $* in\n"
+          "*--list*) printf '%%s,cpu,yes\\n' synth,naive synth,fused load,files train,train-naive "
+          "train,train-cuda;;\n"
+          "--prepare*) mkdir -p \"$2\";;\n"
+          "*--verify*) echo fdsl-bench: skipping x >&2; echo fdsl-bench: warning: x >&2;;\n"
+          "*) echo fdsl-bench: warning: x >&2;;\n"
+          "esac\n"
+          "STUB\n"
+          "chmod +x $d/fdsl-bench; $d/scripts/sweep/bench.sh 2> $d/err > $d/out; echo exit $?\n"
+          "echo skipped $(grep -c skipping $d/err) warnings $(grep -c warning: $d/err); rm -r $d");
+    const char *count = strstr(out, "exit 0\nskipped 0 warnings ");
+    cr_assert_not_null(count, "%s", out);
+    long warnings = strtol(count + strlen("exit 0\nskipped 0 warnings "), NULL, 10);
+    cr_expect(warnings >= 5 && warnings <= 8, "%s", out);
+}
+
 /* A row must be rejected if a column is empty or implausible. It must also be rejected if its loss is near
  * the loss of guessing, which is ln 4 = 1.39 for four classes. With 0 classes, the last three columns may be
  * empty. */

@@ -412,13 +412,13 @@ Test(train_net, relu_has_no_gradient_at_zero)
 Test(train_net, the_oracle_does_not_depend_on_the_number_of_threads)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        float logits[2][5 * 3];
+        float logits[2][23 * 3];
         struct train_state states[2] = {{0}};
         struct train_totals totals[2];
         struct net net;
         if (is_large_transformer(&model_tables[i]))
             continue;
-        net_open(&net, &engine_oracle, &model_tables[i], small_input(&model_tables[i]), 3, 7, 4, 0.1f);
+        net_open(&net, &engine_oracle, &model_tables[i], small_input(&model_tables[i]), 3, 23, 12, 0.1f);
         const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
         for (int way = 0; way < 2; way++) {
             const struct resources resources = {.threads = way ? 19 : 1};
@@ -429,7 +429,7 @@ Test(train_net, the_oracle_does_not_depend_on_the_number_of_threads)
             must(engine_oracle.steps(state, 0, 0, 2));
             must(engine_oracle.totals(state, &totals[way]));
             must(engine_oracle.get(state, &states[way]));
-            must(engine_oracle.evaluate(state, DATA_TEST, 0, 5, logits[way]));
+            must(engine_oracle.evaluate(state, DATA_TRAIN, 0, 23, logits[way]));
             engine_oracle.close(state);
         }
         size_t bytes = net.model.arena_values * sizeof(float);

@@ -2,6 +2,8 @@
 #include "train/trainer.h"
 #include "train_support.h"
 
+#include <criterion/redirect.h>
+
 static struct train_job job_of(const struct net *net)
 {
     return (struct train_job){
@@ -112,6 +114,76 @@ Test(train_verify, biases_of_keys_are_verified_except_with_adam)
         cr_expect_eq(wrong_of(&engine_naive, &net, 6), 0, "%s", verdict);
         cr_expect_eq(wrong_of(&moving, &net, 6), i != 48, "%s", verdict);
     }
+    net_close(&net);
+}
+
+static bool moves_moment; /* whether get_turned() also negates the moment */
+
+/* Moves parameter `moved` in the opposite direction. */
+static const float *turned_from;
+static enum status get_turned(void *state, struct train_state *into)
+{
+    enum status status = engine_naive.get(state, into);
+    into->parameters[moved] = 2 * turned_from[moved] - into->parameters[moved];
+    if (moves_moment)
+        into->m[moved] = -into->m[moved];
+    return status;
+}
+
+/* Adam's first step moves each parameter by the learning rate in the direction of its gradient's sign.
+ * Rounding may change the sign of a tiny gradient, which verification must accept. It must not accept the
+ * other direction if the gradient is large, or if the gradient has the right sign. */
+Test(train_verify, adam_may_move_values_with_tiny_gradients_in_the_other_direction)
+{
+    struct engine turning = engine_naive;
+    struct net net;
+    struct train_state after = {0};
+    turning.get = get_turned;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    net.train.optimizer =
+        (struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
+    net_reopen(&net, &engine_naive);
+    cr_assert(train_state_for(&net.train, &after));
+    must(engine_naive.steps(net.state, 0, 0, 1));
+    must(engine_naive.get(net.state, &after));
+    turned_from = net.initial;
+    const struct model_tensor *tensor = &net.model.tensors[2]; /* the weights of the second convolution */
+    size_t least = tensor->first, most = tensor->first;
+    double norm = 0;
+    for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        norm += after.m[i] * after.m[i];
+        if (after.m[i] != 0 && (fabsf(after.m[i]) < fabsf(after.m[least]) || after.m[least] == 0))
+            least = i;
+        most = fabsf(after.m[i]) > fabsf(after.m[most]) ? i : most;
+    }
+    cr_assert(fabsf(after.m[least]) < 1e-3 * sqrt(norm) && fabsf(after.m[most]) > 2e-2 * sqrt(norm));
+    moves_moment = true;
+    moved = least;
+    cr_expect_eq(wrong_of(&turning, &net, 1), 0, "%s", verdict);
+    moved = most;
+    cr_expect_eq(wrong_of(&turning, &net, 1), 1, "%s", verdict);
+    moves_moment = false;
+    moved = least;
+    cr_expect_eq(wrong_of(&turning, &net, 1), 1, "%s", verdict);
+    train_state_free(&after);
+    net_close(&net);
+}
+
+/* The warning names the tensors that are wrong, with their errors and the bound. */
+Test(train_verify, a_warning_names_the_wrong_tensors, .init = cr_redirect_stderr)
+{
+    struct engine drifting = engine_naive;
+    struct net net;
+    char text[1024] = "";
+    drifting.get = get_off;
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+    cr_expect_eq(wrong_of(&drifting, &net, 6), 1);
+    fflush(stderr);
+    FILE *redirected = cr_get_redirected_stderr();
+    cr_assert(fgets(text, sizeof text, redirected));
+    cr_expect(strstr(text, " exceed 0.01: ") && strstr(text, net.model.tensors[0].name) &&
+                  !strstr(text, net.model.tensors[1].name),
+              "%s", text);
     net_close(&net);
 }
 

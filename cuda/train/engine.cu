@@ -540,17 +540,14 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
 /* docs/train_mixed.md explains the bounds. */
 extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
-const struct engine engine_tf32 =
-    engine_of<OWN_CONV, PRECISION_TF32>("tf32", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
+const struct engine engine_tf32 = engine_of<OWN_CONV, PRECISION_TF32>("tf32", ENGINE_BOUNDS_TF32);
 const struct engine engine_bf16 = engine_of<OWN_CONV, PRECISION_BF16>("bf16", ENGINE_BOUNDS_BF16);
-const struct engine engine_amp =
-    engine_of<OWN_CONV, PRECISION_FP16>("amp", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
+const struct engine engine_amp = engine_of<OWN_CONV, PRECISION_FP16>("amp", ENGINE_BOUNDS_TF32);
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
-/* TF32 has 10 mantissa bits. The relative rounding error of each factor is at most 5e-4 (fp32: 6e-8). */
-const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
-    "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
+const struct engine engine_cudnn_tf32 =
+    engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>("cudnn-tf32", ENGINE_BOUNDS_TF32);
 #endif
 }
 

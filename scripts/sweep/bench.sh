@@ -82,7 +82,7 @@ awk -F, '$4 == "yes" { if ($1 != last) printf "%s  %-8s", last == "" ? "" : "\n"
 variants=$(awk -F, '$4 == "yes" { print $2 }' <<<"$list")
 runs() { grep -qx "$1" <<<"$variants"; }
 
-# Where GPU variants run, there are four times as many rows, and the reference of --verify takes most of the time.
+# Where GPU variants run, there are four times as many rows.
 seconds=2 epochs=3 cnn=train-
 if runs fused; then seconds=0.4 epochs=1 cnn='train-(cuda|tf32|bf16|amp|cudnn|graph)'; fi
 limit=(--max-time "${SECONDS_PER_ROW:-$seconds}")

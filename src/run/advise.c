@@ -124,15 +124,6 @@ static enum verdict judge(const struct advice_question *question, const struct a
     return verdict;
 }
 
-/* Returns whether a way that reads the set was measured. */
-static bool can_read(const struct advice *advice, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (advice[i].measured && advice[i].place != ADVISE_GENERATED)
-            return true;
-    return false;
-}
-
 struct advice_decision advise_decide(const struct advice_question *question, const struct advice *advice,
                                      size_t count)
 {
@@ -146,7 +137,10 @@ struct advice_decision advise_decide(const struct advice_question *question, con
         if (verdict != VERDICT_BETTER)
             break;
     }
-    if (!can_read(advice, count)) { /* nothing that was measured competes with generating */
+    bool reads = false; /* whether a way that reads the set was measured */
+    for (size_t i = 0; i < count; i++)
+        reads |= advice[i].measured && advice[i].place != ADVISE_GENERATED;
+    if (!reads) { /* nothing that was measured competes with generating */
         decision.decided = false;
         decision.rival = count;
     }
@@ -1017,15 +1011,6 @@ static enum status play_round(struct situation *situation, size_t round, double 
     return STATUS_OK;
 }
 
-/* Returns how long the next round will probably take; 0 if nothing is left to be measured. */
-static double round_s(const struct contender *contenders, size_t count)
-{
-    double sum_s = 0;
-    for (size_t i = 0; i < count; i++)
-        sum_s += contenders[i].advice->dropped ? 0 : contenders[i].took_s;
-    return sum_s;
-}
-
 #define ROUNDS_GUESS 12 /* about as many rounds should fit into --time */
 
 /* Repeats the ways in turn until the verdict is certain or the time is over. The verdict is looked at only a
@@ -1056,7 +1041,10 @@ static enum status play(struct situation *situation, struct contender *contender
             return STATUS_OK;
         }
         question->took_s = timer_now_s() - situation->begin_s;
-        double next_s = round_s(contenders, count);
+        /* How long the next round will probably take; 0 if nothing is left to be measured. */
+        double next_s = 0;
+        for (size_t i = 0; i < count; i++)
+            next_s += contenders[i].advice->dropped ? 0 : contenders[i].took_s;
         if (status != STATUS_OK)
             break;
         if (++round == look) {
@@ -1457,31 +1445,23 @@ static enum status check_options(struct situation *situation, struct advise_opti
     return STATUS_OK;
 }
 
-static enum status measure_set(struct situation *situation, struct advice *advice, size_t *count)
+static enum status measure_and_print(struct situation *situation)
 {
-    struct advise_set *set = &situation->set;
+    const struct advise_options *options = situation->options;
+    const struct advise_set *set = &situation->set;
     struct advice_question *question = &situation->question;
+    struct advice advice[COUNT_OF(candidates)];
+    size_t count = 0;
     TRY(open_set(situation));
-    situation->rows = situation->options->out ? situation->options->out : set->folder;
+    situation->rows = options->out ? options->out : set->folder;
     question->res = set->res;
     question->batch = (question->batch + set->depth - 1) / set->depth * set->depth;
     question->samples = set->samples;
     question->measured = set->measured_samples;
     question->bytes = set->bytes;
     question->measured_bytes = set->measured_bytes;
-    return measure_all(situation, advice, count);
-}
-
-static enum status advise(struct situation *situation)
-{
-    const struct advise_options *options = situation->options;
-    struct advice advice[COUNT_OF(candidates)];
-    size_t count = 0;
-    enum status status = measure_set(situation, advice, &count);
-    if (status == STATUS_OK)
-        status = advise_print(options->data, options->format, &situation->question, advice, count);
-    close_set(&situation->set); /* a signal that was held back ends the program here */
-    return status;
+    TRY(measure_all(situation, advice, &count));
+    return advise_print(options->data, options->format, question, advice, count);
 }
 
 enum status advise_run(int argc, char *argv[])
@@ -1498,5 +1478,9 @@ enum status advise_run(int argc, char *argv[])
     else if (status == STATUS_OK)
         status = check_options(&situation, &values);
     options_free(&options);
-    return status != STATUS_OK || values.help ? status : advise(&situation);
+    if (status != STATUS_OK || values.help)
+        return status;
+    status = measure_and_print(&situation);
+    close_set(&situation.set); /* a signal that was held back ends the program here */
+    return status;
 }

@@ -107,7 +107,8 @@ static const struct option_spec specs[] = {
      .help = "minimum total sampling time in seconds (not for train)"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), .fallback = "15", .maximum = 1e6,
      .help = "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, "
-             "but not before --min-samples (not for train)"},
+             "but not before --min-samples samples, however long they take; a sample is one run, in load one "
+             "pass over the data (not for train)"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), .fallback = "1", .minimum = 1e-6,
      .maximum = 100,
      .help = "stop sampling when the 95 % confidence interval of the median is within this percentage of the "

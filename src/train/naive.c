@@ -284,6 +284,13 @@ static struct passing passing_of(const struct naive *naive, uint32_t epoch, uint
 /* ---- A step of the oracle on several threads. Each value is the sum of the same terms in the same order.
  * ---- */
 
+#define SHARED_MIN 8 /* with fewer samples, starting threads takes longer than it saves */
+
+static int threads_for(const struct naive *naive, uint32_t samples)
+{
+    return samples < SHARED_MIN ? 1 : naive->threads;
+}
+
 struct lesson {
     struct naive *naive;
     uint32_t epoch, count; /* of the step's samples */
@@ -344,17 +351,18 @@ static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count,
 {
     struct lesson lesson = {naive, epoch, count};
     const struct model *model = naive->train->model;
+    const int threads = threads_for(naive, count);
     double loss = 0;
     uint64_t parts = 0;
     for (uint32_t i = 0; i < model->layer_count; i++)
         parts += parts_of(&model->layers[i]);
-    parallel_for(naive->threads, count, sample_forward, &lesson);
+    parallel_for(threads, count, sample_forward, &lesson);
     for (uint32_t j = 0; j < count; j++) {
         const struct target target = train_target(naive->train, &naive->mix, naive->numbers, count, j);
         take_loss(naive, &target, j, total, &loss);
     }
-    parallel_for(naive->threads, count, sample_backward, &lesson);
-    parallel_for(naive->threads, parts, part_weights, &lesson);
+    parallel_for(threads, count, sample_backward, &lesson);
+    parallel_for(threads, parts, part_weights, &lesson);
     return loss;
 }
 
@@ -523,7 +531,7 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
         for (uint32_t j = 0; j < some; j++)
             take(naive, data_sample(naive->train->data, part, first + i + j), j);
 #ifdef FDSL_DOUBLE
-        parallel_for(naive->threads, some, evaluate_at, naive);
+        parallel_for(threads_for(naive, some), some, evaluate_at, naive);
 #else
         evaluate_at(naive, 0, 0);
 #endif

@@ -10,6 +10,7 @@
 #include "core/timer.h"
 #include "core/array.h"
 #include "core/partition.h"
+#include "core/text.h"
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "machine/host.h"
@@ -21,6 +22,9 @@
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
+    /* For messages, of wrong tensors: the largest error of the change, and the error of the optimizer's first
+     * moments in that comparison. Both are relative to the oracle's change. */
+    double drift[MODEL_TENSORS_MAX], moment_drift[MODEL_TENSORS_MAX];
 };
 
 struct trainer {
@@ -913,6 +917,7 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
 /* Bound of the error of a moving average after STRETCH steps, relative to its norm: a few roundings of a
  * float. */
 #define AVERAGE_ROUNDING 2e-7
+#define ASTRAY_LISTED    8 /* maximum number of wrong tensors in a warning */
 
 static uint32_t count_astray(const struct found *found)
 {
@@ -927,50 +932,78 @@ static uint64_t found_wrong(const struct found *found)
     return (uint64_t)found->wrong_losses + count_astray(found);
 }
 
-/* Returns whether the change of a tensor from `begin` differs from the oracle's change by more than `most`
- * times the Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than
- * the bound of losses. With `skips`, idle values are left out. */
-static bool went_astray(const struct model_tensor *tensor, double most, bool skips, const float *begin,
-                        const float *mine, const float *theirs)
+/* Arrays of the same values at the beginning of a stretch, in the engine and in the oracle. */
+struct compared {
+    const float *begin, *mine, *theirs;
+};
+
+/* Returns the Euclidean norm of the error of a tensor's change, relative to the norm of the oracle's change;
+ * NaN if a value is NaN. With `skips`, leaves out idle values. Leaves out values for which the error of
+ * `moments` is as large as the moment, unless `moments` is NULL. */
+static double drift_of(const struct model_tensor *tensor, bool skips, const struct compared *of,
+                       const struct compared *moments)
 {
     const size_t idle = tensor->first + tensor->idle_first;
     double off = 0, way = 0;
     for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
         if (skips && i >= idle && i < idle + tensor->idle_values)
             continue;
-        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
-        way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
+        if (moments &&
+            !(fabs((double)moments->mine[i] - moments->theirs[i]) < fabs((double)moments->theirs[i])))
+            continue;
+        off += ((double)of->mine[i] - of->theirs[i]) * ((double)of->mine[i] - of->theirs[i]);
+        way += ((double)of->theirs[i] - of->begin[i]) * ((double)of->theirs[i] - of->begin[i]);
     }
-    return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
+    return off == 0 ? 0 : sqrt(off / way);
 }
 
-/* Returns whether the moving average of a tensor differs from the oracle's by more than the bounds. In a few
- * steps, an average changes so little that its own rounding also matters. */
-static bool average_went_astray(const struct model_tensor *tensor, double most, bool skips,
-                                const float *begin, const float *mine, const float *theirs)
+/* Returns whether the error of a tensor's moving average is larger than a few roundings. In a few steps, an
+ * average changes so little that its own rounding also matters. */
+static bool average_is_off(const struct model_tensor *tensor, const struct compared *of)
 {
     double off = 0, norm = 0;
     for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
-        off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
-        norm += (double)theirs[i] * theirs[i];
+        off += ((double)of->mine[i] - of->theirs[i]) * ((double)of->mine[i] - of->theirs[i]);
+        norm += (double)of->theirs[i] * of->theirs[i];
     }
-    return went_astray(tensor, most, skips, begin, mine, theirs) &&
-           !(sqrt(off) <= AVERAGE_ROUNDING * sqrt(norm));
+    return !(sqrt(off) <= AVERAGE_ROUNDING * sqrt(norm));
 }
 
 /* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. Adam and AdamW
- * move idle values by whole steps in a direction that only rounding determines. */
+ * move idle values by whole steps in a direction that only rounding determines.
+ *
+ * From moments that are zero, Adam's first step moves each value by the learning rate in the direction of its
+ * gradient's sign. Where rounding is larger than a gradient, the sign may differ, and the error is two steps.
+ * One such value among the n values of a tensor gives a drift of 2 / sqrt(n): 0.25 for a bias of 64 values,
+ * although its gradients may differ by only 1 %. The moments are linear in the gradients, so their error
+ * shows whether the gradients are right. If it is within the bound, the values of which not even the sign of
+ * the moment is certain do not count. A wrong gradient exceeds the bound of the moments; a wrong update
+ * exceeds that of the remaining values. */
 static void note_astray(struct trainer *trainer, const struct train_state *begin,
                         const struct train_state *mine, const struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
     const bool skips = train->optimizer.kind != OPTIMIZER_SGD;
-    for (uint32_t t = 0; t < train->model->tensor_count; t++)
-        trainer->found.astray[t] |= went_astray(&train->model->tensors[t], trainer->bounds.drift, skips,
-                                                begin->parameters, mine->parameters, theirs->parameters);
-    for (uint32_t t = 0; mine->ema && t < train->model->tensor_count; t++)
-        trainer->found.astray[t] |= average_went_astray(&train->model->tensors[t], trainer->bounds.drift,
-                                                        skips, begin->ema, mine->ema, theirs->ema);
+    const double most = trainer->bounds.drift;
+    const struct compared parameters = {begin->parameters, mine->parameters, theirs->parameters};
+    const struct compared moments = {begin->m, mine->m, theirs->m};
+    const struct compared averages = {begin->ema, mine->ema, theirs->ema};
+    struct found *found = &trainer->found;
+    for (uint32_t t = 0; t < train->model->tensor_count; t++) {
+        const struct model_tensor *tensor = &train->model->tensors[t];
+        const double drift = drift_of(tensor, skips, &parameters, NULL);
+        const double moved = drift_of(tensor, skips, &moments, NULL);
+        bool astray = !(drift <= most);
+        if (astray && skips)
+            astray = !(moved <= most) || !(drift_of(tensor, skips, &parameters, &moments) <= most);
+        if (!astray && mine->ema)
+            astray = !(drift_of(tensor, skips, &averages, NULL) <= most) && average_is_off(tensor, &averages);
+        if (astray && !(found->drift[t] > drift)) {
+            found->drift[t] = drift;
+            found->moment_drift[t] = moved;
+        }
+        found->astray[t] |= astray;
+    }
 }
 
 static void compare_losses(struct trainer *trainer, const struct train_totals *mine,
@@ -1171,12 +1204,31 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     return status;
 }
 
+/* Warns about the first few tensors whose change was wrong, with their errors. */
+static void warn_astray(const struct trainer *trainer)
+{
+    const struct found *found = &trainer->found;
+    char text[512] = "";
+    for (uint32_t t = 0, listed = 0; t < trainer->job->train.model->tensor_count && listed < ASTRAY_LISTED;
+         t++)
+        if (found->astray[t] && found->drift[t] != 0) {
+            text_join(text, sizeof text, "; ", "%s %.3g (moments %.3g)",
+                      trainer->job->train.model->tensors[t].name, found->drift[t], found->moment_drift[t]);
+            listed++;
+        }
+    if (*text)
+        status_warn("--verify: errors of these tensors' changes, relative to the reference's changes, exceed "
+                    "%.3g: %s",
+                    trainer->bounds.drift, text);
+}
+
 void trainer_verdict(const void *input, void *state, char *text, size_t size)
 {
     (void)input;
     const struct trainer *trainer = state;
     const struct found *found = &trainer->found;
     char where[80] = "";
+    warn_astray(trainer);
     if (trainer->drawn != UINT32_MAX)
         snprintf(where, sizeof where,
                  " of epoch %" PRIu32 " (step %" PRIu32 ", drawn at random, and the last step)",
