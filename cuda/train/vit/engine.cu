@@ -422,16 +422,21 @@ static struct vit_norm last_norm_of(const struct vit *vit, uint32_t count, bool 
     return norm;
 }
 
+static struct vit_attention attention_of(const struct vit *vit, const struct block *block, uint32_t count)
+{
+    return {rows_of(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
+}
+
 /* Computes block `i` up to the end of its second branch, from its normalised input. */
 static enum status block_forward(struct vit *vit, uint32_t i, uint32_t count, bool training)
 {
     const struct block *block = &vit->blocks[i];
     const struct saved *saved = &block->saved;
-    const struct vit_rows shape = rows_of(vit, count);
     const struct vit_norm norm2 = norm2_of(vit, i, count, training);
-    const uint32_t rows = count * shape.tokens;
+    const uint32_t rows = count * norm2.rows.tokens;
     TRY(linear_forward(vit, block->qkv, rows, saved->norms1, saved->qkv));
-    TRY(vit_attention(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->stream));
+    const struct vit_attention attention = attention_of(vit, block, count);
+    TRY(vit_attention_forward(&attention, vit->stream));
     TRY(linear_forward(vit, block->proj, rows, saved->mixed, vit->branch));
     TRY(vit_add_norm(&norm2, block->sums1, vit->branch, vit->stream));
     const struct vit_linear fc1 = linear_of(block->fc1, rows);
@@ -515,12 +520,12 @@ static enum status hidden_backward(struct vit *vit, const struct block *block, u
 static enum status attention_backward(struct vit *vit, const struct block *block, uint32_t count)
 {
     const struct saved *saved = &block->saved;
-    const struct vit_rows shape = rows_of(vit, count);
-    const uint32_t rows = count * shape.tokens;
+    const struct vit_attention attention = attention_of(vit, block, count);
+    const uint32_t rows = count * attention.rows.tokens;
     TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
                         vit->in_deltas));
-    TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
-                               vit->wide_deltas, vit->added + block->qkv->bias, &vit->sums, vit->stream));
+    TRY(vit_attention_backward(&attention, vit->in_deltas, vit->wide_deltas, vit->added + block->qkv->bias,
+                               &vit->sums, vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
