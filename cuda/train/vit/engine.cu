@@ -18,7 +18,7 @@
 #define GRAPHS       4     /* enough for full steps and short steps, each with parts of two sizes */
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
- * values that vit_attention() and the normalisations save. `qkv` has the queries, keys and values. */
+ * values that vit_attention_forward() and the normalisations save. `qkv` has the queries, keys and values. */
 struct saved {
     bf16 *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
     struct vit_moments *moments1, *moments2;
