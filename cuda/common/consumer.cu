@@ -311,13 +311,11 @@ static enum status measure_task(struct cuda_consumer *self, const struct task *t
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;
     size_t bytes = task->share * sample_bytes;
     uint8_t *pixels;
-    cudaError_t error = cudaMalloc(&pixels, bytes);
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+    enum status allocated = CUDA_STATUS(cudaMalloc(&pixels, bytes));
+    if (allocated == STATUS_EXHAUSTED)
         return status_set(STATUS_TOO_LARGE, "GPU %d has no memory left for a batch of %.1f MB; lower --batch",
                           self->device, 1e-6 * (double)bytes);
-    }
-    CUDA_TRY(error);
+    TRY(allocated);
     struct batch batch = {};
     batch.values = pixels;
     batch.stride = sample_bytes;

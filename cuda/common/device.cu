@@ -184,11 +184,10 @@ enum status device_alloc(int device, size_t bytes, void **memory)
 {
     TRY(use(device));
     int mode = device_relax_capture();
-    cudaError_t error = cudaMalloc(memory, bytes);
+    enum status status = CUDA_STATUS(cudaMalloc(memory, bytes));
     device_restore_capture(mode);
-    if (error != cudaErrorMemoryAllocation)
-        return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
-    (void)cudaGetLastError();
+    if (status != STATUS_EXHAUSTED)
+        return status;
     return status_set(
         STATUS_EXHAUSTED,
         "CUDA device %d does not have %.2f GB of free memory; free memory, or use another device", device,

@@ -76,16 +76,14 @@ enum status product_open(int device, cudaStream_t stream, struct product *produc
     CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, product_kernel, BLOCK, 0));
     product->wave = (unsigned)(multiprocessors * blocks);
-    cudaError_t error = cudaMalloc(&product->matrices, values * sizeof(float));
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+    enum status allocated = CUDA_STATUS(cudaMalloc(&product->matrices, values * sizeof(float)));
+    if (allocated == STATUS_EXHAUSTED)
         return status_set(STATUS_EXHAUSTED,
                           "GPU %d does not have %.0f MB of free memory for the matrices of the step; free "
                           "memory, or choose another GPU with %s",
                           device, 1e-6 * (double)(values * sizeof(float)),
                           OPTION_OR_FIELD("--device", "device"));
-    }
-    CUDA_TRY(error);
+    TRY(allocated);
     product->units = WAVE_UNITS;
     return fill_noise(product->matrices, values, stream);
 }

@@ -60,14 +60,12 @@ static enum status open_memory(struct peer *self, struct card *card)
     card->processors = self->processors;
     void *memory;
     size_t bytes = self->blocks_max * sizeof(struct room);
-    cudaError_t error = cudaMalloc(&memory, bytes);
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+    enum status allocated = CUDA_STATUS(cudaMalloc(&memory, bytes));
+    if (allocated == STATUS_EXHAUSTED)
         return status_set(STATUS_EXHAUSTED,
                           "it needs %zu MB of free GPU memory for the exchange; free memory on this GPU",
                           bytes / 1000000);
-    }
-    CUDA_TRY(error);
+    TRY(allocated);
     self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
     CUDA_TRY(cudaMemset(memory, 0, bytes));
     static_assert(PEER_EMPTY == 0xffffffff, "0xff in each byte");
@@ -76,7 +74,7 @@ static enum status open_memory(struct peer *self, struct card *card)
     CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaHostAlloc(&self->peers.missing, sizeof *self->peers.missing, cudaHostAllocMapped));
     *self->peers.missing = 0;
-    error = cudaIpcGetMemHandle(&card->memory, memory);
+    const cudaError_t error = cudaIpcGetMemHandle(&card->memory, memory);
     (void)cudaGetLastError();
     return error == cudaSuccess ? STATUS_OK
                                 : status_set(STATUS_UNAVAILABLE, "this GPU cannot share its memory (%s)",

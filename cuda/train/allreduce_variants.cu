@@ -90,13 +90,12 @@ static enum status capture(struct allreduce_run *self)
 
 static enum status allocate_array(void **array, size_t bytes)
 {
-    cudaError_t error = cudaMalloc(array, (bytes + 15) / 16 * 16); /* parameters_update() reads 16 bytes */
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
-        return status_set(STATUS_TOO_LARGE, "out of GPU memory for an array of %zu bytes; lower --bytes",
-                          bytes);
-    }
-    return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
+    /* parameters_update() accesses 16 bytes at a time */
+    enum status status = CUDA_STATUS(cudaMalloc(array, (bytes + 15) / 16 * 16));
+    return status == STATUS_EXHAUSTED
+               ? status_set(STATUS_TOO_LARGE, "out of GPU memory for an array of %zu bytes; lower --bytes",
+                            bytes)
+               : status;
 }
 
 static enum status allocate_update(struct allreduce_run *self)

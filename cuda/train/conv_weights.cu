@@ -53,8 +53,7 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
     return add_slices(pass->stream, pass->workspace, slices, into, size);
 }
 
-/* ---- Weights: rows are output channels, columns are (channel, tap); sums run over the positions of the
- * batch ---- */
+/* ---- Weights ---- */
 
 /* A tensor of activations: a line is a channel, a point is (sample, position). */
 struct channel_lines {
@@ -101,6 +100,7 @@ template <bool PADDED> struct window_columns {
     }
 };
 
+/* Rows are output channels, and columns are (channel, tap). Each sum runs over all positions of the batch. */
 template <bool PADDED>
 static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
 {

@@ -1,6 +1,6 @@
-/* The part that the engines of engine.cu and vit/engine.cu share: device memory, data, the exchange, and
- * steps in parts. The state of each of these engines derives from struct device_engine. The `void *state` of
- * its struct engine points to a struct device_engine. */
+/* The part that the engines of engine.cu, vit/engine.cu and graph/engine.cu share: device memory, data, the
+ * exchange, and steps in parts (which engine_graph does not use). The state of each of these engines derives
+ * from struct device_engine. The `void *state` of its struct engine points to a struct device_engine. */
 #ifndef FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_DEVICE_ENGINE_CUH
 
@@ -55,7 +55,8 @@ struct device_engine {
 
 /* ---- Opening and closing ---- */
 
-/* Creates a zeroed state of type ENGINE, which derives from struct device_engine. */
+/* Creates a zeroed state of type ENGINE, which derives from struct device_engine. `functions` is NULL if the
+ * engine does not call device_engine_steps() and device_engine_evaluate(). */
 template <class ENGINE>
 static inline enum status device_engine_new(const struct train *train, const struct resources *resources,
                                             const struct device_engine_functions *functions, void **state)

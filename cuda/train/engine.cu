@@ -14,7 +14,7 @@
 
 /* The samples of a batch, and the layers' activations and gradients for them. A stage of a pipeline has a
  * slot for each micro-batch whose activations it keeps; otherwise there is one slot. */
-struct slot {
+struct network_slot {
     float *inputs;
     struct device_batch batch;
     /* all[0] describes the input; all[1 + i] describes layer i. */
@@ -28,9 +28,9 @@ struct network : device_engine {
      * one.
      */
     float *added;
-    struct slot *slots;
+    struct network_slot *slots;
     uint32_t slot_count;
-    struct slot *slot;           /* the current slot; `batch` is its batch */
+    struct network_slot *slot;   /* the current slot; `batch` is its batch */
     struct device_layer *layers; /* slot->all + 1: the layers of the current slot */
     struct layer input;          /* describes the input as the output of a layer */
     struct layer_passes passes[LAYER_KINDS];
@@ -122,7 +122,7 @@ static enum status open_input(struct network *network)
 {
     const struct model *model = network->train->model;
     const struct stage *stage = network->train->stage;
-    struct slot *slot = network->slot;
+    struct network_slot *slot = network->slot;
     network->input = {};
     network->input.out = model->input;
     network->input.out_values = model->input_values;
@@ -164,7 +164,7 @@ static enum status open_slots(struct network *network)
 {
     const struct stage *stage = network->train->stage;
     const uint32_t count = stage ? stage->slots : 1;
-    network->slots = static_cast<struct slot *>(calloc(count, sizeof *network->slots));
+    network->slots = static_cast<struct network_slot *>(calloc(count, sizeof *network->slots));
     TRY(ALLOCATED(network->slots, "cuda: out of memory"));
     network->slot_count = count;
     for (uint32_t i = count; i-- > 0;) { /* ends with slot 0 as the current one */
@@ -380,7 +380,7 @@ static struct pass choose(struct network *network, const struct micro *micro)
 static enum status take_inputs(struct network *network, const struct micro *micro, const float *inputs)
 {
     const struct train *train = network->train;
-    struct slot *slot = network->slot;
+    struct network_slot *slot = network->slot;
     const struct device_set *set = &network->sets[micro->part];
     CUDA_TRY(cudaMemcpyAsync(network->batch->numbers, micro->numbers, micro->count * sizeof *micro->numbers,
                              cudaMemcpyHostToDevice, network->stream));

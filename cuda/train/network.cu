@@ -24,17 +24,16 @@ static enum status make_room(struct allocations *allocations)
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
     TRY(make_room(allocations));
-    cudaError_t error = cudaMalloc(pointer, bytes);
-    if (error == cudaErrorMemoryAllocation) {
+    enum status allocated = CUDA_STATUS(cudaMalloc(pointer, bytes));
+    if (allocated == STATUS_EXHAUSTED) {
         size_t free_bytes = 0, total_bytes = 0;
-        (void)cudaGetLastError();
         CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
         return status_set(STATUS_TOO_LARGE,
                           "not enough device memory for the network: %.2f GB allocated, %.2f GB more needed, "
                           "%.2f GB free; lower --batch",
                           1e-9 * (double)allocations->bytes, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
     }
-    CUDA_TRY(error);
+    TRY(allocated);
     allocations->blocks[allocations->count++] = *pointer;
     allocations->bytes += bytes;
     return STATUS_OK;

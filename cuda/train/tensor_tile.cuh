@@ -1,4 +1,4 @@
-/* Number formats of operands, and tiles in shared memory, for both tensor core kernels. tensor_multiply.cuh
+/* Number formats of operands, and tiles in shared memory, for both tensor core kernels. layer_gemm.cuh
  * gathers values from fp32 tensors; packed_conv.cu copies packed tensors. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH

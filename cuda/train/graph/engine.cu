@@ -8,25 +8,20 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/device_engine.cuh"
 #include "train/engines.cuh"
 #include "train/graph/kernels.cuh"
-#include "train/network.cuh"
 
 #define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
 
 bool graph_overlaps = true;
 
-struct graph_state {
-    const struct train *train;
-    int device;
+struct graph_state : device_engine {
     bool colour;
-    cudaStream_t stream;
     /* With several ranks: the stream that updates fc1's weights, and the event after the update. */
     cudaStream_t beside;
     cudaEvent_t applied;
-    struct allocations allocations;
     struct graph_plan plan;
-    struct device_progress progress;
     /* `one` runs 1 step and stores all gradients. `many` runs GRAPH_STEPS steps, and stores the gradient of
      * fc1's weights only with several ranks. */
     cudaGraphExec_t one, many;
@@ -38,6 +33,11 @@ struct graph_state {
         float logits[]; /* logits of one batch */
     } * page;
 };
+
+static struct graph_state *graph_of(void *state)
+{
+    return device_engine_as<struct graph_state>(state);
+}
 
 /* ---- Supported networks and devices ---- */
 
@@ -145,9 +145,10 @@ template <class T> static enum status zeros(struct graph_state *graph, T **point
 static enum status open_data(struct graph_state *graph)
 {
     const struct data *data = graph->train->data;
-    for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++)
-        TRY(allocate_copy(&graph->allocations, &graph->plan.values[part], data->sets[part].values,
-                          data->sets[part].count * data->sample_bytes, graph->stream));
+    TRY(device_sets_open(graph->train, graph->sets, &graph->allocations, graph->stream));
+    for (int part = 0; part < DATA_PARTS; part++)
+        graph->plan.values[part] = static_cast<const uint8_t *>(graph->sets[part].values);
+    graph->plan.labels = graph->sets[DATA_TRAIN].labels;
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         graph->plan.scale[c] = data->scale[c];
         graph->plan.offset[c] = data->offset[c];
@@ -177,15 +178,12 @@ static enum status open_backward(struct graph_state *graph)
 {
     struct graph_plan *plan = &graph->plan;
     const struct model *model = graph->train->model;
-    const struct data_set *set = &graph->train->data->sets[DATA_TRAIN];
     size_t features = model->layers[DROPOUT1_NUMBER].out_values;
     size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
-    TRY(allocate_copy(&graph->allocations, &plan->labels, set->labels, set->count * sizeof *set->labels,
-                      graph->stream));
     TRY(zeros(graph, &plan->state.m, model->arena_values));
     TRY(zeros(graph, &plan->state.v, model->arena_values));
     TRY(zeros(graph, &plan->gradients, model->arena_values));
-    TRY(zeros(graph, &plan->order, set->count));
+    TRY(zeros(graph, &plan->order, plan->samples));
     TRY(zeros(graph, &plan->position, 1));
     TRY(zeros(graph, &plan->argmax, plan->rows * features));
     TRY(zeros(graph, &plan->hidden, (size_t)plan->rows * HIDDEN));
@@ -321,8 +319,7 @@ static enum status open_all(struct graph_state *graph)
     TRY(graph_accepts(train));
     graph->colour = has_shape<graph_colour>(&train->model->input);
     TRY(check_device(train, graph));
-    CUDA_TRY(cudaSetDevice(graph->device));
-    CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
+    TRY(device_engine_open(graph));
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->beside, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreateWithFlags(&graph->applied, cudaEventDisableTiming));
     open_plan(graph);
@@ -335,59 +332,44 @@ static enum status open_all(struct graph_state *graph)
     if (!train->forward_only) {
         TRY(open_backward(graph));
         TRY(device_progress_open(&graph->progress));
+        graph->losses.totals = graph->plan.totals;
         TRY(totals_clear(graph->plan.totals, graph->stream));
     }
+    graph->state = graph->plan.state;
     TRY(open_graphs(graph));
     return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 static void graph_close(void *state)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
-    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
-    (void)cudaSetDevice(graph->device);
-    if (graph->stream)
-        (void)cudaStreamSynchronize(graph->stream);
+    struct graph_state *graph = graph_of(state);
+    device_engine_stop(graph);
     destroy(graph->one, graph->many, graph->inference);
-    allocations_free(&graph->allocations);
-    device_progress_close(&graph->progress);
-    (void)cudaFreeHost(graph->page);
-    destroy(graph->applied, graph->beside, graph->stream);
+    (void)cudaFreeHost(graph->page); /* nothing depends on an error here */
+    destroy(graph->applied, graph->beside);
+    device_engine_close(graph);
     free(graph);
 }
 
 static enum status graph_open(const struct train *train, const struct resources *resources, void **state)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(calloc(1, sizeof *graph));
-    *state = graph;
-    TRY(ALLOCATED(graph, "graph: out of memory"));
-    graph->train = train;
-    graph->device = resources->device;
-    return open_all(graph);
+    TRY(device_engine_new<struct graph_state>(train, resources, nullptr, state));
+    return open_all(graph_of(*state));
 }
 
 /* ---- Copying the state ---- */
 
 static enum status graph_set(void *state, const struct train_state *from)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
-    CUDA_TRY(cudaSetDevice(graph->device));
-    TRY(state_copy(graph->train, &graph->plan.state, from, graph->stream));
+    struct graph_state *graph = graph_of(state);
+    TRY(device_engine_set(state, from));
     TRY(graph_refresh(&graph->plan, graph->colour, graph->stream));
-    return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
-}
-
-static enum status graph_get(void *state, struct train_state *into)
-{
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
-    CUDA_TRY(cudaSetDevice(graph->device));
-    TRY(state_copy(graph->train, into, &graph->plan.state, graph->stream));
     return CUDA_STATUS(cudaStreamSynchronize(graph->stream));
 }
 
 static enum status graph_gradients(void *state, float *gradients)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    struct graph_state *graph = graph_of(state);
     CUDA_TRY(cudaSetDevice(graph->device));
     const struct graph_plan *plan = &graph->plan;
     uint32_t begin = plan->tensors[FC1_B], behind = plan->arena_values - begin; /* see gradient_place() */
@@ -412,7 +394,7 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
  */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    struct graph_state *graph = graph_of(state);
     const struct graph_position position = {
         .epoch = epoch, .step = first, .number = (uint64_t)epoch * train_steps(graph->train) + first};
     CUDA_TRY(cudaSetDevice(graph->device));
@@ -433,20 +415,9 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
  * separately. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
-    CUDA_TRY(cudaSetDevice(graph->device));
-    CUDA_TRY(
-        cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
-    CUDA_TRY(cudaStreamSynchronize(graph->stream));
-    TRY(exchange_settle(graph->train->exchange));
+    TRY(device_engine_totals(state, totals));
     totals->data_s = -1;
-    device_progress_clear(&graph->progress);
-    return totals_clear(graph->plan.totals, graph->stream);
-}
-
-static void graph_progress(const void *state, struct train_progress *progress)
-{
-    device_progress_read(&static_cast<const struct graph_state *>(state)->progress, progress);
+    return STATUS_OK;
 }
 
 /* ---- Inference ---- */
@@ -454,7 +425,7 @@ static void graph_progress(const void *state, struct train_progress *progress)
 static enum status graph_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                   float *logits)
 {
-    struct graph_state *graph = static_cast<struct graph_state *>(state);
+    struct graph_state *graph = graph_of(state);
     uint32_t batch = graph->plan.batch, classes = graph->train->model->classes;
     CUDA_TRY(cudaSetDevice(graph->device));
     for (uint32_t done = 0; done < count; done += batch) {
@@ -472,11 +443,6 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
     return STATUS_OK;
 }
 
-static uint64_t graph_memory_bytes(const void *state)
-{
-    return static_cast<const struct graph_state *>(state)->allocations.bytes;
-}
-
 extern "C" {
 const struct engine engine_graph = {
     .name = "graph",
@@ -488,13 +454,13 @@ const struct engine engine_graph = {
     .open = graph_open,
     .close = graph_close,
     .set = graph_set,
-    .get = graph_get,
+    .get = device_engine_get,
     .steps = graph_steps,
     .totals = graph_totals,
-    .progress = graph_progress,
+    .progress = device_engine_progress,
     .gradients = graph_gradients,
     .evaluate = graph_evaluate,
-    .memory_bytes = graph_memory_bytes,
+    .memory_bytes = device_engine_memory_bytes,
 };
 }
 

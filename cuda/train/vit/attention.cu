@@ -244,35 +244,33 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
                       tokens, sums, scale);
 }
 
-template <int DEPTH>
-static enum status forward(const struct vit_rows *rows, const struct launch *launch, const bf16 *inputs,
-                           bf16 *outputs, float *logs, cudaStream_t stream)
+template <int DEPTH> static enum status forward(const struct vit_attention *attention, cudaStream_t stream)
 {
-    TRY(allow(attention_kernel<DEPTH>, launch));
-    attention_kernel<DEPTH><<<launch->grid, launch->threads, launch->bytes, stream>>>(
-        inputs, rows->tokens, rows->width, outputs, logs);
+    const struct vit_rows *rows = &attention->rows;
+    const struct launch launch = launch_of(rows, attention->heads, 1);
+    TRY(allow(attention_kernel<DEPTH>, &launch));
+    attention_kernel<DEPTH><<<launch.grid, launch.threads, launch.bytes, stream>>>(
+        attention->inputs, rows->tokens, rows->width, attention->outputs, attention->logs);
     return CUDA_LAUNCHED("attention_kernel");
 }
 
-enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
-                          float *logs, cudaStream_t stream)
+enum status vit_attention_forward(const struct vit_attention *attention, cudaStream_t stream)
 {
 #if HAVE_HOPPER
     bool hopper;
-    TRY(hopper_fits(rows, heads, &hopper));
+    TRY(hopper_fits(attention, &hopper));
     if (hopper)
-        return hopper_forward(rows, heads, inputs, outputs, logs, stream);
+        return hopper_forward(attention, stream);
 #endif
-    const struct launch launch = launch_of(rows, heads, 1);
-    switch (rows->width / heads) {
+    switch (attention->rows.width / attention->heads) {
     case 16:
-        return forward<16>(rows, &launch, inputs, outputs, logs, stream);
+        return forward<16>(attention, stream);
     case 32:
-        return forward<32>(rows, &launch, inputs, outputs, logs, stream);
+        return forward<32>(attention, stream);
     case 64:
-        return forward<64>(rows, &launch, inputs, outputs, logs, stream);
+        return forward<64>(attention, stream);
     default:
-        return refuse_depth(rows->width / heads);
+        return refuse_depth(attention->rows.width / attention->heads);
     }
 }
 
@@ -589,18 +587,20 @@ static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, boo
 }
 
 template <int DEPTH>
-static enum status backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
-                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+static enum status backward(const struct vit_attention *attention, const bf16 *out_deltas, bf16 *in_deltas,
                             float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
+    const struct vit_rows *rows = &attention->rows;
     bool whole;
-    TRY(can_be_whole(rows, heads, &whole));
-    const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of_halves(rows, heads);
+    TRY(can_be_whole(rows, attention->heads, &whole));
+    const struct launch launch =
+        whole ? launch_of_whole(rows, attention->heads) : launch_of_halves(rows, attention->heads);
     const struct vit_sum sum = {NULL, launch.grid.x * rows->samples, 1, 3 * rows->width, {bias}};
     auto *kernel = whole ? attention_whole_kernel<DEPTH> : attention_back_kernel<DEPTH>;
     TRY(allow(kernel, &launch));
     kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(
-        inputs, outputs, logs, out_deltas, rows->tokens, rows->width, in_deltas, vit_sums_room(sums));
+        attention->inputs, attention->outputs, attention->logs, out_deltas, rows->tokens, rows->width,
+        in_deltas, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("the backward kernel of attention");
     return vit_sums_add(sums, &sum);
 }
@@ -610,28 +610,27 @@ uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads)
     return launch_of_halves(rows, heads).grid.x * rows->samples; /* one block per head needs no more */
 }
 
-enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
-                                   const bf16 *outputs, const float *logs, const bf16 *out_deltas,
+enum status vit_attention_backward(const struct vit_attention *attention, const bf16 *out_deltas,
                                    bf16 *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
 #if HAVE_HOPPER
+    const struct vit_rows *rows = &attention->rows;
     const struct vit_sum sum = {NULL, rows->samples, 1, 3 * rows->width, {bias}};
     bool hopper;
-    TRY(hopper_fits(rows, heads, &hopper));
+    TRY(hopper_fits(attention, &hopper));
     if (hopper) {
-        TRY(hopper_backward(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, vit_sums_room(sums),
-                            stream));
+        TRY(hopper_backward(attention, out_deltas, in_deltas, vit_sums_room(sums), stream));
         return vit_sums_add(sums, &sum);
     }
 #endif
-    switch (rows->width / heads) {
+    switch (attention->rows.width / attention->heads) {
     case 16:
-        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
+        return backward<16>(attention, out_deltas, in_deltas, bias, sums, stream);
     case 32:
-        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
+        return backward<32>(attention, out_deltas, in_deltas, bias, sums, stream);
     case 64:
-        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, bias, sums, stream);
+        return backward<64>(attention, out_deltas, in_deltas, bias, sums, stream);
     default:
-        return refuse_depth(rows->width / heads);
+        return refuse_depth(attention->rows.width / attention->heads);
     }
 }

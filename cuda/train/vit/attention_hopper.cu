@@ -370,36 +370,37 @@ static __global__ void __launch_bounds__(128 * BACK_GROUPS, 1) hopper_back_kerne
 
 /* ---- Launches ---- */
 
-enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits)
+enum status hopper_fits(const struct vit_attention *attention, bool *fits)
 {
     TRY(on_hopper(fits));
-    *fits = *fits && rows->tokens <= ROWS && rows->width / heads == DEPTH;
+    *fits = *fits && attention->rows.tokens <= ROWS && attention->rows.width / attention->heads == DEPTH;
     return STATUS_OK;
 }
 
-enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
-                           float *logs, cudaStream_t stream)
+enum status hopper_forward(const struct vit_attention *attention, cudaStream_t stream)
 {
-    const struct launch launch = {dim3(heads, rows->samples), 128 * FORWARD_GROUPS,
+    const struct vit_rows *rows = &attention->rows;
+    const struct launch launch = {dim3(attention->heads, rows->samples), 128 * FORWARD_GROUPS,
                                   sizeof(struct forward_memory)};
     TRY(allow(hopper_kernel, &launch));
-    hopper_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, rows->tokens, rows->width,
-                                                                         outputs, logs);
+    hopper_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(
+        attention->inputs, rows->tokens, rows->width, attention->outputs, attention->logs);
     return CUDA_LAUNCHED("the forward kernel of attention");
 }
 
-enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
-                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+enum status hopper_backward(const struct vit_attention *attention, const bf16 *out_deltas, bf16 *in_deltas,
                             float *partial, cudaStream_t stream)
 {
-    const struct back_plan plan = {inputs,       outputs,     out_deltas, logs,   rows->samples,
-                                   rows->tokens, rows->width, in_deltas,  partial};
+    const struct vit_rows *rows = &attention->rows;
+    const struct back_plan plan = {attention->inputs, attention->outputs, out_deltas,
+                                   attention->logs,   rows->samples,      rows->tokens,
+                                   rows->width,       in_deltas,          partial};
     int device, processors;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t fit = (uint32_t)processors / heads, most = fit > 0 ? fit : 1;
-    const struct launch launch = {dim3(heads, rows->samples < most ? rows->samples : most), 128 * BACK_GROUPS,
-                                  sizeof(struct back_memory)};
+    const uint32_t fit = (uint32_t)processors / attention->heads, most = fit > 0 ? fit : 1;
+    const struct launch launch = {dim3(attention->heads, rows->samples < most ? rows->samples : most),
+                                  128 * BACK_GROUPS, sizeof(struct back_memory)};
     TRY(allow(hopper_back_kernel, &launch));
     hopper_back_kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(plan);
     return CUDA_LAUNCHED("the backward kernel of attention");

@@ -18,22 +18,22 @@
 #define GRAPHS       4     /* enough for full steps and short steps, each with parts of two sizes */
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
- * values that vit_attention() and the normalisations save. `qkv` has the queries, keys and values. */
-struct saved {
+ * values that vit_attention_forward() and the normalisations save. `qkv` has the queries, keys and values. */
+struct vit_saved {
     bf16 *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
     struct vit_moments *moments1, *moments2;
     float *logs;
 };
 
-struct block {
+struct vit_block {
     const struct layer *norm1, *qkv, *proj, *norm2, *fc1, *fc2;
     const float *factors1, *factors2; /* of stochastic depth, per sample; NULL: all factors are 1 */
     bf16 *sums1;                      /* the input of the block */
-    struct saved saved;
+    struct vit_saved saved;
 };
 
 /* The CUDA graphs for a step, or a part of a step, with `count` samples. */
-struct graphs {
+struct vit_graphs {
     uint32_t count;
     cudaGraphExec_t forward, backward;
 };
@@ -42,7 +42,7 @@ struct vit : device_engine {
     struct vit_multiplier *multiplier;
 
     const struct layer *patch_layer, *token_layer, *last_norm, *head;
-    struct block blocks[BLOCKS_MAX];
+    struct vit_block blocks[BLOCKS_MAX];
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
 
@@ -69,7 +69,7 @@ struct vit : device_engine {
     float *logit_deltas;
 
     struct device_batch samples; /* `batch` points to it */
-    struct graphs graphs[GRAPHS];
+    struct vit_graphs graphs[GRAPHS];
 };
 
 static struct vit_rows rows_of(const struct vit *vit, uint32_t count)
@@ -165,7 +165,7 @@ template <class T> static void take(struct pieces *pieces, T **array, size_t cou
     pieces->used += (count * sizeof(T) + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
 }
 
-static void arrange_saved(const struct vit *vit, struct pieces *pieces, struct saved *saved)
+static void arrange_saved(const struct vit *vit, struct pieces *pieces, struct vit_saved *saved)
 {
     const struct vit_rows shape = rows_of(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens, values = rows * shape.width;
@@ -189,7 +189,7 @@ static void arrange_blocks(struct vit *vit, struct pieces *pieces)
     const struct vit_rows shape = rows_of(vit, vit->capacity);
     const bool shared = vit->train->forward_only || vit->train->checkpoint_activations;
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        struct block *block = &vit->blocks[i];
+        struct vit_block *block = &vit->blocks[i];
         if (vit->train->forward_only && i > 1)
             block->sums1 = block[-2].sums1;
         else
@@ -401,37 +401,42 @@ static struct vit_norm norm_of(const struct vit *vit, const struct layer *layer,
  * normalisation. */
 static struct vit_norm norm1_of(const struct vit *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct block *block = &vit->blocks[i];
+    const struct vit_block *block = &vit->blocks[i];
     return norm_of(vit, block->norm1, count, training && i > 0 ? block[-1].factors2 : nullptr, block->sums1,
                    block->saved.norms1, block->saved.moments1);
 }
 
 static struct vit_norm norm2_of(const struct vit *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct block *block = &vit->blocks[i];
+    const struct vit_block *block = &vit->blocks[i];
     return norm_of(vit, block->norm2, count, training ? block->factors1 : nullptr, block->saved.sums2,
                    block->saved.norms2, block->saved.moments2);
 }
 
 static struct vit_norm last_norm_of(const struct vit *vit, uint32_t count, bool training)
 {
-    const struct block *last = &vit->blocks[vit->block_count - 1];
+    const struct vit_block *last = &vit->blocks[vit->block_count - 1];
     struct vit_norm norm = norm_of(vit, vit->last_norm, count, training ? last->factors2 : nullptr,
                                    vit->class_sums, vit->class_norms, vit->class_moments);
     norm.first_tokens = true;
     return norm;
 }
 
+static struct vit_attention attention_of(const struct vit *vit, const struct vit_block *block, uint32_t count)
+{
+    return {rows_of(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
+}
+
 /* Computes block `i` up to the end of its second branch, from its normalised input. */
 static enum status block_forward(struct vit *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct block *block = &vit->blocks[i];
-    const struct saved *saved = &block->saved;
-    const struct vit_rows shape = rows_of(vit, count);
+    const struct vit_block *block = &vit->blocks[i];
+    const struct vit_saved *saved = &block->saved;
     const struct vit_norm norm2 = norm2_of(vit, i, count, training);
-    const uint32_t rows = count * shape.tokens;
+    const uint32_t rows = count * norm2.rows.tokens;
     TRY(linear_forward(vit, block->qkv, rows, saved->norms1, saved->qkv));
-    TRY(vit_attention(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->stream));
+    const struct vit_attention attention = attention_of(vit, block, count);
+    TRY(vit_attention_forward(&attention, vit->stream));
     TRY(linear_forward(vit, block->proj, rows, saved->mixed, vit->branch));
     TRY(vit_add_norm(&norm2, block->sums1, vit->branch, vit->stream));
     const struct vit_linear fc1 = linear_of(block->fc1, rows);
@@ -500,9 +505,9 @@ static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, c
 }
 
 /* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
-static enum status hidden_backward(struct vit *vit, const struct block *block, uint32_t rows)
+static enum status hidden_backward(struct vit *vit, const struct vit_block *block, uint32_t rows)
 {
-    const struct saved *saved = &block->saved;
+    const struct vit_saved *saved = &block->saved;
     const struct vit_linear fc2 = linear_of(block->fc2, rows);
     const bf16 *deltas = branch_deltas(vit, block->factors2);
     TRY(linear_backward(vit, block->fc2, rows, saved->active, deltas, nullptr));
@@ -512,15 +517,15 @@ static enum status hidden_backward(struct vit *vit, const struct block *block, u
     return linear_backward(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
 }
 
-static enum status attention_backward(struct vit *vit, const struct block *block, uint32_t count)
+static enum status attention_backward(struct vit *vit, const struct vit_block *block, uint32_t count)
 {
-    const struct saved *saved = &block->saved;
-    const struct vit_rows shape = rows_of(vit, count);
-    const uint32_t rows = count * shape.tokens;
+    const struct vit_saved *saved = &block->saved;
+    const struct vit_attention attention = attention_of(vit, block, count);
+    const uint32_t rows = count * attention.rows.tokens;
     TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
                         vit->in_deltas));
-    TRY(vit_attention_backward(&shape, vit->heads, saved->qkv, saved->mixed, saved->logs, vit->in_deltas,
-                               vit->wide_deltas, vit->added + block->qkv->bias, &vit->sums, vit->stream));
+    TRY(vit_attention_backward(&attention, vit->in_deltas, vit->wide_deltas, vit->added + block->qkv->bias,
+                               &vit->sums, vit->stream));
     return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
@@ -528,7 +533,7 @@ static enum status attention_backward(struct vit *vit, const struct block *block
  * computed again. The last block is not computed again, because the arrays still have its results. */
 static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
 {
-    const struct block *block = &vit->blocks[i];
+    const struct vit_block *block = &vit->blocks[i];
     const struct vit_norm norm1 = norm1_of(vit, i, count, true), norm2 = norm2_of(vit, i, count, true);
     if (vit->train->checkpoint_activations && i + 1 < vit->block_count) {
         TRY(vit_add_norm(&norm1, nullptr, nullptr, vit->stream));
@@ -615,7 +620,7 @@ static enum status record(struct vit *vit, uint32_t count, bool back, cudaGraphE
     return capture_end(vit->stream, back ? vit_backward(vit, count) : vit_forward(vit, count, true), into);
 }
 
-static void graphs_close(struct graphs *graphs)
+static void graphs_close(struct vit_graphs *graphs)
 {
     destroy(graphs->forward, graphs->backward);
     *graphs = {};
@@ -623,9 +628,9 @@ static void graphs_close(struct graphs *graphs)
 
 /* Returns the graphs for `count` samples, and captures them if they do not exist. If all entries are in use,
  * replaces the last one. */
-static enum status graphs_for(struct vit *vit, uint32_t count, struct graphs **into)
+static enum status graphs_for(struct vit *vit, uint32_t count, struct vit_graphs **into)
 {
-    struct graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
+    struct vit_graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
     while (graphs < last && graphs->backward && graphs->count != count)
         graphs++;
     *into = graphs;
@@ -676,7 +681,7 @@ static enum status apply(struct device_engine *engine, const struct update *upda
 static enum status compute_part(struct vit *vit, uint64_t number, const struct share *part)
 {
     struct pass pass = {};
-    struct graphs *graphs;
+    struct vit_graphs *graphs;
     pass.stream = vit->stream;
     pass.count = (uint32_t)part->count;
     pass.total = (uint32_t)part->total;
@@ -732,7 +737,7 @@ static void vit_close(void *state)
 {
     struct vit *vit = device_engine_as<struct vit>(state);
     device_engine_stop(vit);
-    for (struct graphs &graphs : vit->graphs)
+    for (struct vit_graphs &graphs : vit->graphs)
         graphs_close(&graphs);
     vit_multiplier_close(vit->multiplier);
     device_engine_close(vit);

@@ -1,5 +1,4 @@
-/* Words of two bf16 values, sums over the fragments of mma.cuh, and GELU. Arrays of __nv_bfloat162 can end up
- * in local memory; arrays of words stay in registers. */
+/* Sums over the fragments of mma.cuh, and GELU. */
 #ifndef FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
 #define FDSL_CUDA_TRAIN_VIT_FRAGMENTS_CUH
 
@@ -29,12 +28,12 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
         }
 }
 
-/* ---- GELU: x P(x), where P is the cumulative distribution function of the standard normal distribution ----
- */
+/* ---- GELU ---- */
 
-/* The standard normal distribution at x: `below` is P(x), and `bell` is the density times sqrt(2 pi). P is
- * computed by formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute
- * error is below 7.5e-8, far less than the rounding of bf16. */
+/* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. At x,
+ * `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by formula 26.2.17 of Abramowitz
+ * and Stegun, "Handbook of Mathematical Functions". Its absolute error is below 7.5e-8, far less than the
+ * rounding of bf16. */
 struct normal {
     float below, bell;
 };

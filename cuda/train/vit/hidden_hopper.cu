@@ -30,7 +30,7 @@ template <int TILES> struct hidden_memory {
  * and `results` with the GELU of `hidden`. Backward: weights (64 TILES, columns); `hidden` is read, and
  * `results` gets its gradients. `partial` (block of BLOCK_ROWS rows, columns) gets the sums of these
  * gradients over the rows of each block. */
-struct plan {
+struct hidden_plan {
     uint32_t rows, columns;
     const bf16 *inputs, *weights, *bias;
     bf16 *hidden, *results;
@@ -38,14 +38,14 @@ struct plan {
 };
 
 /* Where an item is in the matrices, and where a warp's rows are in the item. */
-struct place {
+struct hidden_place {
     uint32_t block;       /* the item has rows BLOCK_ROWS * block to BLOCK_ROWS * block + BLOCK_ROWS - 1 */
     uint32_t column, row; /* first column of the item; the warp's first row in the tiles */
     uint32_t count; /* number of rows in the matrices from the tiles' first row on; may exceed BLOCK_ROWS */
     size_t at;      /* index of the item's first value in an array (rows, columns) */
 };
 
-static __device__ __forceinline__ struct place place_of(const struct plan &plan, uint32_t item)
+static __device__ __forceinline__ struct hidden_place place_of(const struct hidden_plan &plan, uint32_t item)
 {
     const uint32_t parts = plan.columns / COLUMNS, block = item / parts, column = item % parts * COLUMNS;
     return {block, column, threadIdx.x / 32 * 16, plan.rows - block * BLOCK_ROWS,
@@ -54,7 +54,8 @@ static __device__ __forceinline__ struct place place_of(const struct plan &plan,
 
 template <int TILES>
 static __device__ __forceinline__ void load_inputs(struct hidden_memory<TILES> *memory,
-                                                   const struct plan &plan, const struct place &place)
+                                                   const struct hidden_plan &plan,
+                                                   const struct hidden_place &place)
 {
     const bf16 *from = plan.inputs + (size_t)place.block * BLOCK_ROWS * TILES * TILE_WIDTH;
     for (int tile = 0; tile < TILES; tile++)
@@ -64,7 +65,8 @@ static __device__ __forceinline__ void load_inputs(struct hidden_memory<TILES> *
 
 template <int TILES, bool BACK>
 static __device__ __forceinline__ void load_weights(struct hidden_memory<TILES> *memory,
-                                                    const struct plan &plan, const struct place &place)
+                                                    const struct hidden_plan &plan,
+                                                    const struct hidden_place &place)
 {
     for (uint32_t part = threadIdx.x / 32; part < TILES * COLUMNS / 16; part += WARPS) {
         const uint32_t tile = part / (COLUMNS / 16), row = part % (COLUMNS / 16) * 16;
@@ -97,8 +99,9 @@ static __device__ __forceinline__ void start_product(struct hidden_memory<TILES>
 /* Adds the bias, and writes hidden values and their GELU. GELU is computed from the rounded values, because
  * the backward pass reads the rounded values. */
 template <int TILES>
-static __device__ __forceinline__ void finish(struct hidden_memory<TILES> *memory, const struct plan &plan,
-                                              const struct place &place, const float (&sums)[COLUMNS / 2])
+static __device__ __forceinline__ void
+finish(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan, const struct hidden_place &place,
+       const float (&sums)[COLUMNS / 2])
 {
     const uint32_t column = place.column + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -124,9 +127,9 @@ static __device__ __forceinline__ void finish(struct hidden_memory<TILES> *memor
 /* Multiplies the sums by the derivative of GELU at the hidden values, writes the products, and stores the
  * sums of their columns over the warp's rows. */
 template <int TILES>
-static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *memory,
-                                                   const struct plan &plan, const struct place &place,
-                                                   uint32_t which, float (&sums)[COLUMNS / 2])
+static __device__ __forceinline__ void
+finish_back(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan,
+            const struct hidden_place &place, uint32_t which, float (&sums)[COLUMNS / 2])
 {
 #pragma unroll
     for (int step = 0; step < COLUMNS / 16; step++) {
@@ -150,9 +153,10 @@ static __device__ __forceinline__ void finish_back(struct hidden_memory<TILES> *
 /* Adds up the warps' column sums for an item that all warps have finished, and writes the totals. */
 template <int TILES>
 static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES> *memory,
-                                                     const struct plan &plan, uint32_t item, uint32_t which)
+                                                     const struct hidden_plan &plan, uint32_t item,
+                                                     uint32_t which)
 {
-    const struct place place = place_of(plan, item);
+    const struct hidden_place place = place_of(plan, item);
     if (threadIdx.x >= COLUMNS)
         return;
     float sum = 0;
@@ -162,13 +166,14 @@ static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES>
 }
 
 template <int TILES, bool BACK>
-static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const struct plan plan, uint32_t items)
+static __global__ void __launch_bounds__(32 * WARPS, 2)
+    hidden_kernel(const struct hidden_plan plan, uint32_t items)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     struct hidden_memory<TILES> *memory = reinterpret_cast<struct hidden_memory<TILES> *>(shared);
     const uint32_t begin = (uint32_t)((uint64_t)items * blockIdx.x / gridDim.x);
     const uint32_t end = (uint32_t)((uint64_t)items * (blockIdx.x + 1) / gridDim.x);
-    struct place place = place_of(plan, begin);
+    struct hidden_place place = place_of(plan, begin);
     load_inputs(memory, plan, place);
     load_weights<TILES, BACK>(memory, plan, place);
     if (BACK)
@@ -176,7 +181,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) hidden_kernel(const stru
     for (uint32_t item = begin; item < end; item++) {
         const bool more = item + 1 < end;
         const uint32_t which = (item - begin) % 2;
-        const struct place next = place_of(plan, more ? item + 1 : item);
+        const struct hidden_place next = place_of(plan, more ? item + 1 : item);
         float sums[COLUMNS / 2];
         copy_commit();
         copy_wait<0>();
@@ -215,12 +220,12 @@ enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits)
     return STATUS_OK;
 }
 
-static uint32_t blocks_of(const struct plan *plan)
+static uint32_t blocks_of(const struct hidden_plan *plan)
 {
     return (plan->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 }
 
-template <int TILES, bool BACK> static enum status launch(const struct plan *plan, cudaStream_t stream)
+template <int TILES, bool BACK> static enum status launch(const struct hidden_plan *plan, cudaStream_t stream)
 {
     const uint32_t items = blocks_of(plan) * (plan->columns / COLUMNS),
                    bytes = sizeof(struct hidden_memory<TILES>);
@@ -235,7 +240,7 @@ template <int TILES, bool BACK> static enum status launch(const struct plan *pla
 }
 
 template <bool BACK>
-static enum status launch_any(const struct plan *plan, uint32_t inner, cudaStream_t stream)
+static enum status launch_any(const struct hidden_plan *plan, uint32_t inner, cudaStream_t stream)
 {
     switch (inner / TILE_WIDTH) {
     case 1:
@@ -250,7 +255,7 @@ static enum status launch_any(const struct plan *plan, uint32_t inner, cudaStrea
 enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *inputs, const bf16 *weights,
                                   const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream)
 {
-    const struct plan plan = {linear->rows, linear->out, inputs, weights, bias, hidden, active, NULL};
+    const struct hidden_plan plan = {linear->rows, linear->out, inputs, weights, bias, hidden, active, NULL};
     return launch_any<false>(&plan, linear->in, stream);
 }
 
@@ -258,7 +263,7 @@ enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *
                                    const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
                                    struct vit_sums *sums, cudaStream_t stream)
 {
-    const struct plan plan = {
+    const struct hidden_plan plan = {
         linear->rows, linear->in,         out_deltas, weights, NULL, const_cast<bf16 *>(hidden),
         deltas,       vit_sums_room(sums)};
     const struct vit_sum sum = {NULL, blocks_of(&plan), 1, linear->in, {bias}};

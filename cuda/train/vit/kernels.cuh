@@ -175,12 +175,18 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
  * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
- * scores. `logs` is in fp32. The backward pass also sums `in_deltas` over the rows, and writes the sums to
+ * scores. The forward pass writes `outputs` and `logs`, and the backward pass reads them. */
+struct vit_attention {
+    struct vit_rows rows;
+    uint32_t heads;
+    const bf16 *inputs;
+    bf16 *outputs;
+    float *logs;
+};
+enum status vit_attention_forward(const struct vit_attention *attention, cudaStream_t stream);
+/* Computes the gradients of the inputs from those of the outputs, and writes their sums over the rows to
  * `bias`. */
-enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
-                          float *logs, cudaStream_t stream);
-enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
-                                   const bf16 *outputs, const float *logs, const bf16 *out_deltas,
+enum status vit_attention_backward(const struct vit_attention *attention, const bf16 *out_deltas,
                                    bf16 *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream);
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
@@ -189,13 +195,11 @@ uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
 /* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
  * device. */
-enum status hopper_fits(const struct vit_rows *rows, uint32_t heads, bool *fits);
-/* These functions compute what vit_attention() and vit_attention_backward() compute. hopper_backward() writes
- * `rows->samples` partial sums per column to `partial`, and does not add them up. */
-enum status hopper_forward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
-                           float *logs, cudaStream_t stream);
-enum status hopper_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
-                            const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
+enum status hopper_fits(const struct vit_attention *attention, bool *fits);
+/* These functions compute what vit_attention_forward() and vit_attention_backward() compute.
+ * hopper_backward() writes one partial sum per column and sample to `partial`, and does not add them up. */
+enum status hopper_forward(const struct vit_attention *attention, cudaStream_t stream);
+enum status hopper_backward(const struct vit_attention *attention, const bf16 *out_deltas, bf16 *in_deltas,
                             float *partial, cudaStream_t stream);
 
 /* Sets `*fits` to whether hidden_hopper_forward() and hidden_hopper_backward() work on the current device,

@@ -85,7 +85,7 @@ struct plan_key {
 };
 
 /* A zeroed plan is empty. */
-struct plan {
+struct product_plan {
     bool used;
     struct plan_key key;
     cublasLtMatmulDesc_t product;
@@ -96,11 +96,11 @@ struct plan {
 struct vit_multiplier {
     cublasLtHandle_t handle;
     void *workspace;
-    struct plan plans[PLANS_MAX];
+    struct product_plan plans[PLANS_MAX];
     uint32_t next; /* index of the plan to replace next */
 };
 
-static void plan_free(struct plan *plan)
+static void plan_free(struct product_plan *plan)
 {
     if (plan->product)
         (void)blas.MatmulDescDestroy(plan->product);
@@ -138,7 +138,7 @@ static struct sizes sizes_of(const struct plan_key *key)
     }
 }
 
-static enum status describe(struct plan *plan, const struct sizes *sizes)
+static enum status describe(struct product_plan *plan, const struct sizes *sizes)
 {
     const bool left = sizes->left == CUBLAS_OP_T, right = sizes->right == CUBLAS_OP_T;
     const cublasLtEpilogue_t epilogue =
@@ -172,7 +172,7 @@ static enum status set_preference(cublasLtMatmulPreference_t preference)
     return STATUS_OK;
 }
 
-static enum status choose(const struct vit_multiplier *self, struct plan *plan)
+static enum status choose(const struct vit_multiplier *self, struct product_plan *plan)
 {
     const struct vit_linear *of = &plan->key.linear;
     cublasLtMatmulPreference_t preference;
@@ -199,14 +199,15 @@ static enum status choose(const struct vit_multiplier *self, struct plan *plan)
 }
 
 /* Finds the plan of a matrix product, or creates it. */
-static enum status plan_for(struct vit_multiplier *self, const struct plan_key *key, struct plan **into)
+static enum status plan_for(struct vit_multiplier *self, const struct plan_key *key,
+                            struct product_plan **into)
 {
-    for (struct plan &plan : self->plans)
+    for (struct product_plan &plan : self->plans)
         if (plan.used && same_key(&plan.key, key)) {
             *into = &plan;
             return STATUS_OK;
         }
-    struct plan *plan = &self->plans[self->next];
+    struct product_plan *plan = &self->plans[self->next];
     self->next = (self->next + 1) % PLANS_MAX;
     plan_free(plan);
     plan->key = *key;
@@ -218,7 +219,7 @@ static enum status plan_for(struct vit_multiplier *self, const struct plan_key *
     return STATUS_OK;
 }
 
-static enum status multiply(struct vit_multiplier *self, struct plan *plan, const bf16 *left,
+static enum status multiply(struct vit_multiplier *self, struct product_plan *plan, const bf16 *left,
                             const bf16 *right, void *result, cudaStream_t stream)
 {
     const float one = 1, zero = 0;
@@ -245,7 +246,7 @@ void vit_multiplier_close(struct vit_multiplier *multiplier)
 {
     if (!multiplier)
         return;
-    for (struct plan &plan : multiplier->plans)
+    for (struct product_plan &plan : multiplier->plans)
         plan_free(&plan);
     if (multiplier->handle)
         (void)blas.Destroy(multiplier->handle);
@@ -257,7 +258,7 @@ enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct v
                                cudaStream_t stream)
 {
     const struct plan_key key = {PRODUCT_FORWARD, wide, *linear};
-    struct plan *plan;
+    struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     BLAS_TRY(MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
     return multiply(multiplier, plan, weights, inputs, outputs, stream);
@@ -268,7 +269,7 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
                               cudaStream_t stream)
 {
     const struct plan_key key = {PRODUCT_INPUTS, false, *linear};
-    struct plan *plan;
+    struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, weights, out_deltas, in_deltas, stream);
 }
@@ -278,7 +279,7 @@ enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct v
                                cudaStream_t stream)
 {
     const struct plan_key key = {PRODUCT_WEIGHTS, true, *linear};
-    struct plan *plan;
+    struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, inputs, out_deltas, gradients, stream);
 }

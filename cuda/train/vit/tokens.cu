@@ -190,11 +190,11 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 /* ---- Backward ---- */
 
 /* Samples begin .. end - 1 are those of part blockIdx.y. */
-struct part {
+struct sample_part {
     uint32_t begin, end;
 };
 
-static __device__ __forceinline__ struct part own_part(uint32_t samples)
+static __device__ __forceinline__ struct sample_part own_part(uint32_t samples)
 {
     const uint32_t each = (samples + VIT_SAMPLE_PARTS - 1) / VIT_SAMPLE_PARTS;
     const uint32_t begin = blockIdx.y * each, end = begin + each;
@@ -206,7 +206,7 @@ static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv
                                           float2 *partial, __nv_bfloat162 *patches)
 {
     const uint32_t pairs = rows.width / 2, i = own_element();
-    const struct part part = own_part(rows.samples);
+    const struct sample_part part = own_part(rows.samples);
     if (i >= rows.tokens * pairs)
         return;
     float2 sum = {0, 0};
@@ -244,7 +244,7 @@ static __global__ void logits_back_kernel(const float *deltas, uint32_t count, u
                                           uint32_t apart, bf16 *rounded, float *partial)
 {
     const uint32_t k = own_element();
-    const struct part part = own_part(count);
+    const struct sample_part part = own_part(count);
     if (k >= apart)
         return;
     float sum = 0;
