@@ -399,7 +399,8 @@ static struct work loading(const struct load_traits *traits, double resident_sha
     struct load_control control = {.resident_share = resident_share};
     control.lost.count = 2;
     control.lost.bytes = 60;
-    struct load load = {.dataset = &dataset, .control = &control, .epochs = 3, .batch = 10, .ranks = 1};
+    const struct load_parameters given = {.batch = 10};
+    struct load load = {.dataset = &dataset, .control = &control, .given = &given, .epochs = 3, .ranks = 1};
     const struct variant variant = {.platform = traits->device ? "cuda" : "cpu", .traits = traits};
     return workload_find("load")->work(&load, &variant);
 }

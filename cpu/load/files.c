@@ -85,7 +85,7 @@ static enum status read_batch(struct worker *worker, uint32_t first, uint32_t co
 
 static enum status files_epoch(struct worker *worker)
 {
-    uint32_t batch = worker->load->batch, count = worker->order.count;
+    uint32_t batch = worker->load->given->batch, count = worker->order.count;
     for (uint32_t first = 0, size; first < count; first += size) {
         size = count - first < batch ? count - first : batch;
         TRY(read_batch(worker, first, size));
@@ -97,8 +97,9 @@ static enum status files_epoch(struct worker *worker)
 static enum status open_with(const void *input, int threads, void **state)
 {
     struct reader *reader = *state = calloc(1, sizeof *reader);
-    return reader ? reader_open(reader, input, threads, ((const struct load *)input)->batch, files_epoch)
-                  : status_set(STATUS_EXHAUSTED, "out of memory");
+    return reader
+               ? reader_open(reader, input, threads, ((const struct load *)input)->given->batch, files_epoch)
+               : status_set(STATUS_EXHAUSTED, "out of memory");
 }
 
 static enum status files_setup(const struct resources *resources, const void *input, void **state)

@@ -39,7 +39,7 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     const struct dataset_file *shard = &load->dataset->files[file];
     int fd;
     TRY(dataset_file_open(load->dataset, file, 0, &fd));
-    int populate = load->cache == LOAD_WARM ? MAP_POPULATE : 0;
+    int populate = load->given->cache == LOAD_WARM ? MAP_POPULATE : 0;
     void *mapping = mmap(NULL, shard->bytes, PROT_READ, MAP_SHARED | populate, fd, 0);
     int failure = errno;
     close(fd);
@@ -61,7 +61,7 @@ static enum status map_all(struct mapped *mapped)
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1]) {
             enum status status = map_shard(mapped, f);
-            if (status != STATUS_FAILED || !mapped->reader.load->skip)
+            if (status != STATUS_FAILED || !mapped->reader.load->given->skip)
                 TRY(status);
         }
     return STATUS_OK;
@@ -89,7 +89,7 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
     const struct order *order = &worker->order;
     while (*current < order->segment_count && index >= *entered)
         *entered += order->segments[(*current)++].count;
-    while (*asked < order->segment_count && *asked < *current + worker->load->prefetch)
+    while (*asked < order->segment_count && *asked < *current + worker->load->given->prefetch)
         ask_for(mapped, &order->segments[(*asked)++]);
 }
 
@@ -185,7 +185,7 @@ static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t co
     RANGE(COPY);
     for (uint32_t slot = 0; slot < count; slot++) {
         uint32_t index = first + slot, number = worker->order.samples[index];
-        if (worker->load->cache != LOAD_WARM && index >= at->entered)
+        if (worker->load->given->cache != LOAD_WARM && index >= at->entered)
             read_ahead(worker, mapped, index, &at->asked, &at->current, &at->entered);
         enum status status =
             copy_sample(worker, mapped, index, worker->slots + slot * worker->reader->stride, &at->end);
@@ -199,7 +199,7 @@ static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t co
 static enum status mapped_epoch(struct worker *worker)
 {
     struct position at = {0};
-    uint32_t batch = worker->load->batch, count = worker->order.count;
+    uint32_t batch = worker->load->given->batch, count = worker->order.count;
     for (uint32_t first = 0, size; first < count; first += size) {
         size = count - first < batch ? count - first : batch;
         TRY(copy_batch(worker, first, size, &at));
@@ -223,7 +223,7 @@ static enum status setup_with(const struct load *load, int threads, void **state
 {
     struct mapped *mapped = *state = calloc(1, sizeof *mapped);
     TRY(ALLOCATED(mapped, "out of memory"));
-    TRY(reader_open(&mapped->reader, load, threads, load->batch, mapped_epoch));
+    TRY(reader_open(&mapped->reader, load, threads, load->given->batch, mapped_epoch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
     TRY(ALLOCATED(mapped->shards, "out of memory for %u shards", load->dataset->file_count));
     return guard_open(&mapped->guard);
@@ -243,10 +243,10 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 static enum status mapped_ready(void *state, uint64_t number)
 {
     struct mapped *mapped = state;
-    if (mapped->reader.load->cache != LOAD_WARM)
+    if (mapped->reader.load->given->cache != LOAD_WARM)
         unmap(mapped); /* because mapped pages cannot be evicted, and the timed run must include mmap() */
     TRY(reader_ready(mapped, number));
-    return mapped->reader.load->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
+    return mapped->reader.load->given->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
 }
 
 static enum status mapped_run(void *state, uint64_t number, struct run_time *time)

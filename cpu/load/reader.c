@@ -121,7 +121,7 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     worker->slots = buffer_open(reader->slots * reader->stride);
     worker->held = malloc(reader->slots * sizeof *worker->held);
     worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
-    worker->labels = calloc(reader->load->batch, sizeof *worker->labels);
+    worker->labels = calloc(reader->load->given->batch, sizeof *worker->labels);
     if (worker->slots && worker->held && worker->latency && worker->labels)
         return STATUS_OK;
     return status_set(STATUS_EXHAUSTED,
@@ -134,9 +134,9 @@ static void count_memory(struct reader *reader, const struct order_plan *plan)
 {
     const struct load *load = reader->load;
     uint32_t threads = (uint32_t)reader->threads;
-    uint64_t samples = order_batch_samples(plan, load->rank * threads, threads, load->batch);
+    uint64_t samples = order_batch_samples(plan, load->rank * threads, threads, load->given->batch);
     reader->result.memory_bytes =
-        threads * (buffer_allocated(reader->slots * reader->stride) + load->batch * sizeof(int32_t));
+        threads * (buffer_allocated(reader->slots * reader->stride) + load->given->batch * sizeof(int32_t));
     reader->result.useful_bytes =
         (double)samples * (double)load->dataset->bytes / load->dataset->sample_count;
 }
@@ -147,11 +147,12 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     /* A slot is at least one byte longer than any sample, to detect files that grew. The stride is never a
      * multiple of 4096 bytes, because such slots would map to the same cache sets. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
-    *reader = (struct reader){.load = load,
-                              .epoch = epoch,
-                              .threads = threads,
-                              .stride = stride % 4096 ? stride : stride + 64,
-                              .slots = (slots + load->batch - 1) / load->batch * load->batch};
+    *reader =
+        (struct reader){.load = load,
+                        .epoch = epoch,
+                        .threads = threads,
+                        .stride = stride % 4096 ? stride : stride + 64,
+                        .slots = (slots + load->given->batch - 1) / load->given->batch * load->given->batch};
     TRY(memory_check((uint64_t)threads * reader->slots * reader->stride, "the buffers",
                      "lower --batch, --shuffle or --threads"));
     struct order_plan plan = load_plan(load, threads);
@@ -167,9 +168,9 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
 
 uint32_t reader_stream_slots(const struct load *load)
 {
-    uint64_t buffer = load->shuffle_buffer < load->dataset->sample_count ? load->shuffle_buffer
+    uint64_t buffer = load->given->shuffle < load->dataset->sample_count ? load->given->shuffle
                                                                          : load->dataset->sample_count;
-    return (uint32_t)(buffer > 1 ? buffer + load->batch : load->batch);
+    return (uint32_t)(buffer > 1 ? buffer + load->given->batch : load->given->batch);
 }
 
 /* ---- A run ---- */
@@ -181,7 +182,7 @@ enum status reader_ready(void *state, uint64_t number)
     /* Set every slot to READER_LOST (all bits set), because no sample has arrived yet in this run. */
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
-    if (load->cache == LOAD_COLD)
+    if (load->given->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
     return verifier_ready(&reader->verifier, number, &reader->result.before);
 }
@@ -280,7 +281,7 @@ static enum status finish_image(struct worker *worker, const struct image *image
     void *room = NULL;
     if (load->pictures)
         TRY(pictures_check(load->pictures, image));
-    if (load->augment) {
+    if (load->given->augment) {
         if (load->augmentation.channels > 1 && image->channels != load->augmentation.channels)
             return status_set(
                 STATUS_FAILED,
@@ -402,14 +403,14 @@ static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
     size_t stride = worker->reader->stride;
     struct batch batch = {
         .values = worker->slots + slot * stride, .bytes = count * stride, .stride = stride, .count = count};
-    if (load->decode) {
+    if (load->given->decode) {
         batch.values = worker->images;
         batch.bytes = worker->images_bytes;
     }
     if (load->pictures) { /* there is one image per sample, and all images have the same shape */
         batch.stride = worker->images_bytes / count;
-        batch.type = load->augment ? DTYPE_F32 : load->pictures->type;
-        batch.interleaved = load->pictures->interleaved && !load->augment;
+        batch.type = load->given->augment ? DTYPE_F32 : load->pictures->type;
+        batch.interleaved = load->pictures->interleaved && !load->given->augment;
         batch.labels = worker->labels;
     }
     return consumer_take_host(load->control->consumer, &batch);
@@ -426,7 +427,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
         if (number == READER_LOST)
             continue;
         size_t images_bytes = worker->images_bytes;
-        enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
+        enum status status = load->given->decode ? prepare(worker, number, data) : STATUS_OK;
         if (status != STATUS_OK) { /* the sample is lost: discard its images */
             worker->images_bytes = images_bytes;
             TRY(worker_lose(worker, number, status));
@@ -448,11 +449,13 @@ enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sam
     const struct load *load = worker->load;
     uint32_t slots = worker->reader->slots, arrived = arrival + 1, count = worker->order.count;
     worker->held[worker->order.indices[arrival] % slots] = lost ? READER_LOST : sample;
-    if (load->shuffle_buffer > 1 && arrived % load->shuffle_buffer != 0 && arrived != count)
+    if (load->given->shuffle > 1 && arrived % load->given->shuffle != 0 && arrived != count)
         return STATUS_OK;
     /* A shuffle buffer is complete: all indices before its end are filled. */
-    while (worker->delivered + load->batch <= arrived || (arrived == count && worker->delivered < count)) {
-        uint32_t left = arrived - worker->delivered, batch = left < load->batch ? left : load->batch;
+    while (worker->delivered + load->given->batch <= arrived ||
+           (arrived == count && worker->delivered < count)) {
+        uint32_t left = arrived - worker->delivered,
+                 batch = left < load->given->batch ? left : load->given->batch;
         TRY(worker_deliver(worker, worker->delivered % slots, batch));
         worker->delivered += batch;
     }
@@ -488,7 +491,7 @@ static enum status map_over(const struct load *load, uint32_t file, uint8_t *mem
     enum status status = dataset_file_open(load->dataset, file, 0, &fd);
     *mapped = 0;
     if (status != STATUS_OK)
-        return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+        return load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t there = fstat(fd, &info) == 0 ? ((size_t)info.st_size + page - 1) / page * page : 0;
     size_t length = there < bytes ? there : bytes;
@@ -542,7 +545,7 @@ static enum status open_set(struct reader *reader)
  * batch; a piece larger than a slot always starts at slot 0. Returns false if a page no longer exists. */
 static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
-    size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;
+    size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->given->batch;
     size_t begin = reader->copied_bytes * (size_t)w / threads,
            end = reader->copied_bytes * ((size_t)w + 1) / threads, slot = 0;
     for (size_t at = begin; at < end; at += piece) {
@@ -575,7 +578,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
     TRY(guard_open(&guard));
     size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with tar headers */
     double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
-    double by_batch = copy_all(reader, reader->load->batch * reader->stride);
+    double by_batch = copy_all(reader, reader->load->given->batch * reader->stride);
     guard_close(&guard);
     *bytes_per_s = by_sample > by_batch ? by_sample : by_batch;
     if (by_sample <= 0 || by_batch <= 0)

@@ -29,8 +29,8 @@ double latency_quantile_s(const struct latency *latency, double p);
 
 struct reader;
 
-/* State of one thread. Its buffer has slots of reader->stride bytes. A batch is up to load->batch consecutive
- * slots. */
+/* State of one thread. Its buffer has slots of reader->stride bytes. A batch is up to load->given->batch
+ * consecutive slots. */
 struct worker {
     const struct load *load;
     struct reader *reader;

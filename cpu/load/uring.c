@@ -217,7 +217,7 @@ static enum status reap_calls(struct worker *worker, struct files_uring *uring)
 /* Delivers the batches that are complete, in order. */
 static enum status deliver_files(struct worker *worker, const struct files_uring *uring)
 {
-    uint32_t batch = worker->load->batch, count = worker->order.count;
+    uint32_t batch = worker->load->given->batch, count = worker->order.count;
     while (worker->delivered < uring->next_index) {
         uint32_t left = count - worker->delivered, size = left < batch ? left : batch;
         uint32_t slot = worker->delivered % uring->slots;
@@ -246,7 +246,7 @@ static enum status read_files(struct worker *worker, struct files_uring *uring)
 static enum status files_uring_epoch(struct worker *worker)
 {
     struct files_uring *uring = (struct files_uring *)worker->reader;
-    uint32_t iodepth = worker->load->iodepth;
+    uint32_t iodepth = worker->load->given->iodepth;
     uring->next_index = uring->member = 0;
     enum status status = read_files(worker, uring);
     if (status == STATUS_OK)
@@ -282,19 +282,20 @@ static void files_uring_teardown(void *state)
 
 static enum status open_chains(struct files_uring *uring, const struct load *load)
 {
-    uring->chains = calloc(load->iodepth, sizeof *uring->chains);
-    uring->idle = calloc(load->iodepth, sizeof *uring->idle);
+    const uint32_t iodepth = (uint32_t)load->given->iodepth;
+    uring->chains = calloc(iodepth, sizeof *uring->chains);
+    uring->idle = calloc(iodepth, sizeof *uring->idle);
     uring->pending = calloc(uring->slots, sizeof *uring->pending);
     TRY(ALLOCATED(uring->chains && uring->idle && uring->pending,
-                  "out of memory for %u files in flight; lower --iodepth", load->iodepth));
-    for (uint32_t i = 0; i < load->iodepth; i++)
+                  "out of memory for %u files in flight; lower --iodepth", iodepth));
+    for (uint32_t i = 0; i < iodepth; i++)
         uring->idle[uring->idle_count++] = i;
-    TRY(create_ring(load->iodepth * CALLS, &uring->ring, &uring->has_ring));
-    int failure = io_uring_register_files_sparse(&uring->ring, load->iodepth);
+    TRY(create_ring(iodepth * CALLS, &uring->ring, &uring->has_ring));
+    int failure = io_uring_register_files_sparse(&uring->ring, iodepth);
     if (failure < 0)
         return status_set(STATUS_UNAVAILABLE,
-                          "io_uring: cannot create a table of %u files: %s (requires Linux 5.19)",
-                          load->iodepth, strerror(-failure));
+                          "io_uring: cannot create a table of %u files: %s (requires Linux 5.19)", iodepth,
+                          strerror(-failure));
     return STATUS_OK;
 }
 
@@ -305,7 +306,7 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     struct files_uring *uring = *state = calloc(1, sizeof *uring);
     TRY(ALLOCATED(uring, "out of memory"));
     /* Slots for the samples of `iodepth` files in flight, plus the batch that is being delivered. */
-    uring->slots = (load->iodepth / load->batch + 2) * load->batch;
+    uring->slots = (load->given->iodepth / load->given->batch + 2) * load->given->batch;
     TRY(reader_open(&uring->reader, load, 1, uring->slots, files_uring_epoch));
     return open_chains(uring, load);
 }
@@ -368,21 +369,22 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     const struct load *load = uring->reader.load;
     const struct order_segment *segment = &order->segments[uring->segment];
     segment_range(load->dataset, segment, &uring->offset, &uring->end);
-    enum status status = dataset_file_open(
-        load->dataset, segment->shard, load->cache == LOAD_WARM ? 0 : O_DIRECT, &uring->fds[uring->segment]);
+    enum status status =
+        dataset_file_open(load->dataset, segment->shard, load->given->cache == LOAD_WARM ? 0 : O_DIRECT,
+                          &uring->fds[uring->segment]);
     *failure = status == STATUS_OK ? 0 : errno ? errno : EIO;
     if (status == STATUS_OK)
         return STATUS_OK;
-    if (load->cache != LOAD_WARM && *failure == EINVAL)
+    if (load->given->cache != LOAD_WARM && *failure == EINVAL)
         return status_prefix(STATUS_UNAVAILABLE, "this file system has no O_DIRECT; use --cache warm");
-    return load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the
  * samples of the segment are recorded as lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
-    uring->blocks[uring->submitted++ % uring->reader.load->iodepth] =
+    uring->blocks[uring->submitted++ % uring->reader.load->given->iodepth] =
         (struct block){.offset = uring->offset,
                        .wanted = uring->end - uring->offset,
                        .segment = uring->segment++,
@@ -412,7 +414,7 @@ static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *
 static enum status submit_blocks(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
-    while (uring->submitted - uring->taken < load->iodepth && uring->segment < order->segment_count) {
+    while (uring->submitted - uring->taken < load->given->iodepth && uring->segment < order->segment_count) {
         int failure = 0;
         if (uring->fds[uring->segment] < 0)
             TRY(open_segment(uring, order, &failure));
@@ -420,7 +422,7 @@ static enum status submit_blocks(struct shards_uring *uring, const struct order 
             submit_failure(uring, failure);
             continue;
         }
-        uint32_t index = (uint32_t)(uring->submitted % load->iodepth);
+        uint32_t index = (uint32_t)(uring->submitted % load->given->iodepth);
         uint64_t left = uring->end - uring->offset;
         uint32_t wanted = left < load->block_bytes ? (uint32_t)left : load->block_bytes;
         struct io_uring_sqe *sqe =
@@ -457,12 +459,12 @@ static void reap_blocks(struct shards_uring *uring)
 static enum status await_block(struct shards_uring *uring, const struct order *order, struct block **next)
 {
     const struct load *load = uring->reader.load;
-    uint32_t index = (uint32_t)(uring->taken % load->iodepth);
+    uint32_t index = (uint32_t)(uring->taken % load->given->iodepth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit_blocks(uring, order));
     /* Submit before the reads in flight run out, so that the storage device stays busy while this thread
      * copies. */
-    if (io_uring_sq_ready(&uring->ring) > load->iodepth / 8)
+    if (io_uring_sq_ready(&uring->ring) > load->given->iodepth / 8)
         TRY(submit_queued(&uring->ring));
     reap_blocks(uring);
     while (!block->done) {
@@ -592,7 +594,7 @@ static enum status take_all(struct worker *worker)
 static void drain(struct shards_uring *uring)
 {
     for (; uring->taken < uring->submitted; uring->taken++)
-        while (!uring->blocks[uring->taken % uring->reader.load->iodepth].done) {
+        while (!uring->blocks[uring->taken % uring->reader.load->given->iodepth].done) {
             if (wait_for_one(&uring->ring) != STATUS_OK)
                 return;
             reap_blocks(uring);
@@ -628,7 +630,8 @@ static void shards_uring_teardown(void *state)
     if (uring->has_ring)
         io_uring_queue_exit(&uring->ring);
     if (uring->reader.load)
-        buffer_close(uring->buffers, (size_t)uring->reader.load->iodepth * uring->reader.load->block_bytes);
+        buffer_close(uring->buffers,
+                     (size_t)uring->reader.load->given->iodepth * uring->reader.load->block_bytes);
     free(uring->blocks);
     free(uring->fds);
     reader_close(&uring->reader);
@@ -649,19 +652,20 @@ static void warn_unregistered(size_t bytes, int failure)
 
 static enum status open_blocks(struct shards_uring *uring, const struct load *load)
 {
-    size_t bytes = (size_t)load->iodepth * load->block_bytes;
+    const uint32_t iodepth = (uint32_t)load->given->iodepth;
+    size_t bytes = (size_t)iodepth * load->block_bytes;
     struct iovec whole = {.iov_len = bytes};
     uring->buffers = buffer_open(bytes);
     uring->reader.result.memory_bytes += buffer_allocated(bytes);
-    uring->blocks = calloc(load->iodepth, sizeof *uring->blocks);
+    uring->blocks = calloc(iodepth, sizeof *uring->blocks);
     uring->fds = malloc(load->dataset->file_count * sizeof *uring->fds);
     TRY(ALLOCATED(uring->buffers && uring->blocks && uring->fds,
-                  "out of memory for %u blocks of %u bytes; lower --iodepth or --block", load->iodepth,
+                  "out of memory for %u blocks of %u bytes; lower --iodepth or --block", iodepth,
                   load->block_bytes));
     for (uint32_t f = 0; f < load->dataset->file_count; f++)
         uring->fds[f] = -1;
     whole.iov_base = uring->buffers;
-    TRY(create_ring(load->iodepth, &uring->ring, &uring->has_ring));
+    TRY(create_ring(iodepth, &uring->ring, &uring->has_ring));
     int failure = io_uring_register_buffers(&uring->ring, &whole, 1);
     uring->registered = failure >= 0;
     if (failure < 0)

@@ -77,7 +77,8 @@ enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kin
 struct convert delivery_convert(const struct delivery *delivery, uint32_t channel)
 {
     const struct load *load = delivery->load;
-    return convert_make(delivery->arrays.type, load->dtype, load->mean[channel], load->std[channel]);
+    return convert_make(delivery->arrays.type, load->dtype, load->given->mean[channel],
+                        load->given->std[channel]);
 }
 
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
@@ -93,7 +94,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     TRY(verifier_open(&delivery->verifier, load, &plan));
     delivery->fit = load->fit;
     delivery->fit.unscaled = true;
-    TRY(arrays_open(load->dataset, load->decode ? &load->fit : NULL, packed, &delivery->arrays));
+    TRY(arrays_open(load->dataset, load->given->decode ? &load->fit : NULL, packed, &delivery->arrays));
     delivery->convert = delivery_convert(delivery, 0);
     delivery->slot_bytes = delivery->arrays.value_count * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
@@ -147,7 +148,7 @@ static void count_memory(struct delivery *delivery, uint64_t device_bytes)
 {
     const struct load *load = delivery->load;
     uint64_t samples = order_batch_samples(&delivery->verifier.plan, load->rank * delivery->workers,
-                                           delivery->workers, load->batch);
+                                           delivery->workers, load->given->batch);
     delivery->result.memory_bytes = device_bytes;
     delivery->result.useful_bytes = (double)samples * (double)(delivery->slot_bytes + sizeof(int32_t));
 }
@@ -155,12 +156,13 @@ static void count_memory(struct delivery *delivery, uint64_t device_bytes)
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes)
 {
     const struct load *load = delivery->load;
-    uint64_t buffers = (slots + load->batch - 1) / load->batch, bytes;
-    if (buffers * load->batch > UINT32_MAX)
+    uint64_t buffers = (slots + load->given->batch - 1) / load->given->batch, bytes;
+    if (buffers * load->given->batch > UINT32_MAX)
         return status_set(STATUS_USAGE,
                           "a thread would need room for more than %u samples; lower --batch or --shuffle",
                           UINT32_MAX);
-    if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
+    if (__builtin_mul_overflow(delivery->workers * buffers * load->given->batch, delivery->stride + 12,
+                               &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
                                &bytes))
         bytes = UINT64_MAX; /* more than any device has */
@@ -169,7 +171,7 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
         "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --dtype"));
     count_memory(delivery, bytes);
     delivery->buffers = (uint32_t)buffers;
-    delivery->slots = (uint32_t)(buffers * load->batch);
+    delivery->slots = (uint32_t)(buffers * load->given->batch);
     return open_all(delivery);
 }
 
@@ -210,7 +212,7 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
 {
     const struct delivery *delivery = queue->delivery;
     const struct convert *convert = &delivery->convert;
-    uint32_t slot = index * delivery->load->batch;
+    uint32_t slot = index * delivery->load->given->batch;
     struct batch batch = {};
     batch.values = queue->tensor + slot * delivery->stride;
     batch.count = queue->buffers[index].count;
@@ -220,7 +222,7 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
                  : convert->tensor == DTYPE_F32  ? DTYPE_F32
                  : convert->tensor == DTYPE_F16  ? DTYPE_F16
                                                  : DTYPE_BF16;
-    batch.interleaved = delivery->load->decode && delivery->load->interleaved;
+    batch.interleaved = delivery->load->given->decode && delivery->load->given->interleaved;
     batch.labels = queue->labels + slot;
     return batch;
 }
@@ -292,18 +294,18 @@ static enum status await_step(struct output_queue *queue, uint32_t index)
     if (!ended)
         CUDA_TRY(cudaEventSynchronize(buffer->done));
     buffer->waiting = false;
-    return load->control->whole ? queue_check(queue, index * load->batch, buffer->count) : STATUS_OK;
+    return load->control->whole ? queue_check(queue, index * load->given->batch, buffer->count) : STATUS_OK;
 }
 
 enum status queue_reserve(struct output_queue *queue, uint32_t slot)
 {
     const struct load *load = queue->delivery->load;
-    struct batch_buffer *buffer = &queue->buffers[slot / load->batch];
+    struct batch_buffer *buffer = &queue->buffers[slot / load->given->batch];
     bool ended;
     if (!buffer->waiting)
         return STATUS_OK;
     if (load->control->whole)
-        return await_step(queue, slot / load->batch);
+        return await_step(queue, slot / load->given->batch);
     TRY(await_handed(queue, buffer, &ended));
     if (!ended)
         CUDA_TRY(cudaStreamWaitEvent(queue->stream, buffer->done, 0));
@@ -336,7 +338,7 @@ static enum status deliver(struct output_queue *queue, uint32_t index, uint32_t 
     struct batch_buffer *buffer = &queue->buffers[index];
     CUDA_TRY(cudaEventRecord(buffer->ready, queue->stream));
     if (!delivery->load->control->consumer)
-        return queue_check(queue, index * delivery->load->batch, count);
+        return queue_check(queue, index * delivery->load->given->batch, count);
     buffer->count = count;
     buffer->waiting = true;
     buffer->handed = false;
@@ -351,14 +353,14 @@ enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t co
     if (!is_wanted(queue->delivery))
         return STATUS_OK;
     std::unique_lock<std::mutex> guard = delivery_guard(queue->delivery);
-    return deliver(queue, slot / queue->delivery->load->batch, count);
+    return deliver(queue, slot / queue->delivery->load->given->batch, count);
 }
 
 /* ---- Streams of samples ---- */
 
 uint64_t delivery_span(const struct load *load, uint64_t target)
 {
-    uint64_t shuffle = load->shuffle_buffer > 1 ? load->shuffle_buffer : 1,
+    uint64_t shuffle = load->given->shuffle > 1 ? load->given->shuffle : 1,
              samples = load->dataset->sample_count;
     uint64_t span = shuffle == 1        ? 4 * target
                     : shuffle >= target ? shuffle
@@ -371,13 +373,13 @@ uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64
     uint64_t all = (uint64_t)load->ranks * workers;
     uint64_t share = (load->dataset->sample_count + all - 1) / all; /* upper bound on the size of a share */
     span = span < share ? span : share;
-    uint64_t ahead = span > load->batch ? span : load->batch;
-    return load->batch + span + (load->control->consumer ? ahead : 0);
+    uint64_t ahead = span > load->given->batch ? span : load->given->batch;
+    return load->given->batch + span + (load->control->consumer ? ahead : 0);
 }
 
 static uint64_t batches_of(const struct output_queue *queue)
 {
-    uint32_t batch = queue->delivery->load->batch;
+    uint32_t batch = queue->delivery->load->given->batch;
     return ((uint64_t)queue->order.count + batch - 1) / batch;
 }
 
@@ -387,8 +389,8 @@ uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival)
     if (arrival == queue->order.count)
         return queue->base + batches_of(queue);
     return queue->base +
-           (load->shuffle_buffer > 1 ? arrival / load->shuffle_buffer * load->shuffle_buffer : arrival) /
-               load->batch;
+           (load->given->shuffle > 1 ? arrival / load->given->shuffle * load->given->shuffle : arrival) /
+               load->given->batch;
 }
 
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival)
@@ -404,7 +406,7 @@ void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count)
     if (!is_wanted(delivery))
         return;
     for (uint32_t i = 0; i < count; i++)
-        queue->buffers[queue_slot(queue, arrival + i) / delivery->load->batch].filled++;
+        queue->buffers[queue_slot(queue, arrival + i) / delivery->load->given->batch].filled++;
 }
 
 enum status queue_advance(struct output_queue *queue)
@@ -413,8 +415,8 @@ enum status queue_advance(struct output_queue *queue)
     const struct load *load = delivery->load;
     while (is_wanted(delivery) && queue->delivered < queue->base + batches_of(queue)) {
         uint32_t index = (uint32_t)(queue->delivered % delivery->buffers);
-        uint64_t left = queue->order.count - (queue->delivered - queue->base) * load->batch;
-        uint32_t count = left < load->batch ? (uint32_t)left : load->batch;
+        uint64_t left = queue->order.count - (queue->delivered - queue->base) * load->given->batch;
+        uint32_t count = left < load->given->batch ? (uint32_t)left : load->given->batch;
         if (queue->buffers[index].filled < count)
             break;
         queue->buffers[index].filled = 0;
@@ -429,13 +431,13 @@ enum status queue_advance(struct output_queue *queue)
 void queue_next_epoch(struct output_queue *queue)
 {
     queue->base += batches_of(queue);
-    queue->first = (uint32_t)(queue->base % queue->delivery->buffers) * queue->delivery->load->batch;
+    queue->first = (uint32_t)(queue->base % queue->delivery->buffers) * queue->delivery->load->given->batch;
 }
 
 bool queue_make_room(struct output_queue *queue, uint64_t end)
 {
     const struct delivery *delivery = queue->delivery;
-    uint32_t batch = delivery->load->batch;
+    uint32_t batch = delivery->load->given->batch;
     end = queue->base * batch + (end < queue->order.count ? end : queue->order.count);
     while (is_wanted(delivery) && end > (queue->freed + delivery->buffers) * batch) {
         struct batch_buffer *buffer = &queue->buffers[queue->freed % delivery->buffers];
@@ -573,7 +575,8 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
     for (uint32_t w = 0; w < delivery->workers; w++) {
         uint32_t begin, end;
         order_share(&delivery->verifier.plan, load->rank * delivery->workers + w, &begin, &end);
-        delivery->left[w] = (uint64_t)load->epochs * ((end - begin + load->batch - 1) / load->batch);
+        delivery->left[w] =
+            (uint64_t)load->epochs * ((end - begin + load->given->batch - 1) / load->given->batch);
         delivery->ready[w].clear();
         begin_share(&delivery->queues[w], number);
     }
@@ -657,7 +660,9 @@ enum status delivery_fetch(void *state, void *result)
 static uint32_t group_slots(const struct delivery *delivery)
 {
     uint64_t slots = GROUP_BYTES / delivery->stride;
-    return slots < 1 ? 1 : slots < delivery->load->batch ? (uint32_t)slots : delivery->load->batch;
+    return slots < 1                              ? 1
+           : slots < delivery->load->given->batch ? (uint32_t)slots
+                                                  : delivery->load->given->batch;
 }
 
 /* Allocates a queue's buffers for the check, unless they exist. If memory runs out, frees all of them. */
@@ -748,15 +753,16 @@ static enum status check_picture(struct output_queue *queue, uint32_t number, ui
         return status_prefix(status, "--verify: %s/%s: offset %llu: sample '%s'", load->dataset->path,
                              load->dataset->files[member->file].name, (unsigned long long)member->offset,
                              load->dataset->samples[number].key);
-    bool flip =
-        load->augment && draw_move(&load->augmentation.move, load->augmentation.seed, epoch, number).flip;
+    bool flip = load->given->augment &&
+                draw_move(&load->augmentation.move, load->augmentation.seed, epoch, number).flip;
     uint64_t res = delivery->fit.res, channels = delivery->fit.channels;
     *right = true;
     for (uint32_t c = 0; c < channels; c++) {
         const struct convert convert = delivery_convert(delivery, c);
         for (uint64_t y = 0; y < res; y++)
             for (uint64_t x = 0; x < res; x++) {
-                uint64_t i = load->interleaved ? (y * res + x) * channels + c : (c * res + y) * res + x;
+                uint64_t i =
+                    load->given->interleaved ? (y * res + x) * channels + c : (c * res + y) * res + x;
                 uint8_t pixel = image.pixels[(y * res + (flip ? res - 1 - x : x)) * channels + c];
                 *right &= is_near(&convert, slot, i, pixel, tolerance);
             }
@@ -790,8 +796,9 @@ static enum status check_slot(struct output_queue *queue, uint32_t first, uint32
     int32_t label = LABEL_NONE;
     if (sample->rule)
         TRY(plain_label(&queue->plain, sample, 0, &label));
-    TRY(delivery->load->decode ? check_picture(queue, number, queue->held_epoch[first + i], slot, right)
-                               : check_array(queue, number, slot, right));
+    TRY(delivery->load->given->decode
+            ? check_picture(queue, number, queue->held_epoch[first + i], slot, right)
+            : check_array(queue, number, slot, right));
     *right &= check->hashes[i] == (delivery->load->control->whole ? sample->whole : sample->edges) &&
               check->labels[i] == label;
     return STATUS_OK;
@@ -815,7 +822,7 @@ static enum status check_group(struct output_queue *queue, uint32_t first, uint3
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count)
 {
     TRY(room_to_verify(queue));
-    CUDA_TRY(cudaEventSynchronize(queue->buffers[slot / queue->delivery->load->batch].ready));
+    CUDA_TRY(cudaEventSynchronize(queue->buffers[slot / queue->delivery->load->given->batch].ready));
     const uint32_t group = group_slots(queue->delivery);
     for (uint32_t done = 0; done < count; done += group)
         TRY(check_group(queue, slot + done, group < count - done ? group : count - done));

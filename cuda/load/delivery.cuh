@@ -27,7 +27,7 @@
 
 struct delivery;
 
-/* Room for one batch: load->batch consecutive slots. */
+/* Room for one batch: load->given->batch consecutive slots. */
 struct batch_buffer {
     cudaEvent_t ready; /* recorded after the kernel that unpacks the batch's last sample */
     cudaEvent_t done;  /* the consumer's event after the step on the batch; valid if `handed` */

@@ -87,7 +87,7 @@ static enum status files_gpu_epoch(struct output_queue *queue)
     struct files_gpu *files = static_cast<struct files_gpu *>(queue->own);
     const struct load *load = files->delivery.load;
     order_make(&files->delivery.verifier.plan, queue->epoch, load->rank, &queue->order);
-    uint32_t count = queue->order.count, batch = load->batch;
+    uint32_t count = queue->order.count, batch = load->given->batch;
     for (uint32_t index = 0; index < count; index++) {
         uint32_t slot = index % files->delivery.slots, number = queue->order.samples[index];
         TRY(queue_reserve(queue, slot));
@@ -122,7 +122,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     TRY(delivery_begin(&files->delivery, resources, load, true, false, 1));
     files->table = array_align(files->delivery.arrays.bytes_max + 1);
     uint64_t bytes = files->table + sizeof(struct unpack_entry);
-    TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->batch, bytes));
+    TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->given->batch, bytes));
     files->delivery.queues[0].own = files;
     files->delivery.result.memory_bytes += bytes; /* files->host */
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));

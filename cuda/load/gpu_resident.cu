@@ -313,7 +313,7 @@ static enum status make_order(struct resident *resident, const struct output_que
     const struct load *load = resident->delivery.load;
     uint32_t count = load->dataset->sample_count;
     make_keys<<<(count + KEY_THREADS - 1) / KEY_THREADS, KEY_THREADS, 0, queue->stream>>>(
-        load->seed, queue->epoch, count, resident->keys[0], resident->order[0]);
+        load->given->seed, queue->epoch, count, resident->keys[0], resident->order[0]);
     CUDA_TRY_LAUNCH("make_keys");
     CUDA_TRY(cudaGraphLaunch(resident->sorting, queue->stream));
     return STATUS_OK;
@@ -344,7 +344,7 @@ static enum status gather(struct resident *resident, struct output_queue *queue,
     job.order = resident->order[1] + begin + index;
     job.slot = slot;
     job.count = count;
-    for (uint32_t i = 0; i < count; i += load->batch)
+    for (uint32_t i = 0; i < count; i += load->given->batch)
         TRY(queue_reserve(queue, slot + i));
     if (is_streamed(resident))
         TRY(resident_stream_gather(&resident->stream, queue, queue->order.samples + index, count, slot));
@@ -352,8 +352,8 @@ static enum status gather(struct resident *resident, struct output_queue *queue,
         TRY(unpack_launch(&job, queue->stream));
     for (uint32_t i = 0; !is_streamed(resident) && load->control->whole && i < count; i++)
         queue->held[slot + i] = queue->order.samples[index + i];
-    for (uint32_t i = 0; i < count; i += load->batch)
-        TRY(queue_deliver(queue, slot + i, count - i < load->batch ? count - i : load->batch));
+    for (uint32_t i = 0; i < count; i += load->given->batch)
+        TRY(queue_deliver(queue, slot + i, count - i < load->given->batch ? count - i : load->given->batch));
     return STATUS_OK;
 }
 
@@ -485,8 +485,8 @@ static void count_memory(struct delivery *delivery, uint64_t kept_bytes, uint64_
 static uint64_t launch_batches(const struct delivery *delivery, uint64_t launch_bytes)
 {
     const struct load *load = delivery->load;
-    uint64_t batches = launch_bytes / (load->batch * delivery->stride);
-    uint64_t all = ((uint64_t)load->dataset->sample_count + load->batch - 1) / load->batch;
+    uint64_t batches = launch_bytes / (load->given->batch * delivery->stride);
+    uint64_t all = ((uint64_t)load->dataset->sample_count + load->given->batch - 1) / load->given->batch;
     return batches < 1 ? 1 : batches < all ? batches : all;
 }
 
@@ -500,8 +500,8 @@ static enum status choose_resident(struct resident *resident, uint64_t other_byt
     size_t free_bytes, total_bytes;
     CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
     uint64_t set_bytes = set_size(&resident->delivery.arrays, load->dataset->sample_count);
-    uint64_t beside = stream_bytes + MARGIN_BYTES, most = load->resident_bytes;
-    if (load->resident_bytes != UINT64_MAX && most < set_bytes)
+    uint64_t beside = stream_bytes + MARGIN_BYTES, most = load->given->resident_bytes;
+    if (most && most < set_bytes)
         TRY(device_check_room(resident->delivery.device, most + beside,
                               "--resident-bytes and the buffers need", "lower --resident-bytes"));
     else if (set_bytes + other_bytes > free_bytes)
@@ -523,21 +523,22 @@ static enum status open_resident(struct resident *resident, const struct resourc
     CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* only computes scratch_bytes */
     uint64_t order_bytes = resident->scratch_bytes +                /* keys and numbers: see open_order() */
                            count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
-    uint64_t slot_bytes = LAUNCHES * load->batch * delivery->stride;
+    uint64_t slot_bytes = LAUNCHES * load->given->batch * delivery->stride;
     streaming = resident_stream_plan(&resident->stream, delivery, resources->threads);
     TRY(choose_resident(resident, order_bytes + slot_bytes * launch_batches(delivery, LAUNCH_BYTES),
                         order_bytes + slot_bytes * launch_batches(delivery, STREAM_LAUNCH_BYTES) + streaming,
                         &kept_bytes));
     streaming = is_streamed(resident) ? streaming : 0;
     batches = launch_batches(delivery, streaming ? STREAM_LAUNCH_BYTES : LAUNCH_BYTES);
-    TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes + order_bytes + streaming));
+    TRY(delivery_open(delivery, LAUNCHES * batches * load->given->batch,
+                      kept_bytes + order_bytes + streaming));
     largest = delivery->arrays.bytes_max > STAGE_BYTES ? delivery->arrays.bytes_max : STAGE_BYTES;
     count_memory(delivery, kept_bytes, largest, order_bytes);
     delivery->result.memory_bytes += streaming; /* the pinned buffers */
     TRY(bring_in(resident, kept_bytes, largest));
     if (streaming)
         TRY(resident_stream_open(&resident->stream, resident->bytes, resident->kept));
-    resident->launch_slots = (uint32_t)(batches * load->batch);
+    resident->launch_slots = (uint32_t)(batches * load->given->batch);
     delivery->queues[0].own = resident;
     return open_order(resident);
 }

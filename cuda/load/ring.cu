@@ -25,9 +25,9 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
 {
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
-    if (load->cache == LOAD_WARM || worker->ring->type->on_device)
+    if (load->given->cache == LOAD_WARM || worker->ring->type->on_device)
         return; /* the shards are in the page cache, or cuFile reads them, which may bypass the page cache */
-    for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
+    for (; share->asked < order->segment_count && share->asked <= share->segment + load->given->prefetch;
          share->asked++)
         dataset_file_ask(load->dataset, order->segments[share->asked].shard);
 }
@@ -43,8 +43,8 @@ static void ring_release(struct ring_worker *worker, struct open_shard *opened)
     free(opened);
 }
 
-/* Opens the shard of a new segment. If load->skip is set and opening fails with STATUS_FAILED, this is not an
- * error: the shard's samples are counted as lost. */
+/* Opens the shard of a new segment. If load->given->skip is set and opening fails with STATUS_FAILED, this is
+ * not an error: the shard's samples are counted as lost. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
@@ -66,7 +66,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     if (!share->broken)
         return STATUS_OK;
     snprintf(opened->failure, sizeof opened->failure, "%s", status_text());
-    return share->queue->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
+    return share->queue->delivery->load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
 /* Fits as many samples of the current segment as possible into the rest of the chunk, as one piece. The piece
@@ -93,7 +93,8 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
         upper = upper > end ? upper : end;
         if (piece->at + (upper - lower) > ring->data_bytes)
             break;
-        if (ring->delivery.load->decode && !ring_decode_fits(ring, piece->first + piece->count, &pictures))
+        if (ring->delivery.load->given->decode &&
+            !ring_decode_fits(ring, piece->first + piece->count, &pictures))
             break;
         piece->room = pictures;
         begin = lower;
@@ -498,7 +499,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
         CUDA_TRY(cudaEventCreateWithFlags(&worker->copied[b], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&worker->unpacked[b], cudaEventDisableTiming));
     }
-    return ring->delivery.load->decode ? ring_decode_open(worker) : STATUS_OK;
+    return ring->delivery.load->given->decode ? ring_decode_open(worker) : STATUS_OK;
 }
 
 /* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
@@ -514,7 +515,7 @@ static void size_buffers(struct ring *ring, const struct load *load)
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
-    if (load->decode)
+    if (load->given->decode)
         ring->buffer_bytes += align_to(ring->table_max * sizeof(struct fit_entry) + 4096, 4096);
     ring->span = delivery_span(load, ring->table_max);
 }
@@ -524,10 +525,10 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
 {
     uint32_t workers = (uint32_t)resources->threads;
     ring->type = type;
-    ring->buffers = load->ring;
+    ring->buffers = load->given->ring;
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
     size_buffers(ring, load);
-    if (load->decode)
+    if (load->given->decode)
         TRY(ring_decode_begin(ring, load));
     ring->buffer_bytes += align_to(ring->room.fitted, 4096);
     uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;

@@ -223,7 +223,7 @@ enum status ring_decode_begin(struct ring *ring, const struct load *load)
 {
     uint64_t largest = 0;
     bool others = false;
-    TRY(image_decoder_open(&ring->decoder, load->decoder));
+    TRY(image_decoder_open(&ring->decoder, (enum decoder)load->given->decoder));
     ring->delivery.tolerance = image_decoder_tolerance(ring->decoder.kind);
     ring->delivery.result.decoder = decoder_names[ring->decoder.kind];
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
@@ -375,7 +375,7 @@ static enum status decode_each(struct decoding *job, struct unpack_entry *entrie
         }
         fit.slot = entry.slot;
         fit.flip =
-            load->augment &&
+            load->given->augment &&
             draw_move(&load->augmentation.move, load->augmentation.seed, job->epoch, entry.sample).flip;
         entries[kept] = entry;
         fits[kept++] = fit;
@@ -439,7 +439,7 @@ enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index,
     fit.count = count;
     fit.res = delivery->fit.res;
     fit.channels = delivery->fit.channels;
-    fit.interleaved = delivery->load->interleaved;
+    fit.interleaved = delivery->load->given->interleaved;
     fit.tensor = delivery->convert.tensor;
     for (int c = 0; c < FIT_CHANNELS_MAX; c++) {
         const struct convert convert = delivery_convert(delivery, c);

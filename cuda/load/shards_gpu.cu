@@ -43,7 +43,7 @@ static const struct shards_gpu *shards_of(const struct ring_worker *worker)
 static enum status shards_gpu_open(struct ring_worker *worker, struct piece *piece)
 {
     const struct load *load = worker->queue->delivery->load;
-    if (load->cache == LOAD_WARM)
+    if (load->given->cache == LOAD_WARM)
         return STATUS_OK; /* already mapped */
     int fd;
     TRY(dataset_file_open(load->dataset, piece->shard, 0, &fd));
@@ -175,7 +175,7 @@ static enum status shards_gpu_ready(void *state, uint64_t number)
 {
     struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
     TRY(delivery_ready(&shards->ring.delivery, number));
-    return shards->ring.delivery.load->cache == LOAD_WARM ? map_all(shards) : STATUS_OK;
+    return shards->ring.delivery.load->given->cache == LOAD_WARM ? map_all(shards) : STATUS_OK;
 }
 
 static const struct load_traits traits = {.shards = true,

@@ -1,13 +1,289 @@
 /* Runs of the GPU variants. A run reads the rows once or twice. The first pass determines which rows are
  * kept; the second pass writes the output rows. If the index of an output row depends only on the rows before
  * it, and shared memory has room for output rows, the fused variant does both in one pass. */
-#include "ops/gpu.cuh"
+#include "ops/write.cuh"
 
 #include <new>
 
+#include "common/cub.cuh"
 #include "common/stream.cuh"
 #include "core/timer.h"
 #include "machine/device.h"
+
+/* ---- Between the passes ---- */
+
+/* Runs between the passes: drops duplicates, lists the kept rows, and computes the arguments of the second
+ * pass. */
+/* Copies struct run_words of the run to gpu->host_words, and waits for the copy. */
+static enum status gpu_fetch_words(struct gpu_ops *gpu)
+{
+    CUDA_TRY(cudaMemcpyAsync(gpu->host_words, gpu->arrays.words, sizeof *gpu->host_words,
+                             cudaMemcpyDeviceToHost, gpu->compute));
+    CUDA_TRY(cudaStreamSynchronize(gpu->compute));
+    return STATUS_OK;
+}
+
+/* Lists the rows with kept[i] = 1. Stores their number in words->kept. */
+static cudaError_t list_rows(struct gpu_ops *gpu, void *scratch, size_t *scratch_bytes)
+{
+    return list_flagged(scratch, scratch_bytes, gpu->arrays.kept, gpu->arrays.rows, &gpu->arrays.words->kept,
+                        static_cast<int64_t>(gpu->ops->count), gpu->compute);
+}
+
+/* Sorts `count` listed rows by their hashes. Rows with equal hashes stay in order. */
+static cudaError_t sort_rows(struct gpu_ops *gpu, uint64_t count, void *scratch, size_t *scratch_bytes)
+{
+    return sort_pairs(scratch, scratch_bytes, gpu->sorted_hashes[0], gpu->sorted_hashes[1], gpu->arrays.rows,
+                      gpu->sorted_rows, static_cast<int64_t>(count), 64, gpu->compute);
+}
+
+/* Computes the bytes of scratch memory for gpu_select(). */
+static enum status gpu_select_plan(struct gpu_ops *gpu)
+{
+    size_t list_bytes = 0, sort_bytes = 0;
+    bool dedup = gpu->ops->steps[OPS_DEDUP];
+    gpu->scratch_bytes = 0;
+    if (gpu->lists && (dedup || !gpu->steps->fused))
+        CUDA_TRY(list_rows(gpu, NULL, &list_bytes));
+    if (dedup)
+        CUDA_TRY(sort_rows(gpu, gpu->ops->count, NULL, &sort_bytes));
+    gpu->scratch_bytes = list_bytes > sort_bytes ? list_bytes : sort_bytes;
+    return STATUS_OK;
+}
+
+static enum status list_kept(struct gpu_ops *gpu)
+{
+    size_t bytes = gpu->scratch_bytes;
+    if (gpu->ops->count > 0)
+        CUDA_TRY(list_rows(gpu, gpu->scratch, &bytes));
+    TRY(gpu_fetch_words(gpu));
+    return STATUS_OK;
+}
+
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    list_hashes(const uint32_t *rows, const uint64_t *row_hashes, uint64_t count, uint64_t *hashes)
+{
+    for (uint64_t k = blockIdx.x * BLOCK_THREADS + threadIdx.x; k < count; k += gridDim.x * BLOCK_THREADS)
+        hashes[k] = row_hashes[rows[k]];
+}
+
+/* Keeps only the first of consecutive rows with equal hashes. */
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    drop_equal(const uint64_t *hashes, const uint32_t *rows, uint64_t count, uint8_t *kept)
+{
+    for (uint64_t k = blockIdx.x * BLOCK_THREADS + threadIdx.x + 1; k < count; k += gridDim.x * BLOCK_THREADS)
+        if (hashes[k] == hashes[k - 1])
+            kept[rows[k]] = 0;
+}
+
+static enum status drop_duplicates(struct gpu_ops *gpu)
+{
+    size_t bytes = gpu->scratch_bytes;
+    unsigned blocks;
+    TRY(list_kept(gpu));
+    uint64_t count = gpu->host_words->kept;
+    if (count == 0)
+        return STATUS_OK;
+    TRY(grid_for(gpu, list_hashes, (count + WARP_LANES - 1) / WARP_LANES, &blocks));
+    list_hashes<<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->arrays.rows, gpu->arrays.row_hashes, count,
+                                                            gpu->sorted_hashes[0]);
+    CUDA_TRY_LAUNCH("list_hashes");
+    CUDA_TRY(sort_rows(gpu, count, gpu->scratch, &bytes));
+    drop_equal<<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->sorted_hashes[1], gpu->sorted_rows, count,
+                                                           gpu->arrays.kept);
+    CUDA_TRY_LAUNCH("drop_equal");
+    return gpu_step_done(gpu, OPS_DEDUP);
+}
+
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    find_largest(const __grid_constant__ struct gpu_job job)
+{
+    uint32_t largest = 0;
+    for (uint64_t j = blockIdx.x * BLOCK_THREADS + threadIdx.x; j < job.outputs;
+         j += gridDim.x * BLOCK_THREADS)
+        largest = max(largest, job.arrays.row_largest[source_of(job, j)]);
+    largest = __reduce_max_sync(ALL_LANES, largest);
+    if (threadIdx.x % WARP_LANES == 0)
+        atomicMax(&job.arrays.words->largest, largest);
+}
+
+static enum status scale_tensor(struct gpu_ops *gpu)
+{
+    unsigned blocks;
+    if (gpu->job.outputs == 0)
+        return STATUS_OK;
+    TRY(grid_for(gpu, find_largest, (gpu->job.outputs + WARP_LANES - 1) / WARP_LANES, &blocks));
+    find_largest<<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job);
+    CUDA_TRY_LAUNCH("find_largest");
+    TRY(gpu_fetch_words(gpu));
+    gpu->summary.tensor_scale = gpu->job.format.tensor_scale = nvfp4_tensor_scale(gpu->host_words->largest);
+    return STATUS_OK;
+}
+
+/* Drops duplicates and lists the kept rows, unless the first pass has listed them. Computes the number of
+ * output rows, the permutation and the scale of the tensor. */
+static enum status gpu_select(struct gpu_ops *gpu)
+{
+    const struct ops *ops = gpu->ops;
+    struct gpu_job *job = &gpu->job;
+    uint64_t kept = ops->count;
+    if (ops->steps[OPS_DEDUP])
+        TRY(drop_duplicates(gpu));
+    if (gpu->lists) {
+        if (ops->steps[OPS_DEDUP] || !gpu->steps->fused)
+            TRY(list_kept(gpu));
+        else
+            TRY(gpu_fetch_words(gpu));
+        kept = gpu->host_words->kept;
+        TRY(gpu_step_done(gpu, OPS_COMPACT));
+    }
+    job->candidates = kept;
+    job->outputs = ops_outputs(ops, kept);
+    if (job->permutes)
+        job->draw = ops_draw(ops, gpu->summary.number, kept);
+    return gpu->scaled ? scale_tensor(gpu) : STATUS_OK;
+}
+
+/* ---- Results ---- */
+
+/* Memory for the results of a run and for intermediate results: one allocation, the arena. Every run
+ * allocates a new arena: with --pool from a stream-ordered pool, otherwise with cudaMalloc(). */
+#define ARRAY_ALIGNMENT 256
+
+/* An array in the arena. */
+struct part {
+    void **pointer;
+    uint64_t bytes;
+};
+
+#define PARTS_MAX 16
+
+/* Lists the arrays. The first `*cleared` of them are cleared before a run. */
+static size_t list_parts(struct gpu_ops *gpu, struct part parts[PARTS_MAX], size_t *cleared)
+{
+    const struct ops *ops = gpu->ops;
+    struct gpu_arrays *arrays = &gpu->arrays;
+    uint64_t count = ops->count, outputs = ops_outputs(ops, count);
+    bool dedup = ops->steps[OPS_DEDUP], tiles = gpu->steps->fused && gpu->lists && !dedup;
+    const struct part all[] = {
+        {(void **)&arrays->words, sizeof *arrays->words},
+        {(void **)&gpu->counts, tiles ? gpu_fused_tiles(gpu) : 0},
+        {(void **)&arrays->kept, count * ops_array_bytes(ops, OPS_KEPT)},
+        {(void **)&arrays->order, outputs * ops_array_bytes(ops, OPS_ORDER)},
+        {(void **)&arrays->values, outputs * ops_array_bytes(ops, OPS_VALUES)},
+        {(void **)&arrays->scales, outputs * ops_array_bytes(ops, OPS_SCALES)},
+        {(void **)&arrays->hashes, outputs * ops_array_bytes(ops, OPS_HASHES)},
+        {(void **)&arrays->rows, gpu->lists && !gpu->one_pass ? count * sizeof *arrays->rows : 0},
+        {(void **)&arrays->row_hashes, dedup ? count * sizeof *arrays->row_hashes : 0},
+        {(void **)&arrays->row_largest, gpu->scaled ? count * sizeof *arrays->row_largest : 0},
+        {(void **)&gpu->sorted_hashes[0], dedup ? count * sizeof *gpu->sorted_hashes[0] : 0},
+        {(void **)&gpu->sorted_hashes[1], dedup ? count * sizeof *gpu->sorted_hashes[1] : 0},
+        {(void **)&gpu->sorted_rows, dedup ? count * sizeof *gpu->sorted_rows : 0},
+        {(void **)&gpu->scratch, gpu->scratch_bytes},
+    };
+    for (size_t i = 0; i < COUNT_OF(all); i++)
+        parts[i] = all[i];
+    *cleared = 2;
+    return COUNT_OF(all);
+}
+
+/* Sets the pointers to the arrays of an arena at `base`. Sets gpu->arena_bytes and gpu->cleared_bytes. */
+static void place_parts(struct gpu_ops *gpu, uint8_t *base)
+{
+    struct part parts[PARTS_MAX];
+    size_t cleared, count = list_parts(gpu, parts, &cleared);
+    uint64_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        *parts[i].pointer = parts[i].bytes && base ? base + at : NULL;
+        at += (parts[i].bytes + ARRAY_ALIGNMENT - 1) / ARRAY_ALIGNMENT * ARRAY_ALIGNMENT;
+        if (i < cleared)
+            gpu->cleared_bytes = at;
+    }
+    gpu->arena_bytes = at;
+}
+
+/* Computes the size of the arena. */
+static enum status gpu_results_plan(struct gpu_ops *gpu)
+{
+    TRY(gpu_select_plan(gpu));
+    place_parts(gpu, NULL);
+    gpu->summary.memory_bytes = gpu->arena_bytes + (gpu->ops->resident ? 0 : 2 * gpu_input_bytes(gpu));
+    return STATUS_OK;
+}
+
+/* Returns STATUS_TOO_LARGE if input and results need more device memory than is free, or more than
+ * --gpu-memory-limit allows. */
+static enum status gpu_check_memory(const struct gpu_ops *gpu)
+{
+    const struct ops *ops = gpu->ops;
+    size_t free_bytes, total_bytes;
+    uint64_t input_bytes = gpu_input_bytes(gpu), bytes = input_bytes + gpu->arena_bytes;
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    bool limited = ops->memory_limit && ops->memory_limit < free_bytes;
+    if (bytes <= (limited ? ops->memory_limit : free_bytes))
+        return STATUS_OK;
+    return status_set(STATUS_TOO_LARGE,
+                      "%s (%.4g GB) and results (%.4g GB) need %.4g GB of GPU memory, but %s %.4g GB; %s",
+                      ops->resident ? "the resident rows" : "the ring of chunks", 1e-9 * (double)input_bytes,
+                      1e-9 * (double)gpu->arena_bytes, 1e-9 * (double)bytes,
+                      limited ? "--gpu-memory-limit allows" : "the GPU's free memory is",
+                      1e-9 * (double)(limited ? ops->memory_limit : free_bytes),
+                      ops->resident ? "drop --resident, use fewer rows, --sample or a smaller --to"
+                                    : "use --sample, a smaller --to, or a smaller --chunk or --ring");
+}
+
+/* Creates a private memory pool, which keeps freed memory for the next run. */
+static enum status gpu_results_open(struct gpu_ops *gpu)
+{
+    cudaMemPoolProps properties = {};
+    uint64_t threshold = UINT64_MAX;
+    if (!gpu->ops->pool)
+        return STATUS_OK;
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    properties.location.id = gpu->device;
+    CUDA_TRY(cudaMemPoolCreate(&gpu->pool, &properties));
+    CUDA_TRY(cudaMemPoolSetAttribute(gpu->pool, cudaMemPoolAttrReleaseThreshold, &threshold));
+    return STATUS_OK;
+}
+
+static enum status free_arena(struct gpu_ops *gpu)
+{
+    uint8_t *arena = gpu->arena;
+    gpu->arena = NULL;
+    if (!arena)
+        return STATUS_OK;
+    if (gpu->pool)
+        CUDA_TRY(cudaFreeAsync(arena, gpu->compute));
+    else
+        CUDA_TRY(cudaFree(arena));
+    return STATUS_OK;
+}
+
+static void gpu_results_close(struct gpu_ops *gpu)
+{
+    (void)free_arena(gpu);
+    if (gpu->compute)
+        (void)cudaStreamSynchronize(gpu->compute);
+    if (gpu->pool)
+        (void)cudaMemPoolDestroy(gpu->pool);
+}
+
+/* Allocates a new arena. If there is a first pass, clears the arena's words and counts. */
+static enum status gpu_results_renew(struct gpu_ops *gpu)
+{
+    void *arena = NULL;
+    TRY(free_arena(gpu));
+    if (gpu->pool)
+        CUDA_TRY(cudaMallocFromPoolAsync(&arena, gpu->arena_bytes, gpu->pool, gpu->compute));
+    else
+        CUDA_TRY(cudaMalloc(&arena, gpu->arena_bytes));
+    gpu->arena = static_cast<uint8_t *>(arena);
+    place_parts(gpu, gpu->arena);
+    if (gpu->reads)
+        CUDA_TRY(cudaMemsetAsync(arena, 0, gpu->cleared_bytes, gpu->compute));
+    return STATUS_OK;
+}
 
 /* ---- Setup ---- */
 
@@ -144,14 +420,6 @@ enum status gpu_step_done(struct gpu_ops *gpu, enum ops_step step)
     CUDA_TRY(cudaStreamSynchronize(gpu->compute));
     gpu->summary.step_s[step] += timer_now_s() - gpu->step_begin_s;
     gpu->step_begin_s = timer_now_s();
-    return STATUS_OK;
-}
-
-enum status gpu_fetch_words(struct gpu_ops *gpu)
-{
-    CUDA_TRY(cudaMemcpyAsync(gpu->host_words, gpu->arrays.words, sizeof *gpu->host_words,
-                             cudaMemcpyDeviceToHost, gpu->compute));
-    CUDA_TRY(cudaStreamSynchronize(gpu->compute));
     return STATUS_OK;
 }
 

@@ -133,9 +133,6 @@ void gpu_step_begin(struct gpu_ops *gpu);
  * previous step to the time of `step`, and begins to measure the next step. */
 enum status gpu_step_done(struct gpu_ops *gpu, enum ops_step step);
 
-/* Copies struct run_words of the run to gpu->host_words, and waits for the copy. */
-enum status gpu_fetch_words(struct gpu_ops *gpu);
-
 /* ---- Input: input.cu ---- */
 
 /* Computes the sizes of the ring. */
@@ -153,31 +150,6 @@ enum status gpu_input_pass(struct gpu_ops *gpu, gpu_chunk_function *pass);
 
 /* Measures the rate of copies from the pinned ring to the device. */
 enum status gpu_input_copy_rate(struct gpu_ops *gpu, double *bytes_per_s);
-
-/* ---- Results: results.cu ---- */
-
-/* Computes the size of the arena. */
-enum status gpu_results_plan(struct gpu_ops *gpu);
-
-/* Returns STATUS_TOO_LARGE if input and results need more device memory than is free, or more than
- * --gpu-memory-limit allows. */
-enum status gpu_check_memory(const struct gpu_ops *gpu);
-
-/* Creates the memory pool if --pool asks for it. Call gpu_results_close() even after a failure. */
-enum status gpu_results_open(struct gpu_ops *gpu);
-void gpu_results_close(struct gpu_ops *gpu);
-
-/* Allocates a new arena. If there is a first pass, clears the arena's words and counts. */
-enum status gpu_results_renew(struct gpu_ops *gpu);
-
-/* ---- Between the passes: select.cu ---- */
-
-/* Computes the bytes of scratch memory for gpu_select(). */
-enum status gpu_select_plan(struct gpu_ops *gpu);
-
-/* Drops duplicates and lists the kept rows, unless the first pass has listed them. Computes the number of
- * output rows, the permutation and the scale of the tensor. */
-enum status gpu_select(struct gpu_ops *gpu);
 
 /* ---- The second pass: write.cu ---- */
 

@@ -1,4 +1,4 @@
-/* Types and functions that the CUDA kernels of `fused` share. docs/fused.md explains the design.
+/* Types and functions that the files of `fused` share. docs/fused.md explains the design.
  *
  * An image is a polygon that is drawn many times. Each drawing is called an orbit. The vertices move from
  * orbit to orbit. 31 adjacent lines of the polygon are a group. The lines of a group in four consecutive
@@ -18,7 +18,17 @@
 #include <type_traits>
 
 #include "synth/batch.cuh"
-#include "synth/fused.h"
+
+struct fused_plan;
+
+/* The images of a run and their destination. All pointers are to device memory. */
+struct fused_call {
+    const uint64_t *listed;  /* image numbers, relative to synth->first; NULL: the images of a run */
+    uint64_t number;         /* run number; used only if `listed` is NULL */
+    const uint64_t *counter; /* if not NULL, the kernels add `*counter` to `number` */
+    uint8_t *images;         /* consecutive images of synth_output_bytes() each; 16-byte aligned */
+    int64_t *labels;         /* class numbers of the images */
+};
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
@@ -114,5 +124,36 @@ static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, 
 {
     return place * job.units;
 }
+
+/* ---- The plan: fused.cu ---- */
+
+/* A plan generates images on the caller's stream into the caller's memory. fused_enqueue() does not wait for
+ * the device and does not allocate memory. It can be captured into a CUDA graph. */
+
+/* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `background`:
+ * see struct generator_request. `synth` must outlive the plan. The caller closes the plan with fused_close().
+ * STATUS_TOO_LARGE if there is not enough device memory, or if an image has too many lines. */
+enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan);
+
+/* Enqueues the generation of the first `count` images of a call; `count` is at most synth->batch. The plan's
+ * device must be current. A plan supports one run in flight at a time. STATUS_FAILED if a launch fails. */
+enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call *call, uint64_t count,
+                          cudaStream_t stream);
+
+/* Like fused_enqueue(), but the kernels read the call from device memory when they run. */
+enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fused_call *stored,
+                                 uint64_t count, cudaStream_t stream);
+
+/* Generates the images of a call one stage at a time, without overlap. Adds the device times of the stages,
+ * in seconds, to `*vertices_s` (which includes the noise) and `*painting_s` (which includes the output). Uses
+ * the clock's stream and waits for it. */
+enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
+                              const struct device_clock *clock, double *vertices_s, double *painting_s);
+
+/* Returns the bytes of device memory that the plan has allocated. */
+uint64_t fused_memory_bytes(const struct fused_plan *plan);
+
+/* Frees the plan; accepts NULL. */
+void fused_close(struct fused_plan *plan);
 
 #endif

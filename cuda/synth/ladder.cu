@@ -1,7 +1,7 @@
 /* The variants of the paper's ladder that the host launches stage by stage (docs/ladder.md): `gbase`,
  * `mem-float2`, `mem`, `rng`, and the alternatives to `rng`. They are in one file because they instantiate
  * the same templates of ladder.cuh, and because the headers of cuRAND take long to compile. */
-#include "synth/gbase.cuh"
+#include "synth/ladder.cuh"
 
 /* `gbase`: GBASE of the paper. The host launches three kernels per image, in sequence. */
 

@@ -16,7 +16,6 @@
 #include "machine/device.h"
 #include "core/generator.h"
 #include "synth/batch.cuh"
-#include "synth/convert.cuh"
 #include "synth/atom.h"
 
 /* The bits of a set of stages. */

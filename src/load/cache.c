@@ -139,7 +139,7 @@ bool cache_device_bytes(uint64_t *bytes)
 
 /* ---- The files of a data set ---- */
 
-/* Opens every file and calls `act` with it. With load->skip, skips files that cannot be opened. */
+/* Opens every file and calls `act` with it. With load->given->skip, skips files that cannot be opened. */
 static enum status each_file(const struct load *load,
                              enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
 {
@@ -147,7 +147,7 @@ static enum status each_file(const struct load *load,
     for (uint32_t f = 0; f < dataset->file_count; f++) {
         int fd;
         enum status status = dataset_file_open(dataset, f, 0, &fd);
-        if (status == STATUS_FAILED && load->skip)
+        if (status == STATUS_FAILED && load->given->skip)
             continue;
         TRY(status);
         status = act(context, fd, dataset->files[f].bytes);
@@ -200,28 +200,29 @@ static enum status warm_up(const struct load *load, struct cache_pages *pages)
 
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages)
 {
-    if (load->cache == LOAD_COLD) {
+    if (load->given->cache == LOAD_COLD) {
         TRY(each_file(load, evict_file, NULL));
-        if (!load->rates_only) /* with it, other files stay cached, because runs alternate with warm ones */
+        if (!load->given
+                 ->rates_only) /* with it, other files stay cached, because runs alternate with warm ones */
             cache_drop_all();
     }
-    TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
-    if (load->cache == LOAD_COLD && !load->rates_only)
+    TRY(load->given->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
+    if (load->given->cache == LOAD_COLD && !load->given->rates_only)
         cache_drop_all(); /* drop the directory entries and inodes that were cached when files were opened to
                            * count pages */
     double share = cache_share(pages);
-    if (load->cache != LOAD_ANY && pages->hidden)
+    if (load->given->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,
                           "--cache %s: Linux reports resident pages only to processes that own the "
                           "files or may write them; use --cache any",
-                          load->cache == LOAD_COLD ? "cold" : "warm");
-    if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
+                          load->given->cache == LOAD_COLD ? "cold" : "warm");
+    if (load->given->cache == LOAD_COLD && share > COLD_SHARE_MAX)
         return status_set(
             STATUS_FAILED,
             "--cache cold: %.1f %% of the data set stays in the page cache (the file system is in "
             "memory, or another process uses the files); use --cache any",
             100 * share);
-    if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
+    if (load->given->cache == LOAD_WARM && share < WARM_SHARE_MIN)
         return status_set(STATUS_FAILED,
                           "--cache warm: only %.1f %% of the data set is in the page cache after reading it "
                           "%d times (too little memory, or another process evicts pages); use --cache any",

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/compute.h"
 #include "core/consumer.h"
 #include "core/portable.h"
 #include "core/status.h"
@@ -75,33 +76,44 @@ struct load_control {
     struct consumer *consumer; /* receives every delivered batch; NULL if there is none */
 };
 
+/* The values of the options, with the defaults that depend on other options. */
+struct load_parameters {
+    const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
+    uint64_t batch, shuffle, seed, epochs;
+    uint64_t iodepth;  /* maximum number of files (files-uring) or reads (shards-uring) in flight */
+    uint64_t prefetch; /* number of shards that Linux is asked to read ahead */
+    uint64_t ring;     /* buffers per thread, for variants that deliver on a device */
+    uint64_t block, chunk, shift, out_res, channels, cache_bytes;
+    uint64_t resident_bytes; /* maximum number of bytes that gpu-resident keeps in device memory; 0: as many
+                                as fit */
+    double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel; set by load_open() */
+    int cache;                                                    /* enum load_cache */
+    int decoder;                                                  /* enum decoder */
+    int skip;                                                     /* --on-error skip */
+    int interleaved; /* decoded images on a device are NHWC, not NCHW */
+    int dtype, fit;
+    struct compute compute;
+    bool decode, augment;
+    bool rates_only; /* no runs in addition to those that are timed */
+    bool normalised; /* --mean or --std was given; set by load_open(). Without `augment`, only variants that
+                        deliver on a device can use these options. */
+    bool by_channel; /* --mean or --std has one value per channel; set by load_open() */
+};
+
 /* The input. All runs have the same input, except for `*control` and `epochs`; `epochs` is 1 while
  * control->whole is set. Run n reads epochs n * epochs to n * epochs + epochs - 1. */
 struct load {
     const struct dataset *dataset;
     struct load_control *control;
-    uint64_t seed;
-    uint32_t batch, shuffle_buffer, epochs;
+    const struct load_parameters *given;
+    uint32_t epochs;
     uint32_t rank, ranks;
-    uint32_t iodepth;     /* maximum number of files (files-uring) or reads (shards-uring) in flight */
     uint32_t block_bytes; /* bytes per read from a shard */
-    uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
-    enum load_cache cache;
-    bool skip, decode, augment;
-    bool rates_only;      /* no runs in addition to those that are timed */
     struct image_fit fit; /* with `decode`: how decoded images get their size */
     struct augmentation augmentation;
-    enum dtype dtype; /* the fields from here to chunk_bytes are only for variants that deliver on a device */
-    double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel */
-    bool interleaved;                                             /* decoded images are NHWC, not NCHW */
-    enum decoder decoder;
-    uint32_t ring;           /* buffers per thread */
-    uint64_t chunk_bytes;    /* bytes per buffer, unless a sample is larger */
-    uint64_t resident_bytes; /* maximum number of bytes that gpu-resident keeps in device memory; UINT64_MAX:
-                                as many as fit */
+    enum dtype dtype;                /* for variants that deliver on a device */
+    uint64_t chunk_bytes;            /* for these: bytes per buffer, unless a sample is larger */
     const struct pictures *pictures; /* training set of --compute train; otherwise NULL */
-    bool normalised; /* --mean or --std was given; without `augment`, only variants that deliver on a device
-                        can use these options */
 };
 
 /* Properties of a load variant. */
@@ -179,8 +191,9 @@ enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 /* Counts the resident pages of all files of the data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
-/* Brings the page cache into the state load->cache and counts the resident pages. STATUS_FAILED if that state
- * cannot be reached. A run is therefore recorded as warm or cold only if the page cache was in that state. */
+/* Brings the page cache into the state load->given->cache and counts the resident pages. STATUS_FAILED if
+ * that state cannot be reached. A run is therefore recorded as warm or cold only if the page cache was in
+ * that state. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 /* Returns whether Linux hides from this process which pages of the data set are resident. Asks for the first

@@ -10,25 +10,13 @@
 #include "data/remote.h"
 #include "load/load_parts.h"
 
-struct parameters {
-    const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
-    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels,
-        cache_bytes, resident_bytes;
-    double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
-    int cache, on_error, dtype, fit, layout, decoder;
-    struct compute compute;
-    bool decode, augment, rates_only;
-    bool normalised; /* --mean or --std was given; set by load_open() */
-    bool by_channel; /* --mean or --std has one value per channel; set by load_open() */
-};
-
 const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct load_parameters, field)
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), .column = COLUMN,
      .help = "folder with the samples (single files or tar shards; --prepare creates one), or a URL of tar "
@@ -67,7 +55,7 @@ static const struct option_spec options[] = {
      .help = "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at "
              "most 1 %) or any (unchanged). The run fails if this state is not reached. Without this option, "
              "any is used if Linux hides the state of files of another user. STATE is one of"},
-    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), .fallback = "fail", .choices = dataset_on_error,
+    {"on-error", "WHAT", OPTION_CHOICE, AT(skip), .fallback = "fail", .choices = dataset_on_error,
      .column = COLUMN,
      .help = "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and "
              "counts it. With skip, all data are first compared with the index of --prepare, if there is "
@@ -83,7 +71,8 @@ static const struct option_spec options[] = {
              "torchvision's RandomResizedCrop. HOW is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "3", .minimum = 1, .maximum = 3,
      .column = COLUMN, .help = "number of channels of the images, if --out-res is given"},
-    {"layout", "NAME", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
+    {"layout", "NAME", OPTION_CHOICE, AT(interleaved), .fallback = "nchw", .choices = layouts,
+     .column = COLUMN,
      .help = "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, "
              "nhwc the channels of a pixel together. NAME is one of"},
     {"decoder", "NAME", OPTION_CHOICE, AT(decoder), .fallback = "auto", .choices = decoder_names,
@@ -146,7 +135,7 @@ struct load_job {
 
 /* ---- Opening ---- */
 
-static enum status check_fit(const struct options *given, const struct parameters *parameters)
+static enum status check_fit(const struct options *given, const struct load_parameters *parameters)
 {
     static const char *const of_fit[] = {"fit", "channels"};
     for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
@@ -158,13 +147,13 @@ static enum status check_fit(const struct options *given, const struct parameter
     return STATUS_OK;
 }
 
-static bool is_url(const struct parameters *parameters)
+static bool is_url(const struct load_parameters *parameters)
 {
     return remote_is(parameters->data) && !remote_local(parameters->data);
 }
 
 /* Checks the options of the cache. `remote` says whether the shards are at a URL. */
-static enum status check_remote(const struct options *given, struct parameters *parameters, bool remote)
+static enum status check_remote(const struct options *given, struct load_parameters *parameters, bool remote)
 {
     if (!remote && (parameters->cache_dir || options_given(given, "cache-bytes")))
         return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL; drop them");
@@ -182,7 +171,7 @@ static enum status check_remote(const struct options *given, struct parameters *
 
 /* Requires --cache any if the data set is larger than --cache-bytes. Every epoch then reads shards from the
  * server, so the page cache cannot be kept warm or cold. */
-static enum status check_cache_bytes(const struct options *given, struct parameters *parameters,
+static enum status check_cache_bytes(const struct options *given, struct load_parameters *parameters,
                                      const struct dataset *dataset)
 {
     uint64_t bytes = 0;
@@ -204,7 +193,7 @@ static enum status check_cache_bytes(const struct options *given, struct paramet
 
 /* Without --cache, uses the state `any` if Linux hides which pages of the data set are resident, because the
  * state `warm` could not be checked. With --cache, load_settle_cache() reports the error. */
-static void accept_hidden_pages(const struct options *given, struct parameters *parameters,
+static void accept_hidden_pages(const struct options *given, struct load_parameters *parameters,
                                 const struct dataset *dataset)
 {
     if (parameters->cache == LOAD_ANY || options_given(given, "cache") || dataset->remote ||
@@ -215,7 +204,7 @@ static void accept_hidden_pages(const struct options *given, struct parameters *
     parameters->cache = LOAD_ANY;
 }
 
-static enum status check_combination(const struct options *given, struct parameters *parameters)
+static enum status check_combination(const struct options *given, struct load_parameters *parameters)
 {
     if (!parameters->data)
         return status_set(STATUS_USAGE,
@@ -248,44 +237,28 @@ static void load_close(void *input)
     free(job);
 }
 
-static void fill_load(const struct parameters *parameters, struct load_job *job)
+/* Computes what the variants need from the parameters. */
+static void fill_load(const struct load_parameters *parameters, struct load_job *job)
 {
     job->load = (struct load){
         .dataset = &job->dataset,
         .control = &job->control,
-        .seed = parameters->seed,
-        .batch = (uint32_t)parameters->batch,
-        .shuffle_buffer = (uint32_t)parameters->shuffle,
+        .given = parameters,
         .epochs = (uint32_t)parameters->epochs,
-        .iodepth = (uint32_t)parameters->iodepth,
         .block_bytes = (uint32_t)parameters->block << 10,
-        .prefetch = (uint32_t)parameters->prefetch,
-        .cache = (enum load_cache)parameters->cache,
-        .skip = parameters->on_error,
-        .decode = parameters->decode,
-        .augment = parameters->augment,
-        .rates_only = parameters->rates_only,
         .augmentation = {.move = {.shift = (uint32_t)parameters->shift, .flip = true},
-                         .seed = parameters->seed},
+                         .seed = parameters->seed,
+                         .channels = parameters->by_channel ? AUGMENT_CHANNELS_MAX : 1},
         .fit = {.how = (enum fit_how)parameters->fit,
                 .res = (uint32_t)parameters->out_res,
                 .channels = (uint32_t)parameters->channels,
                 .seed = parameters->seed},
         .dtype = dtype_values[parameters->dtype],
-        .interleaved = parameters->layout,
-        .decoder = (enum decoder)parameters->decoder,
-        .ring = (uint32_t)parameters->ring,
         .chunk_bytes = parameters->chunk << 10,
-        .resident_bytes = parameters->resident_bytes,
-        .normalised = parameters->normalised,
     };
-    struct augmentation *augmentation = &job->load.augmentation;
-    augmentation->channels = parameters->by_channel ? AUGMENT_CHANNELS_MAX : 1;
     for (int c = 0; c < AUGMENT_CHANNELS_MAX; c++) {
-        augmentation->mean[c] = (float)parameters->mean[c];
-        augmentation->scale[c] = (float)(1 / parameters->std[c]);
-        job->load.mean[c] = parameters->mean[c];
-        job->load.std[c] = parameters->std[c];
+        job->load.augmentation.mean[c] = (float)parameters->mean[c];
+        job->load.augmentation.scale[c] = (float)(1 / parameters->std[c]);
     }
 }
 
@@ -299,9 +272,9 @@ static enum status load_move(void *input, void *parameters, const struct partiti
 }
 
 /* Prepares the training set for the consumer's training step. */
-static enum status teach(struct parameters *parameters, struct load_job *job)
+static enum status teach(struct load_parameters *parameters, struct load_job *job)
 {
-    if (parameters->on_error)
+    if (parameters->skip)
         return status_set(STATUS_USAGE, "--compute %s trains on whole batches; drop --on-error skip",
                           parameters->compute.text);
     enum status status = pictures_find(&job->dataset, &job->load.fit, &job->pictures);
@@ -318,7 +291,7 @@ static enum status teach(struct parameters *parameters, struct load_job *job)
 }
 
 /* Parses --mean and --std. */
-static enum status read_scale(struct parameters *parameters)
+static enum status read_scale(struct load_parameters *parameters)
 {
     TRY(parse_channels("--mean", parameters->mean_text, PARSE_CHANNELS_MAX, -1e6, 1e6, parameters->mean));
     TRY(parse_channels("--std", parameters->std_text, PARSE_CHANNELS_MAX, 1e-6, 1e6, parameters->std));
@@ -329,7 +302,7 @@ static enum status read_scale(struct parameters *parameters)
 static enum status load_open(const struct options *given, void *parameters_,
                              const struct partition *partition, void **input)
 {
-    struct parameters *parameters = parameters_;
+    struct load_parameters *parameters = parameters_;
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
@@ -349,9 +322,8 @@ static enum status load_open(const struct options *given, void *parameters_,
                                           .cache_dir = parameters->cache_dir,
                                           .cache_bytes = parameters->cache_bytes,
                                           .frozen = options_flag(given, "dry-run")};
-    enum status status =
-        dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset);
-    if (status != STATUS_OK && !parameters->on_error && job->dataset.faults)
+    enum status status = dataset_open(parameters->data, parameters->skip, &members, &remote, &job->dataset);
+    if (status != STATUS_OK && !parameters->skip && job->dataset.faults)
         status = dataset_advise_skip(status);
     TRY(status);
     if (!is_url(parameters)) /* the wids index in a folder may name shards at URLs */
@@ -373,8 +345,6 @@ static enum status load_open(const struct options *given, void *parameters_,
                           "another evicted; use --cache any, or one rank with more --threads");
     fill_load(parameters, job);
     job->control.resident_share = 1;
-    if (!options_given(given, "resident-bytes"))
-        job->load.resident_bytes = UINT64_MAX;
     if (compute_learns(&parameters->compute))
         TRY(teach(parameters, job));
     return load_move(job, parameters, partition);
@@ -404,7 +374,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
     static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
     static const struct load_traits every = {.ring = true, .resident = true, .decodes = true};
-    const struct parameters *parameters = parameters_;
+    const struct load_parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : &every;
     bool device = !variant || traits->device, cpu = !variant || !traits->device;
     bool decodes = cpu || traits->decodes;
@@ -433,22 +403,22 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
-    if (traits->device && load->decode && !traits->decodes)
+    if (traits->device && load->given->decode && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
-    if (traits->device && load->decode && load->fit.res == 0)
+    if (traits->device && load->given->decode && load->fit.res == 0)
         return status_set(STATUS_USAGE, "decodes into batches of images of one size; add --out-res PIXELS");
-    if (traits->device && load->decode && load->augmentation.move.shift > 0)
+    if (traits->device && load->given->decode && load->augmentation.move.shift > 0)
         return status_set(STATUS_USAGE, "does not shift images; drop --shift, or use --fit crop or "
                                         "random-resized-crop, which move them");
-    if (!traits->device && load->pictures && !load->decode)
+    if (!traits->device && load->pictures && !load->given->decode)
         return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
                                         "stored; add --decode or --augment");
-    if (traits->device && !load->decode && load->augmentation.channels > 1)
+    if (traits->device && !load->given->decode && load->augmentation.channels > 1)
         return status_set(STATUS_USAGE,
                           "accepts one value per channel for --mean and --std only with --decode; give "
                           "one value for each option");
-    if (!traits->device && load->normalised && !load->augment)
+    if (!traits->device && load->given->normalised && !load->given->augment)
         return status_set(
             STATUS_USAGE,
             "--mean and --std require --augment or a GPU variant; add --augment, or drop both options");
@@ -457,7 +427,7 @@ static enum status accepts_options(const struct load *load, const struct load_tr
 
 static const struct compute *load_compute(const void *parameters)
 {
-    return &((const struct parameters *)parameters)->compute;
+    return &((const struct load_parameters *)parameters)->compute;
 }
 
 static void load_set_consumer(void *input, struct consumer *consumer)
@@ -484,7 +454,7 @@ static enum status load_accepts(const void *input, const struct variant *variant
 
 static const char *load_cache_state(const void *input)
 {
-    return caches[((const struct load *)input)->cache];
+    return caches[((const struct load *)input)->given->cache];
 }
 
 /* The least work of a run on a device, for the roofline. Each epoch must read the samples from device memory,
@@ -606,7 +576,7 @@ const struct workload workload_load = {
     .options = options,
     .option_count = COUNT_OF(options),
     .option_sections = sections,
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct load_parameters),
     .columns = load_columns,
     .shown = shown,
     .baselines = baselines,

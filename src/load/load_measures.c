@@ -85,10 +85,10 @@ static enum status measure_order(const struct load *load, const struct variant *
     for (uint32_t w = 0; w < (uint32_t)threads; w++) {
         struct order_quality quality = {0};
         order_make(&plan, 1, load->rank * (uint32_t)threads + w, &order);
-        TRY(order_measure(&plan, &order, load->batch, &quality));
+        TRY(order_measure(&plan, &order, load->given->batch, &quality));
         displacement += quality.displacement / threads;
         shards += quality.shards / threads;
-        batches = batches && order.count >= load->batch;
+        batches = batches && order.count >= load->given->batch;
     }
     row_real(row, "displacement", displacement);
     if (batches)
@@ -165,7 +165,8 @@ static void warn_of_cooling(const struct load *load, const struct load_result *r
                             const struct cache_pages *after)
 {
     uint64_t read = result->device_known ? result->device_bytes : 0;
-    if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
+    if (load->given->cache == LOAD_WARM &&
+        (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
         status_caveat(
             "did not stay warm", "stop processes that read files or need the memory, or use --cache any",
             "--cache warm: the latest run read %llu bytes from a storage device, and %.1f %% of the data set "
@@ -202,11 +203,11 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         row_real(row, "jpeg_engine_share", result->jpeg_engine_share);
     if (((const struct load_traits *)variant->traits)->resident)
         row_real(row, "resident_share", load->control->resident_share);
-    if (load->decode) {
+    if (load->given->decode) {
         row_count(row, "jpeg_warnings", result->jpeg_warnings);
         row_real(row, "decode_s", result->decode_s);
     }
-    if (load->augment)
+    if (load->given->augment)
         row_real(row, "augment_s", result->augment_s);
     return STATUS_OK;
 }
@@ -216,19 +217,19 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = load->dataset;
-    bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
+    bool kept = load->given->cache == LOAD_WARM || !traits->timed_unless_warm;
     const char *timed = kept ? traits->timed : traits->timed_unless_warm;
     char stages[128];
     if (traits->resident && load->control->resident_share < 1)
         timed = traits->timed_unless_resident;
-    snprintf(stages, sizeof stages, "%s%s%s", timed, load->decode ? "+decode" : "",
-             load->augment ? "+augment" : "");
+    snprintf(stages, sizeof stages, "%s%s%s", timed, load->given->decode ? "+decode" : "",
+             load->given->augment ? "+augment" : "");
     row_text(row, "timed_stages", stages);
     row_text(row, "store", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         row_count(row, "shards", dataset->file_count);
     row_real(row, "sample_bytes", (double)dataset->bytes / dataset->sample_count);
-    if (load->rates_only)
+    if (load->given->rates_only)
         return STATUS_OK;
     if (traits->calls)
         TRY(measure_calls(load, variant, state, row));

@@ -8,11 +8,11 @@
 struct order_plan load_plan(const struct load *load, int threads)
 {
     const struct dataset *dataset = load->dataset;
-    struct order_plan plan = {.seed = load->seed,
+    struct order_plan plan = {.seed = load->given->seed,
                               .samples = dataset->sample_count,
                               .shards = dataset->shards ? dataset->file_count : 0,
                               .shard_first = dataset->shard_first,
-                              .shuffle_buffer = load->shuffle_buffer,
+                              .shuffle_buffer = load->given->shuffle,
                               .workers = load->ranks * (uint32_t)threads};
     return plan;
 }
@@ -71,7 +71,7 @@ static bool parts_vary(const struct load *load)
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
 {
     *verifier = (struct verifier){.load = load, .plan = *plan};
-    if (!load->skip)
+    if (!load->given->skip)
         return STATUS_OK;
     verifier->outcomes = calloc(load->dataset->sample_count, 1);
     return ALLOCATED(verifier->outcomes, "out of memory for the outcomes of samples");
@@ -86,7 +86,7 @@ void verifier_close(struct verifier *verifier)
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before)
 {
     const struct load *load = verifier->load;
-    if (load->cache != LOAD_WARM || !verifier->settled)
+    if (load->given->cache != LOAD_WARM || !verifier->settled)
         TRY(load_settle_cache(load, before));
     verifier->settled = true;
     if (!verifier->expects || load->ranks > 1) /* a single rank reads the same samples in every run */
@@ -109,9 +109,9 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
                           enum status status)
 {
     const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
-    if (status != STATUS_FAILED || (!verifier->load->skip && verifier->load->pictures))
+    if (status != STATUS_FAILED || (!verifier->load->given->skip && verifier->load->pictures))
         return status;
-    if (!verifier->load->skip)
+    if (!verifier->load->given->skip)
         return dataset_advise_skip(status);
     uint8_t *outcome = &verifier->outcomes[sample];
     if (*outcome != OUTCOME_LOST && losses->fresh++ < LOSSES_TOLD)
