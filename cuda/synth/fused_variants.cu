@@ -7,7 +7,6 @@
 #include "core/generator.h"
 #include "core/phase.h"
 #include "machine/device.h"
-#include "machine/device_memory.h"
 #include "synth/fused.cuh"
 
 /* ---- The graph ---- */
