@@ -1,6 +1,6 @@
 /* Runs independent tasks on several CPU threads.
  *
- * The program uses OpenMP (core/parallel.c). libfdsl replaces parallel.c with lib/pool.c, which starts its
+ * The program uses OpenMP (core/parallel.c). libfdsl replaces parallel.c with lib/fdsl.c, which starts its
  * own threads. libfdsl therefore needs no OpenMP runtime, and works in processes that use any OpenMP runtime.
  */
 #ifndef FDSL_CORE_PARALLEL_H
