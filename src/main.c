@@ -71,33 +71,72 @@ static enum status check_options(char *line)
     return perform(argc, argv, &exit_status);
 }
 
-/* Performs a dry run for each line of `file`, and writes one line for each to `answers`. The caller has
- * directed stderr to `said`. On an error, prints the messages of that run to descriptor `errors`. */
-static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors)
+/* The answer to one line of --check. */
+struct answer {
+    const char *name; /* the first field of the line */
+    enum status status;
+    char said[4096]; /* the messages that the run printed; after write_answer() without line ends */
+};
+
+/* Performs a dry run for `line`. The caller has directed stderr to `said`. */
+static enum status check_line(char *line, FILE *said, struct answer *answer)
+{
+    answer->name = strsep(&line, "\t");
+    rewind(said);
+    if (ftruncate(fileno(said), 0) != 0)
+        return status_set(STATUS_FAILED, "--check: %s", strerror(errno));
+    answer->status = check_options(line);
+    rewind(said);
+    answer->said[fread(answer->said, 1, sizeof answer->said - 1, said)] = '\0';
+    return STATUS_OK;
+}
+
+/* Writes one line: the reason why this machine cannot run it, or with `csv`, also the name, the exit status
+ * and the option or file at fault. */
+static void write_answer(FILE *answers, bool csv, struct answer *answer)
+{
+    bool well = answer->status == STATUS_OK;
+    for (char *end = answer->said; (end = strchr(end, '\n'));)
+        *end = ' ';
+    char reason[sizeof answer->said + 1024] = "";
+    if (!well)
+        snprintf(reason, sizeof reason, "%s%s", answer->said, status_text());
+    if (!csv) {
+        fprintf(answers, "%s\n", reason);
+        return;
+    }
+    text_csv_field(answers, answer->name);
+    fprintf(answers, ",%d,", status_exit(answer->status));
+    text_csv_field(answers, well ? "" : status_subject());
+    fputc(',', answers);
+    text_csv_field(answers, reason);
+    fputc('\n', answers);
+}
+
+/* Performs a dry run for each line of `file`, and writes one line for each to `answers`. Without `csv`, the
+ * first line with an error ends the check, and the messages of that run go to descriptor `errors`. */
+static enum status check_lines(FILE *file, FILE *answers, FILE *said, int errors, bool csv)
 {
     FREED char *line = NULL;
-    size_t size = 0;
-    static char messages[4096]; /* static: a small stack must suffice for a run */
-    for (ssize_t length; (length = getline(&line, &size, file)) > 0;) {
+    size_t size = 0, count = 0, wrong = 0;
+    static struct answer answer; /* static: a small stack must suffice for a run */
+    enum status worst = STATUS_OK;
+    if (csv)
+        fputs("name,status,option,reason\n", answers);
+    for (ssize_t length; (length = getline(&line, &size, file)) > 0; count++) {
         line[length - (line[length - 1] == '\n')] = '\0';
-        char *options = line, *name = strsep(&options, "\t");
-        rewind(said);
-        if (ftruncate(fileno(said), 0) != 0)
-            return status_set(STATUS_FAILED, "--check: %s", strerror(errno));
-        enum status status = check_options(options);
-        rewind(said);
-        size_t count = fread(messages, 1, sizeof messages - 1, said);
-        messages[count] = '\0';
-        if (status != STATUS_OK && status != STATUS_UNAVAILABLE) {
-            (void)file_write_all(errors, messages, count);
-            return status_prefix(status, "%s", name);
+        TRY(check_line(line, said, &answer));
+        bool failed = answer.status != STATUS_OK && answer.status != STATUS_UNAVAILABLE;
+        if (failed && !csv) {
+            (void)file_write_all(errors, answer.said, strlen(answer.said));
+            return status_prefix(answer.status, "%s", answer.name);
         }
-        for (char *end = messages; (end = strchr(end, '\n'));)
-            *end = ' ';
-        fprintf(answers, "%s%s\n", status == STATUS_OK ? "" : messages,
-                status == STATUS_OK ? "" : status_text());
+        write_answer(answers, csv, &answer);
+        wrong += failed;
+        if (failed && status_severity(answer.status) > status_severity(worst))
+            worst = answer.status;
     }
-    return STATUS_OK;
+    return wrong == 0 ? STATUS_OK : status_set(worst, "%zu of %zu runs have errors", wrong, count);
 }
 
 static bool redirect(int from, int to)
@@ -107,7 +146,7 @@ static bool redirect(int from, int to)
 
 /* Performs --check. While the runs are checked, their tables go to /dev/null, and their messages to a file.
  */
-static enum status check_file(const char *path)
+static enum status check_file(const char *path, bool csv)
 {
     FILE *file = fopen(path, "re"), *said = tmpfile();
     int output = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO), nothing = open("/dev/null", O_WRONLY);
@@ -118,7 +157,7 @@ static enum status check_file(const char *path)
     else if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
         status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
     else
-        status = check_lines(file, answers, said, errors);
+        status = check_lines(file, answers, said, errors, csv);
     bool wrote = (errors < 0 || redirect(errors, STDERR_FILENO)) && answers && fclose(answers) == 0;
     if (status == STATUS_OK && (ferror(file) || !wrote))
         status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
@@ -145,8 +184,10 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
+    if (settings->check && settings->format == FORMAT_JSON)
+        return status_option(STATUS_USAGE, "format", " json does not apply to --check; use --format csv");
     if (settings->check)
-        return check_file(settings->check);
+        return check_file(settings->check, settings->format == FORMAT_CSV);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);

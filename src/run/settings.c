@@ -54,8 +54,10 @@ static const struct option_spec specs[] = {
              "combinations; with --recipe, print the options that the recipe adds. train still writes the "
              "files of --export-data, --export-step and --save-batch"},
     {"check", "FILE", OPTION_TEXT, AT(check),
-     .help = "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages "
-             "and the options of one run, separated by tabs"},
+     .help =
+         "check many runs in one call, each as --dry-run does: a line of FILE has a name for messages "
+         "and the options of one run, separated by tabs; --format csv prints the exit status, the option at "
+         "fault and the reason of every line"},
     {"out", "FILE", OPTION_OUTPUT, AT(out),
      .help = "append the results to this CSV file: one row per variant and combination of values (train: one "
              "row per epoch). With several ranks, each result has one row per rank and one row for all ranks "
@@ -676,7 +678,8 @@ enum status settings_read(struct settings *settings, const struct config *config
         return options_check_only(&settings->options, "--verify-set",
                                   (const char *const[]){"verify-set", "config", NULL});
     if (settings->check)
-        TRY(options_check_only(&settings->options, "--check", (const char *const[]){"check", NULL}));
+        TRY(options_check_only(&settings->options, "--check",
+                               (const char *const[]){"check", "format", NULL}));
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
     TRY(choose_device(settings));
