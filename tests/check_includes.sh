@@ -59,7 +59,7 @@ for room in synth load ops train; do
 done
 
 # A header of a circle cannot be understood without the others. tsort names the headers of each circle on stderr.
-circles=$(find src cpu cuda mpi -name '*.h' -o -name '*.cuh' | xargs grep -HE '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' |
+circles=$(grep -rHE --include='*.h' --include='*.cuh' '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' src cpu cuda mpi |
     sed -E 's,^(src|cuda)/,,; s,^(([^:]*/)?[^/:]*):.*"([^"/]*)".*,\1 \2\3,; s,^([^: ]*):.*"([^"]*)".*,\1 \2,' | tsort 2>&1 >/dev/null)
 if [[ $circles ]]; then
     printf '%s\n  ^ headers include each other\n' "$circles"

@@ -185,7 +185,7 @@ Test(sweep, one_call_of_the_program_checks_many_runs)
     expect(2, "fdsl-bench: b c: 1 of 2 combinations failed\n");
     shell("printf 'a\t--variant=naive\nb,c\t--variant=naive\t--batch=x\nd\t--variant=gbase\n' | "
           "CUDA_VISIBLE_DEVICES= $FDSL_BENCH --check /dev/stdin --format csv 2>/dev/null | cut -c 1-35");
-    cr_expect_str_eq(out, "name,status,option,reason\na,0,,\n\"b,c\",2,batch,--batch: 'x' is not a \n"
+    cr_expect_str_eq(out, "name,status,option,reason\na,0,,\n\"b,c\",2,batch,--batch: 'x' is not a\n"
                           "d,4,,variant 'gbase' cannot run her\n");
     shell("printf 'b\t--batch=x\n' | $FDSL_BENCH --check /dev/stdin --format csv");
     expect(2, "fdsl-bench: 1 of 1 runs have errors\n");
