@@ -84,7 +84,7 @@ static enum status check_line(char *line, FILE *said, struct answer *answer)
     answer->name = strsep(&line, "\t");
     rewind(said);
     if (ftruncate(fileno(said), 0) != 0)
-        return status_set(STATUS_FAILED, "--check: %s", strerror(errno));
+        return status_option(STATUS_FAILED, "check", ": %s", strerror(errno));
     answer->status = check_options(line);
     rewind(said);
     answer->said[fread(answer->said, 1, sizeof answer->said - 1, said)] = '\0';
@@ -153,14 +153,14 @@ static enum status check_file(const char *path, bool csv)
     FILE *answers = output < 0 ? NULL : fdopen(output, "w");
     enum status status = STATUS_OK;
     if (!file || !said || !answers || errors < 0 || nothing < 0)
-        status = status_set(STATUS_USAGE, "--check %s: %s", path, strerror(errno));
+        status = status_option(STATUS_USAGE, "check", " %s: %s", path, strerror(errno));
     else if (!redirect(nothing, STDOUT_FILENO) || !redirect(fileno(said), STDERR_FILENO))
-        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+        status = status_option(STATUS_FAILED, "check", " %s: %s", path, strerror(errno));
     else
         status = check_lines(file, answers, said, errors, csv);
     bool wrote = (errors < 0 || redirect(errors, STDERR_FILENO)) && answers && fclose(answers) == 0;
     if (status == STATUS_OK && (ferror(file) || !wrote))
-        status = status_set(STATUS_FAILED, "--check %s: %s", path, strerror(errno));
+        status = status_option(STATUS_FAILED, "check", " %s: %s", path, strerror(errno));
     if (file)
         fclose(file);
     if (said)
