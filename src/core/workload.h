@@ -9,7 +9,7 @@
 #include "core/consumer.h"
 #include "core/measures.h"
 #include "core/options.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"

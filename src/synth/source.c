@@ -7,7 +7,7 @@
 #include <xxhash.h>
 #endif
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "machine/host.h"
