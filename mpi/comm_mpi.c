@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "launcher.h"

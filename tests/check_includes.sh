@@ -57,4 +57,12 @@ for room in synth load ops train; do
     others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
     forbid "the folder $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*.* cuda/$room/*/*" "($others)/.*"
 done
+
+# A header of a circle cannot be understood without the others. tsort names the headers of each circle on stderr.
+circles=$(grep -rHE --include='*.h' --include='*.cuh' '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' src cpu cuda mpi |
+    sed -E 's,^(src|cuda)/,,; s,^(([^:]*/)?[^/:]*):.*"([^"/]*)".*,\1 \2\3,; s,^([^: ]*):.*"([^"]*)".*,\1 \2,' | tsort 2>&1 >/dev/null)
+if [[ $circles ]]; then
+    printf '%s\n  ^ headers include each other\n' "$circles"
+    broken=1
+fi
 exit $broken

@@ -1,7 +1,7 @@
 /* Tests, without MPI, how a batch and cores are divided among ranks, and the row of all ranks. */
 #include <criterion/criterion.h>
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "machine/cores.h"
 #include "run/settings.h"
 #include "run/ranks.h"

@@ -15,15 +15,15 @@ enum status compute_read(struct compute *compute)
     if (length == sizeof train - 1 && memcmp(text, train, length) == 0) {
         const char *model = text[length] ? text + length + 1 : "";
         if (text[length] && (!*model || strlen(model) >= sizeof compute->task.model))
-            return status_set(STATUS_USAGE,
-                              "--compute %.40s: name a network after the colon, as in train:cnn", text);
+            return status_option(STATUS_USAGE, "compute",
+                                 " %.40s: name a network after the colon, as in train:cnn", text);
         snprintf(compute->task.model, sizeof compute->task.model, "%s", model);
         enum status status = *model ? task_check_name(model) : STATUS_OK;
         return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--compute");
     }
     if (!strchr("+-.0123456789", *text))
-        return status_set(STATUS_USAGE,
-                          "--compute: '%.40s' is neither a number of milliseconds nor train[:MODEL]", text);
+        return status_option(STATUS_USAGE, "compute",
+                             ": '%.40s' is neither a number of milliseconds nor train[:MODEL]", text);
     double step_ms;
     TRY(parse_real("--compute", text, COMPUTE_MIN_MS, COMPUTE_MAX_MS, &step_ms));
     compute->step_s = 1e-3 * step_ms;

@@ -870,14 +870,15 @@ static char *next_line(char *line, int size, void *context)
         return NULL;
     reading->line++;
     if (length > LINE_MAX_BYTES) {
-        reading->status = status_set(STATUS_USAGE, "--config %s: line %d has more than %d bytes; shorten it",
-                                     reading->config->path, reading->line, LINE_MAX_BYTES);
+        reading->status =
+            status_option(STATUS_USAGE, "config", " %s: line %d has more than %d bytes; shorten it",
+                          reading->config->path, reading->line, LINE_MAX_BYTES);
         return NULL;
     }
     if (reading->rest[length] == '\0' && reading->rest + length < reading->end) {
         reading->status =
-            status_set(STATUS_USAGE, "--config %s: line %d has a NUL byte; save it as UTF-8 text",
-                       reading->config->path, reading->line);
+            status_option(STATUS_USAGE, "config", " %s: line %d has a NUL byte; save it as UTF-8 text",
+                          reading->config->path, reading->line);
         return NULL;
     }
     length += reading->rest[length] == '\n';
@@ -894,9 +895,10 @@ static int take_line(void *context, const char *section, const char *name, const
     size_t bytes = strlen(name) + strlen(value) + sizeof "--=";
     (void)section;
     if (strcmp(name, "config") == 0) {
-        reading->status = status_set(
-            STATUS_USAGE, "--config %s: line %d: a file cannot include another file; copy its lines instead",
-            config->path, reading->line);
+        reading->status =
+            status_option(STATUS_USAGE, "config",
+                          " %s: line %d: a file cannot include another file; copy its lines instead",
+                          config->path, reading->line);
         return 0;
     }
     char *argument = malloc(bytes);
@@ -928,15 +930,15 @@ static enum status read_config(struct config *config)
     free(text);
     if (reading.status != STATUS_OK || line == 0)
         return reading.status;
-    return status_set(STATUS_USAGE, "--config %s: line %d is not an option; write \"name = value\"",
-                      config->path, line);
+    return status_option(STATUS_USAGE, "config", " %s: line %d is not an option; write \"name = value\"",
+                         config->path, line);
 }
 #else
 static enum status read_config(struct config *config)
 {
-    return status_set(STATUS_UNAVAILABLE,
-                      "--config %s: not built, because inih was not found; install libinih-dev and rebuild",
-                      config->path);
+    return status_option(STATUS_UNAVAILABLE, "config",
+                         " %s: not built, because inih was not found; install libinih-dev and rebuild",
+                         config->path);
 }
 #endif
 

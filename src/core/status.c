@@ -128,12 +128,18 @@ __attribute__((format(printf, 2, 0))) static void fit_formatted(char *out, const
     free(text);
 }
 
+/* fit_formatted() with the arguments that follow the parameter `format` of the calling function. */
+#define FIT(out, end)                               \
+    do {                                            \
+        va_list arguments;                          \
+        va_start(arguments, format);                \
+        fit_formatted(out, format, arguments, end); \
+        va_end(arguments);                          \
+    } while (0)
+
 enum status status_set(enum status code, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    fit_formatted(message, format, arguments, NULL);
-    va_end(arguments);
+    FIT(message, NULL);
     *subject = '\0';
     return code;
 }
@@ -141,10 +147,7 @@ enum status status_set(enum status code, const char *format, ...)
 enum status status_option(enum status code, const char *option, const char *format, ...)
 {
     char rest[MESSAGE_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    fit_formatted(rest, format, arguments, NULL);
-    va_end(arguments);
+    FIT(rest, NULL);
     return status_about(status_set(code, "--%s%s", option, rest), option);
 }
 
@@ -157,10 +160,7 @@ enum status status_about(enum status code, const char *about)
 
 enum status status_prefix(enum status code, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    fit_formatted(message, format, arguments, message);
-    va_end(arguments);
+    FIT(message, message);
     return code;
 }
 
@@ -308,13 +308,6 @@ void status_write_held(void)
         write_now(summary[at], strlen(summary[at]));
 }
 
-static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)
-{
-    char text[MESSAGE_BYTES];
-    fit_formatted(text, format, arguments, NULL);
-    print_line(colour, kind, text);
-}
-
 /* Returns whether the same warning was given with another context. Remembers it, if there is room. */
 static bool is_repeated(const char *text)
 {
@@ -330,22 +323,20 @@ static bool is_repeated(const char *text)
     return repeated;
 }
 
-__attribute__((format(printf, 2, 0))) static void warn(bool once, const char *format, va_list arguments)
+static void warn(const char *text)
 {
-    char text[MESSAGE_BYTES];
-    fit_formatted(text, format, arguments, NULL);
-    if (!(once && is_repeated(text)) && !keep_warning(text))
+    if (!keep_warning(text))
         print_line(WARNING_COLOUR, "warning: ", text);
 }
 
 void status_warn(const char *format, ...)
 {
+    char text[MESSAGE_BYTES];
     if (own_rank != 0)
         return;
-    va_list arguments;
-    va_start(arguments, format);
-    warn(true, format, arguments);
-    va_end(arguments);
+    FIT(text, NULL);
+    if (!is_repeated(text))
+        warn(text);
 }
 
 static struct caveat *find_caveat(const char *what)
@@ -391,10 +382,9 @@ void status_caveat(const char *what, const char *remedy, const char *format, ...
     }
     if (own_rank != 0 || (caveat && !caveats_shown))
         return;
-    va_list arguments;
-    va_start(arguments, format);
-    warn(false, format, arguments);
-    va_end(arguments);
+    char text[MESSAGE_BYTES];
+    FIT(text, NULL);
+    warn(text);
 }
 
 void status_show_caveats(bool each)
@@ -415,33 +405,29 @@ void status_summarise_caveats(size_t rows)
 
 void status_warn_own(const char *format, ...)
 {
-    char kind[32] = "warning: ";
+    char kind[32] = "warning: ", text[MESSAGE_BYTES];
     if (rank_count != 1)
         snprintf(kind, sizeof kind, "warning: rank %d: ", own_rank);
-    va_list arguments;
-    va_start(arguments, format);
-    print_formatted(WARNING_COLOUR, kind, format, arguments);
-    va_end(arguments);
+    FIT(text, NULL);
+    print_line(WARNING_COLOUR, kind, text);
 }
 
 void status_note(const char *format, ...)
 {
+    char text[MESSAGE_BYTES];
     if (!status_shows_progress())
         return;
-    va_list arguments;
-    va_start(arguments, format);
-    print_formatted("", "", format, arguments);
-    va_end(arguments);
+    FIT(text, NULL);
+    print_line("", "", text);
 }
 
 void status_say(const char *format, ...)
 {
+    char text[MESSAGE_BYTES];
     if (own_rank != 0)
         return;
-    va_list arguments;
-    va_start(arguments, format);
-    print_formatted("", "", format, arguments);
-    va_end(arguments);
+    FIT(text, NULL);
+    print_line("", "", text);
 }
 
 void status_print(void)

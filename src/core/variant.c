@@ -168,8 +168,8 @@ static enum status choose(const char *name, const char **workload, const struct 
 {
     const struct variant_entry *entry = variant_find(name);
     if (strcmp(name, "all") == 0)
-        return status_set(STATUS_USAGE,
-                          "--variant: 'all' cannot be combined with names; drop 'all' or the names");
+        return status_option(STATUS_USAGE, "variant",
+                             ": 'all' cannot be combined with names; drop 'all' or the names");
     if (!entry)
         return variant_unknown("", name);
     if (!*workload)
@@ -204,7 +204,8 @@ enum status variant_select(const char *list, const char *workload, const struct 
     else if (strcmp(list, "all") == 0)
         choose_all(workload ? workload : "synth", *chosen, count);
     else if (last && !*trim(last + 1))
-        status = status_set(STATUS_USAGE, "--variant: '%.80s': a name is missing after the last comma", list);
+        status =
+            status_option(STATUS_USAGE, "variant", ": '%.80s': a name is missing after the last comma", list);
     else {
         char *rest = names, *name;
         while (status == STATUS_OK && (name = strsep(&rest, ",")))

@@ -4,18 +4,25 @@
 
 #include <fenv.h>
 #include <locale.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "core/generator.h"
-#include "lib/config.h"
-#include "lib/pool.h"
+#include "core/parallel.h"
+#include "core/text.h"
 #include "machine/device.h"
 #include "synth/input.h"
+#include "machine/host.h"
+#include "synth/class.h"
 
 struct fdsl_generator {
     struct generator *generator;
@@ -103,6 +110,353 @@ static void environment_leave(struct environment *before)
     uselocale(before->locale);
     freelocale(before->c_locale);
     device_restore(before->device);
+}
+
+/* ---- The CPU threads of a generator ---- */
+
+/* Implements core/parallel.h. Threads sleep between calls, block all signals, and belong to one generator, so
+ * generators do not disturb each other or the OpenMP runtime of the process. */
+
+struct pool_thread {
+    struct pool *pool;
+    int number;
+    pthread_t id;
+};
+
+struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t begin, end;
+    int threads;  /* including the caller's */
+    int started;  /* number of threads in `members` */
+    int busy;     /* threads in `members` that have not finished the current job */
+    uint64_t job; /* number of the current job */
+    bool closing;
+    parallel_task *task;
+    void *context;
+    uint64_t count;
+    atomic_uint_fast64_t next; /* number of the first task that no thread has taken */
+    struct pool_thread members[];
+};
+
+static _Thread_local struct pool *current; /* the pool that parallel_for() uses in this thread */
+
+static void work(struct pool *pool, int thread)
+{
+    uint64_t task;
+    while ((task = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed)) < pool->count)
+        pool->task(pool->context, task, thread);
+}
+
+static void *run_thread(void *argument)
+{
+    struct pool_thread *self = argument;
+    struct pool *pool = self->pool;
+    uint64_t done = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (pool->job == done && !pool->closing)
+            pthread_cond_wait(&pool->begin, &pool->lock);
+        if (pool->closing)
+            break;
+        done = pool->job;
+        pthread_mutex_unlock(&pool->lock);
+        work(pool, self->number);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->busy == 0)
+            pthread_cond_signal(&pool->end);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* Starts the threads with all signals blocked, so that only the caller's threads receive signals. */
+static enum status start_threads(struct pool *pool)
+{
+    sigset_t all, before;
+    int error = 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (; pool->started < pool->threads - 1 && error == 0; pool->started += error == 0) {
+        struct pool_thread *member = &pool->members[pool->started];
+        *member = (struct pool_thread){.pool = pool, .number = pool->started + 1};
+        error = pthread_create(&member->id, NULL, run_thread, member);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "cannot start %d threads: %s; lower threads", pool->threads,
+                      strerror(error));
+}
+
+static void pool_close(struct pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->closing = true;
+    pthread_cond_broadcast(&pool->begin);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->started; i++)
+        pthread_join(pool->members[i].id, NULL);
+    pthread_cond_destroy(&pool->end);
+    pthread_cond_destroy(&pool->begin);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+/* Starts threads - 1 threads; the caller of parallel_for() is the remaining thread. The caller closes the
+ * pool, in the process that opened it. */
+static enum status pool_open(int threads, struct pool **pool)
+{
+    struct pool *self = calloc(1, sizeof *self + (size_t)threads * sizeof *self->members);
+    TRY(ALLOCATED(self, "out of memory"));
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->begin, NULL);
+    pthread_cond_init(&self->end, NULL);
+    self->threads = threads;
+    enum status status = start_threads(self);
+    if (status != STATUS_OK)
+        pool_close(self);
+    else
+        *pool = self;
+    return status;
+}
+
+/* `threads` is the size of the pool, or 1 if the variant uses no pool. */
+void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
+{
+    struct pool *pool = current;
+    if (!pool || threads == 1 || count <= 1) {
+        for (uint64_t i = 0; i < count; i++)
+            task(context, i, 0);
+        return;
+    }
+    pthread_mutex_lock(&pool->lock);
+    pool->task = task;
+    pool->context = context;
+    pool->count = count;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    pool->busy = pool->started;
+    pool->job++;
+    pthread_cond_broadcast(&pool->begin);
+    pthread_mutex_unlock(&pool->lock);
+    work(pool, 0);
+    pthread_mutex_lock(&pool->lock);
+    while (pool->busy > 0)
+        pthread_cond_wait(&pool->end, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* ---- From a configuration to the input of a variant ---- */
+
+static enum status check_count(const char *field, uint32_t value, uint32_t least, uint32_t most)
+{
+    if (value >= least && value <= most)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s: %u is out of range; it must be %u to %u", field, value, least, most);
+}
+
+/* Gets the index of `text` in `names`, a list that ends with NULL. */
+static enum status find_name(const char *field, const char *text, const char *const *names, int *index)
+{
+    char all[256];
+    size_t count = 0;
+    if (!text)
+        return status_set(STATUS_USAGE, "%s: it is NULL; call fdsl_config_init() first", field);
+    for (; names[count]; count++)
+        if (strcmp(text, names[count]) == 0) {
+            *index = (int)count;
+            return STATUS_OK;
+        }
+    list_words(all, sizeof all, names, count);
+    const char *nearest = nearest_word(text, names, count);
+    return status_set(STATUS_USAGE, "%s: '%.80s' is unknown; valid values: %s%s%s%s", field, text, all,
+                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+static const char *const formulas[] = {"uji", "visualatom", NULL}; /* in the order of enum formula */
+
+static struct atom_class class_of(const struct fdsl_class *given)
+{
+    return (struct atom_class){.id = given->id,
+                               .vertices = given->vertices,
+                               .orbits = given->orbits,
+                               .oval_x = given->oval_x,
+                               .oval_y = given->oval_y,
+                               .freq1 = given->freq1,
+                               .freq2 = given->freq2,
+                               .noise = given->noise,
+                               .radius = given->radius,
+                               .line_width = given->line_width};
+}
+
+static enum status copy_classes(const struct fdsl_config *config, struct synth *synth)
+{
+    TRY(check_count("class_count", config->class_count, 1, CLASS_COUNT_MAX));
+    synth->class_count = config->class_count;
+    synth->classes = calloc(config->class_count, sizeof *synth->classes);
+    TRY(ALLOCATED(synth->classes, "out of memory for %u classes", config->class_count));
+    for (uint32_t c = 0; c < config->class_count; c++) {
+        synth->classes[c] = class_of(&config->class_list[c]);
+        enum status status = class_check(&synth->classes[c]);
+        if (status != STATUS_OK)
+            return status_prefix(status, "class_list[%u]", c);
+    }
+    enum status status = class_check_unique(synth->classes, synth->class_count);
+    return status == STATUS_OK ? status : status_prefix(status, "class_list");
+}
+
+static enum status get_classes(const struct fdsl_config *config, struct synth *synth)
+{
+    size_t count = 0;
+    if (config->class_list && config->class_file)
+        return status_set(STATUS_USAGE,
+                          "class_file: class_list already gives the classes; set only one of them");
+    if (config->class_list)
+        return copy_classes(config, synth);
+    if (config->class_count)
+        return status_set(STATUS_USAGE, "class_count: it is %u, but class_list is NULL", config->class_count);
+    if (config->class_file) {
+        enum status status = class_read_csv(config->class_file, &synth->classes, &count);
+        synth->class_count = (uint32_t)count;
+        return status == STATUS_OK ? status : status_prefix(status, "class_file");
+    }
+    TRY(check_count("classes", config->classes, 1, CLASS_COUNT_MAX));
+    return synth_draw_classes(synth, config->preset_file, config->preset ? config->preset : config->formula,
+                              config->classes);
+}
+
+static enum status check_scale(const char *field, const double *values, uint32_t channels, double least,
+                               double most)
+{
+    for (uint32_t c = 0; c < channels; c++)
+        if (!(values[c] >= least && values[c] <= most)) /* rejects NaN, too */
+            return status_set(STATUS_USAGE, "%s[%u]: %g is out of range; it must be %g to %g", field, c,
+                              values[c], least, most);
+    return STATUS_OK;
+}
+
+/* Refuses a `mean` or `std` other than the defaults: they apply only to floating-point types. */
+static enum status check_no_scale(const struct fdsl_config *config)
+{
+    for (uint32_t c = 0; c < config->channels; c++)
+        if (config->mean[c] != 0 || config->std[c] != 1)
+            return status_set(STATUS_USAGE,
+                              "%s[%u]: u8 images are not normalised; choose a floating-point dtype",
+                              config->mean[c] != 0 ? "mean" : "std", c);
+    return STATUS_OK;
+}
+
+static enum status get_output(const struct fdsl_config *config, struct synth *synth)
+{
+    static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
+    static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* enum output_layout */
+    uint32_t out_res = config->out_res ? config->out_res : config->res;
+    int fit, layout, dtype;
+    TRY(check_count("out_res", out_res, 1, OUTPUT_RES_MAX));
+    TRY(find_name("fit", config->fit, fits, &fit));
+    TRY(find_name("layout", config->layout, layouts, &layout));
+    TRY(find_name("dtype", config->dtype, dtype_names, &dtype));
+    if (config->channels != 1 && config->channels != 3)
+        return status_set(STATUS_USAGE, "channels: %u is neither 1 nor 3", config->channels);
+    if (fit + 1 == OUTPUT_CROP && out_res > config->res)
+        return status_set(STATUS_USAGE, "out_res: %u is larger than res (%u), so it cannot be cropped",
+                          out_res, config->res);
+    TRY(check_scale("mean", config->mean, config->channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX));
+    TRY(check_scale("std", config->std, config->channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX));
+    if (dtype == DTYPE_U8)
+        TRY(check_no_scale(config));
+    synth->output =
+        (struct synth_output){.type = (enum dtype)dtype,
+                              .layout = (enum output_layout)layout,
+                              .fit = out_res == config->res ? OUTPUT_WHOLE : (enum output_fit)(fit + 1),
+                              .res = out_res,
+                              .channels = config->channels};
+    double mean[OUTPUT_CHANNELS_MAX] = {0}, deviation[OUTPUT_CHANNELS_MAX] = {1, 1, 1};
+    memcpy(mean, config->mean, config->channels * sizeof *mean);
+    memcpy(deviation, config->std, config->channels * sizeof *deviation);
+    output_set_scale(&synth->output, config->res, mean, deviation);
+    return STATUS_OK;
+}
+
+/* Checks the fields of `config` that describe images, and builds the input. The caller frees the input with
+ * synth_free(), even after an error. */
+static enum status config_input(const struct fdsl_config *config, struct synth *synth)
+{
+    int formula;
+    TRY(find_name("formula", config->formula, formulas, &formula));
+    TRY(check_count("res", config->res, 1, SYNTH_RES_MAX));
+    TRY(check_count("batch", config->batch, 1, 1u << 24));
+    synth->formula = (enum formula)formula;
+    synth->res = config->res;
+    synth->seed = config->seed;
+    synth->batch = synth->stride = config->batch;
+    TRY(get_output(config, synth));
+    TRY(get_classes(config, synth));
+    return synth_fill_tables(synth);
+}
+
+extern const struct variant variant_naive, variant_omp, variant_fused, variant_bat, variant_gbase;
+
+#ifdef HAVE_CUDA
+#define CUDA_VARIANT(variant) &variant
+#else
+#define CUDA_VARIANT(variant) NULL
+#endif
+
+/* All generators. "auto" selects the first entry for the kind of device in the configuration. */
+static const struct {
+    const char *name;
+    bool on_device;
+    const struct variant *variant; /* NULL: not in this build */
+} generators[] = {
+    {"omp", false, &variant_omp},
+    {"naive", false, &variant_naive},
+    {"fused", true, CUDA_VARIANT(variant_fused)},
+    {"bat", true, CUDA_VARIANT(variant_bat)},
+    {"gbase", true, CUDA_VARIANT(variant_gbase)},
+};
+
+/* Finds the variant that config->generator names for config->device. */
+static enum status config_variant(const struct fdsl_config *config, const struct variant **variant)
+{
+    const char *names[COUNT_OF(generators) + 2] = {"auto"};
+    bool on_device = config->device >= 0;
+    int index = 0;
+    for (size_t i = 0; i < COUNT_OF(generators); i++)
+        names[i + 1] = generators[i].name;
+    TRY(find_name("generator", config->generator, names, &index));
+    size_t chosen = index == 0 ? 0 : (size_t)index - 1;
+    while (index == 0 && generators[chosen].on_device != on_device)
+        chosen++;
+    if (generators[chosen].on_device != on_device)
+        return on_device
+                   ? status_set(STATUS_USAGE,
+                                "generator: '%s' works on the CPU, but device is %d; set it to FDSL_CPU",
+                                generators[chosen].name, config->device)
+                   : status_set(STATUS_USAGE,
+                                "generator: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 "
+                                "or another CUDA device",
+                                generators[chosen].name);
+    *variant = generators[chosen].variant;
+    return *variant ? STATUS_OK : device_probe(config->device);
+}
+
+/* Gets the number of CPU threads: config->threads if it is not 0, else OMP_NUM_THREADS if it is valid, else
+ * all that the process may use. */
+static enum status config_threads(const struct fdsl_config *config, int *threads)
+{
+    cpu_set_t allowed;
+    uint64_t requested = 0;
+    if (config->threads < 0 || config->threads > THREADS_MAX)
+        return status_set(STATUS_USAGE, "threads: %d is out of range; it must be 0 to %d", config->threads,
+                          THREADS_MAX);
+    *threads = config->threads;
+    if (*threads == 0 && threads_requested(&requested))
+        *threads = (int)requested;
+    if (*threads == 0)
+        *threads = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+    return STATUS_OK;
 }
 
 /* ---- Opening and closing ---- */
@@ -330,10 +684,10 @@ static enum status generate(struct fdsl_generator *self, const struct generator_
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV);
-    pool_use(self->pool);
+    current = self->pool;
     enum status status =
         generator_make(self->generator, numbers, call->count, call->images, call->labels, NULL);
-    pool_use(NULL);
+    current = NULL;
     fesetenv(&before);
     return status;
 }
@@ -348,10 +702,10 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
         return status_set(STATUS_FAILED,
                           "generator: it was opened before fork(); open another one in this process (for "
                           "CUDA, start the process with exec or spawn instead of fork)");
-    int current = self->device >= 0 ? device_current() : self->device;
-    if (current !=
+    int device = self->device >= 0 ? device_current() : self->device;
+    if (device !=
         self->device) { /* usually it is current already, and the caller needs no other call of CUDA */
-        *before = current;
+        *before = device;
         device_restore(self->device);
     }
     return check_call(self, call);

@@ -11,7 +11,7 @@
 #include <omp.h>
 #endif
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "machine/comm.h"
 
 #define WORDS (sizeof((struct cores_mask *)0)->words / sizeof(unsigned long))

@@ -1,5 +1,8 @@
 #include "machine/host.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -143,11 +146,20 @@ static const char *const names[ISAS] = {"scalar", "avx2", "avx512"};
 
 static enum isa forced = ISAS; /* ISAS: isa_force() has no effect */
 
+#if defined(__x86_64__)
+/* __builtin_cpu_supports() of clang 14 does not know F16C. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static enum isa best_of_machine(void)
 {
 #if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("popcnt"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c() ||
+        !__builtin_cpu_supports("popcnt"))
         return ISA_SCALAR;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")

@@ -72,6 +72,9 @@ static const struct {
     {"nvmlDeviceGetJpgUtilization", NULL, &nvml.jpeg_percent, false},
 };
 
+/* Returns whether the driver has the function and the device answers. */
+#define ANSWERS(function, ...) (nvml.function && nvml.function(__VA_ARGS__) == NVML_SUCCESS)
+
 /* The reason why NVML cannot be used; empty if it can be used. Written only by open_nvml(), under open_once.
  */
 static char obstacle[256];
@@ -133,22 +136,23 @@ enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size)
 {
     nvml_device device;
     TRY(find_device(pci_bus_id, &device));
-    return nvml.name && nvml.name(device, text, (unsigned)size) == NVML_SUCCESS
+    return ANSWERS(name, device, text, (unsigned)size)
                ? STATUS_OK
                : status_set(STATUS_UNAVAILABLE, "NVML does not report the name of the GPU at %s", pci_bus_id);
 }
 
-/* Returns a clock in MHz, or -1 if this driver or device does not report it. */
-static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_device device, int clock)
+static struct gpu_clocks read_clocks(nvml_device device)
 {
+    struct gpu_clocks clocks = {-1, -1, 0};
     unsigned mhz;
-    return query && query(device, clock, &mhz) == NVML_SUCCESS ? (int)mhz : -1;
-}
-
-static uint64_t read_throttle_reasons(nvml_device device)
-{
     unsigned long long reasons;
-    return nvml.throttle_reasons && nvml.throttle_reasons(device, &reasons) == NVML_SUCCESS ? reasons : 0;
+    if (ANSWERS(clock_mhz, device, NVML_CLOCK_SM, &mhz))
+        clocks.sm_clock_mhz = (int)mhz;
+    if (ANSWERS(clock_mhz, device, NVML_CLOCK_MEMORY, &mhz))
+        clocks.memory_clock_mhz = (int)mhz;
+    if (ANSWERS(throttle_reasons, device, &reasons))
+        clocks.throttle_reasons = reasons;
+    return clocks;
 }
 
 enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks)
@@ -156,9 +160,7 @@ enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks)
     nvml_device device;
     *clocks = (struct gpu_clocks){-1, -1, 0};
     TRY(find_device(pci_bus_id, &device));
-    clocks->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
-    clocks->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
-    clocks->throttle_reasons = read_throttle_reasons(device);
+    *clocks = read_clocks(device);
     return STATUS_OK;
 }
 
@@ -166,10 +168,8 @@ double nvml_gpu_energy_j(const char *pci_bus_id)
 {
     nvml_device device;
     unsigned long long millijoules;
-    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.energy_mj ||
-        nvml.energy_mj(device, &millijoules) != NVML_SUCCESS)
-        return NAN;
-    return 1e-3 * (double)millijoules;
+    bool known = find_device(pci_bus_id, &device) == STATUS_OK && ANSWERS(energy_mj, device, &millijoules);
+    return known ? 1e-3 * (double)millijoules : NAN;
 }
 
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
@@ -181,28 +181,29 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state)
 
     *state = (struct gpu_state){-1, -1, -1, -1, -1.0, -1, -1, -1, 0};
     TRY(find_device(pci_bus_id, &device));
-    state->sm_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_SM);
-    state->sm_clock_max_mhz = read_clock_mhz(nvml.clock_max_mhz, device, NVML_CLOCK_SM);
-    state->memory_clock_mhz = read_clock_mhz(nvml.clock_mhz, device, NVML_CLOCK_MEMORY);
-    if (nvml.temperature_c && nvml.temperature_c(device, NVML_TEMPERATURE_GPU, &value) == NVML_SUCCESS)
+    const struct gpu_clocks clocks = read_clocks(device);
+    state->sm_clock_mhz = clocks.sm_clock_mhz;
+    state->memory_clock_mhz = clocks.memory_clock_mhz;
+    state->throttle_reasons = clocks.throttle_reasons;
+    if (ANSWERS(clock_max_mhz, device, NVML_CLOCK_SM, &value))
+        state->sm_clock_max_mhz = (int)value;
+    if (ANSWERS(temperature_c, device, NVML_TEMPERATURE_GPU, &value))
         state->temperature_c = (int)value;
-    if (nvml.power_mw && nvml.power_mw(device, &value) == NVML_SUCCESS)
+    if (ANSWERS(power_mw, device, &value))
         state->power_w = 1e-3 * value;
-    if (nvml.utilisation && nvml.utilisation(device, &utilisation) == NVML_SUCCESS)
+    if (ANSWERS(utilisation, device, &utilisation))
         state->utilisation_percent = (int)utilisation.gpu_percent;
-    if (nvml.memory && nvml.memory(device, &memory) == NVML_SUCCESS) {
+    if (ANSWERS(memory, device, &memory)) {
         state->memory_used_bytes = (int64_t)memory.used_bytes;
         state->memory_free_bytes = (int64_t)memory.free_bytes;
     }
-    state->throttle_reasons = read_throttle_reasons(device);
     return STATUS_OK;
 }
 
 static double read_pcie_bytes_per_s(nvml_device device, int direction)
 {
     unsigned kilobytes;
-    bool known = nvml.pcie_kb_per_s && nvml.pcie_kb_per_s(device, direction, &kilobytes) == NVML_SUCCESS;
-    return known ? 1e3 * kilobytes : -1;
+    return ANSWERS(pcie_kb_per_s, device, direction, &kilobytes) ? 1e3 * kilobytes : -1;
 }
 
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic)
@@ -219,10 +220,9 @@ double nvml_jpeg_engine_share(const char *pci_bus_id)
 {
     nvml_device device;
     unsigned percent, period_us;
-    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.jpeg_percent ||
-        nvml.jpeg_percent(device, &percent, &period_us) != NVML_SUCCESS)
-        return -1;
-    return 0.01 * percent;
+    bool known =
+        find_device(pci_bus_id, &device) == STATUS_OK && ANSWERS(jpeg_percent, device, &percent, &period_us);
+    return known ? 0.01 * percent : -1;
 }
 
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
@@ -239,11 +239,9 @@ double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
                                               64e9 * 242 / 256 / 8};
     nvml_device device;
     unsigned generation, lanes;
-    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.pcie_generation || !nvml.pcie_lanes ||
-        nvml.pcie_generation(device, &generation) != NVML_SUCCESS ||
-        nvml.pcie_lanes(device, &lanes) != NVML_SUCCESS || generation >= COUNT_OF(lane_bytes_per_s))
-        return 0;
-    return lanes * lane_bytes_per_s[generation];
+    bool known = find_device(pci_bus_id, &device) == STATUS_OK &&
+                 ANSWERS(pcie_generation, device, &generation) && ANSWERS(pcie_lanes, device, &lanes);
+    return known && generation < COUNT_OF(lane_bytes_per_s) ? lanes * lane_bytes_per_s[generation] : 0;
 }
 
 void nvml_driver_version(char *text, size_t size)

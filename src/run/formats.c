@@ -22,8 +22,8 @@ enum status format_check(int format)
 {
 #ifndef HAVE_JANSSON
     if (format == FORMAT_JSON)
-        return status_set(STATUS_UNAVAILABLE,
-                          "--format json: not built, because jansson was not found; use --format csv");
+        return status_option(STATUS_UNAVAILABLE, "format",
+                             " json: not built, because jansson was not found; use --format csv");
 #endif
     (void)format;
     return STATUS_OK;

@@ -331,7 +331,7 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
         error = ticker_open(new->period_s, tick, new, &new->ticker);
     if (error) {
         monitor_free(new);
-        return status_set(STATUS_FAILED, "--monitor: cannot start its thread: %s", strerror(error));
+        return status_option(STATUS_FAILED, "monitor", ": cannot start its thread: %s", strerror(error));
     }
     *monitor = new;
     return STATUS_OK;

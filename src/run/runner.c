@@ -481,14 +481,13 @@ static enum status run_watched(struct runner *runner)
         .env = &runner->env, .rank = (uint64_t)comm_rank(), .gpus = &gpu, .gpu_count = *device->name != '\0'};
     TRY(comm_agree(monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &runner->monitor)));
     enum status status = run_consumed(runner);
-    char failure[1024];
-    snprintf(failure, sizeof failure, "%s", status_text());
+    const struct failure failure = status_save(status);
     enum status written = monitor_stop(runner->monitor), shown = STATUS_OK;
     if (settings->format == FORMAT_TABLE && comm_rank() == 0)
         shown = report_monitor(runner->report, runner->monitor);
     monitor_free(runner->monitor);
     if (status != STATUS_OK)
-        return status_set(status, "%s", failure);
+        return status_restore(&failure);
     return written == STATUS_OK ? shown : written;
 }
 

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "core/consumer.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "machine/device.h"
 #include "machine/env.h"

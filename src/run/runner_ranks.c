@@ -25,12 +25,11 @@ bool runner_any_on_gpu(const struct settings *settings)
 
 enum status runner_join(const struct settings *settings, enum status read)
 {
-    char failure[1024];
-    snprintf(failure, sizeof failure, "%s", status_text());
+    const struct failure failure = status_save(read);
     comm_set_timeout(settings->rank_timeout_s);
     enum status status = comm_open();
     if (read != STATUS_OK)
-        status_set(read, "%s", failure);
+        (void)status_restore(&failure);
     if (status != STATUS_OK)
         return read != STATUS_OK ? read : status;
     TRY(comm_agree(read));

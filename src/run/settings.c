@@ -97,15 +97,15 @@ static const struct option_spec specs[] = {
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), .fallback = "0", .maximum = 1e6,
      .help = "under mpirun, end the run when a rank has waited S seconds for another rank, also at the "
              "start. 0 means no limit, except that all ranks must start within 300 s"},
-    {"warmups", "N", OPTION_COUNT, AT(warmups), .fallback = "3", .maximum = 1e9,
+    {"warmups", "N", OPTION_COUNT, AT(limits.warmups), .fallback = "3", .maximum = 1e9,
      .help = "minimum number of runs before the first timed sample (not for train)"},
-    {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), .fallback = "0.25", .maximum = 1e6,
+    {"warmup-time", "S", OPTION_REAL, AT(limits.warmup_time_s), .fallback = "0.25", .maximum = 1e6,
      .help = "minimum time of the warm-up in seconds (not for train)"},
-    {"min-samples", "N", OPTION_COUNT, AT(min_samples), .fallback = "10", .minimum = 1, .maximum = 1e9,
+    {"min-samples", "N", OPTION_COUNT, AT(limits.min_samples), .fallback = "10", .minimum = 1, .maximum = 1e9,
      .help = "minimum number of timed samples (not for train)"},
-    {"min-time", "S", OPTION_REAL, AT(min_time_s), .fallback = "1", .maximum = 1e6,
+    {"min-time", "S", OPTION_REAL, AT(limits.min_time_s), .fallback = "1", .maximum = 1e6,
      .help = "minimum total sampling time in seconds (not for train)"},
-    {"max-time", "S", OPTION_REAL, AT(max_time_s), .fallback = "15", .maximum = 1e6,
+    {"max-time", "S", OPTION_REAL, AT(limits.max_time_s), .fallback = "15", .maximum = 1e6,
      .help = "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, "
              "but not before --min-samples samples, however long they take; a sample is one run, in load one "
              "pass over the data (not for train)"},
@@ -337,9 +337,9 @@ static enum status check_outputs_differ(const struct options *options)
     for (size_t i = 0; (first = output_at(options, i, &first_name)); i++)
         for (size_t j = i + 1; (second = output_at(options, j, &second_name)); j++)
             if (file_same(first, second))
-                return status_set(STATUS_USAGE,
-                                  "--%s and --%s name the same file, '%s'; name two different files",
-                                  first_name, second_name, first);
+                return status_option(STATUS_USAGE, first_name,
+                                     " and --%s name the same file, '%s'; name two different files",
+                                     second_name, first);
     return STATUS_OK;
 }
 
@@ -403,7 +403,7 @@ static enum status read_monitor(struct settings *settings)
     TRY(ALLOCATED(settings->monitor_file, "out of memory"));
     settings->monitor = settings->monitor_file;
     return *settings->monitor ? STATUS_OK
-                              : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
+                              : status_option(STATUS_USAGE, "monitor", ": name a file before the colon");
 }
 
 /* For -- COMMAND: refuses options that only apply to runs of variants. */
@@ -426,9 +426,9 @@ static enum status check_loops(const struct settings *settings)
     static const char *const others[] = {"min-samples", "min-time", "max-time", "max-error"};
     for (size_t i = 0; settings->loops && i < COUNT_OF(others); i++)
         if (options_given(&settings->options, others[i]))
-            return status_set(STATUS_USAGE,
-                              "--loops sets the exact number of samples and ignores --%s; leave one out",
-                              others[i]);
+            return status_option(STATUS_USAGE, "loops",
+                                 " sets the exact number of samples and ignores --%s; leave one out",
+                                 others[i]);
     return STATUS_OK;
 }
 
@@ -440,9 +440,9 @@ static enum status check_repeats(const struct settings *settings)
                                           "max-time", "max-error",   "loops"};
     for (size_t i = 0; settings->workload->epochs.more && i < COUNT_OF(repeats); i++)
         if (options_given(&settings->options, repeats[i]))
-            return status_set(STATUS_USAGE,
-                              "--%s: %s does not repeat runs; each epoch is one row; use --epochs",
-                              repeats[i], settings->workload->name);
+            return status_option(STATUS_USAGE, repeats[i],
+                                 ": %s does not repeat runs; each epoch is one row; use --epochs",
+                                 settings->workload->name);
     return STATUS_OK;
 }
 
@@ -453,9 +453,9 @@ static enum status check_single(const struct settings *settings)
     const char *const *single = settings->workload->single;
     for (; single && *single && settings->variant_count > 1; single++)
         if (options_given(&settings->options, *single))
-            return status_set(STATUS_USAGE,
-                              "--%s works with one variant at a time, but --variant names %zu; name one",
-                              *single, settings->variant_count);
+            return status_option(STATUS_USAGE, *single,
+                                 " works with one variant at a time, but --variant names %zu; name one",
+                                 settings->variant_count);
     return STATUS_OK;
 }
 
@@ -464,16 +464,16 @@ static enum status check_single(const struct settings *settings)
 static enum status check_combined_outputs(const struct settings *settings)
 {
     static const char remedy[] =
-        "--%s is for one combination, but the lists and ranges have %zu; use single values";
+        " is for one combination, but the lists and ranges have %zu; use single values";
     size_t combinations = axes_combinations(&settings->axes);
     const char *const *single = settings->workload->single;
     const char *name;
     for (size_t i = 0; combinations > 1 && output_at(&settings->options, i, &name); i++)
         if (strcmp(name, "out") != 0 && strcmp(name, "samples-out") != 0)
-            return status_set(STATUS_USAGE, remedy, name, combinations);
+            return status_option(STATUS_USAGE, name, remedy, combinations);
     for (; combinations > 1 && single && *single; single++)
         if (options_given(&settings->options, *single))
-            return status_set(STATUS_USAGE, remedy, *single, combinations);
+            return status_option(STATUS_USAGE, *single, remedy, combinations);
     return STATUS_OK;
 }
 
@@ -485,10 +485,10 @@ static enum status check_ranks(const struct settings *settings)
         return status_set(STATUS_USAGE, "--%s works only with --table FILE",
                           settings->task ? "task" : "scale");
     if (settings->ranks && !settings->dry_run)
-        return status_set(STATUS_USAGE,
-                          "--ranks is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
-                          "fdsl-bench ...",
-                          (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
+        return status_option(STATUS_USAGE, "ranks",
+                             " is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
+                             "fdsl-bench ...",
+                             (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
     return STATUS_OK;
 }
 
@@ -520,9 +520,8 @@ static enum status parse_entry(const char *text, struct rank_entry *entry)
             return STATUS_OK;
         }
     }
-    return status_set(STATUS_USAGE,
-                      "--rank-device: '%.80s' is not RANK:cuda:N or RANK:cpu, such as 0:cuda:0 or 1:cpu",
-                      text);
+    return status_option(STATUS_USAGE, "rank-device",
+                         ": '%.80s' is not RANK:cuda:N or RANK:cpu, such as 0:cuda:0 or 1:cpu", text);
 }
 
 /* Parses the entry at `*at` and moves `*at` to the next one, or to NULL after the last one. */
@@ -542,14 +541,14 @@ enum status rank_device_find(const char *list, uint64_t ranks, uint64_t rank, in
     while (list) {
         TRY(next_entry(&list, &entry));
         if (entry.rank >= ranks)
-            return status_set(
-                STATUS_USAGE, "--rank-device names rank %llu, but the run has %llu rank%s, counted from 0",
+            return status_option(
+                STATUS_USAGE, "rank-device", " names rank %llu, but the run has %llu rank%s, counted from 0",
                 (unsigned long long)entry.rank, (unsigned long long)ranks, ranks == 1 ? "" : "s");
         for (const char *rest = list; rest;) {
             TRY(next_entry(&rest, &later));
             if (later.rank == entry.rank)
-                return status_set(STATUS_USAGE, "--rank-device names rank %llu twice; drop one",
-                                  (unsigned long long)entry.rank);
+                return status_option(STATUS_USAGE, "rank-device", " names rank %llu twice; drop one",
+                                     (unsigned long long)entry.rank);
         }
         if (entry.rank == rank)
             *device = entry.device;
@@ -605,17 +604,38 @@ static enum status choose_device(struct settings *settings)
     if (!settings->best_gpu)
         return STATUS_OK;
     if (options_given(&settings->options, "device"))
-        return status_set(STATUS_USAGE, "--best-gpu chooses a device and --device names one; leave one out");
+        return status_option(STATUS_USAGE, "best-gpu",
+                             " chooses a device and --device names one; leave one out");
     return gpu_best(&settings->device);
 }
 
 /* ---- Reading the command line ---- */
 
+/* Completes settings->limits, whose fields are options. */
+static enum status derive_limits(struct settings *settings)
+{
+    struct bench_limits *limits = &settings->limits;
+    bool least = options_given(&settings->options, "min-time"),
+         most = options_given(&settings->options, "max-time");
+    if (limits->max_time_s < limits->min_time_s && least && most)
+        return status_option(STATUS_USAGE, "max-time",
+                             " %g is shorter than --min-time %g; change one of them", limits->max_time_s,
+                             limits->min_time_s);
+    if (limits->max_time_s < limits->min_time_s) /* adjust the limit that was not given */
+        *(most ? &limits->min_time_s : &limits->max_time_s) = most ? limits->max_time_s : limits->min_time_s;
+    limits->max_median_error = settings->max_error_percent / 100;
+    if (settings->loops) { /* with max_time_s = 0, bench_measure() stops after min_samples */
+        limits->min_samples = settings->loops;
+        limits->max_time_s = 0;
+    }
+    return STATUS_OK;
+}
+
 static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
-        return status_set(STATUS_USAGE,
-                          "--variant NAME is missing; --list shows the names, --help all options");
+        return status_option(STATUS_USAGE, "variant",
+                             " NAME is missing; --list shows the names, --help all options");
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
     TRY(check_repeats(settings));
@@ -624,23 +644,7 @@ static enum status derive(struct settings *settings)
     TRY(check_loops(settings));
     TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));
-    if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
-        options_given(&settings->options, "min-time"))
-        return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g; change one of them",
-                          settings->max_time_s, settings->min_time_s);
-    if (settings->max_time_s < settings->min_time_s) /* adjust the limit that was not given */
-        *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
-            options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
-    settings->limits = (struct bench_limits){.warmups = settings->warmups,
-                                             .warmup_time_s = settings->warmup_time_s,
-                                             .min_samples = settings->min_samples,
-                                             .min_time_s = settings->min_time_s,
-                                             .max_time_s = settings->max_time_s,
-                                             .max_median_error = settings->max_error_percent / 100};
-    if (settings->loops) { /* with max_time_s = 0, bench_measure() stops after min_samples */
-        settings->limits.min_samples = settings->loops;
-        settings->limits.max_time_s = 0;
-    }
+    TRY(derive_limits(settings));
     settings->resources.device = (int)settings->device;
     if (!options_given(&settings->options, "threads"))
         settings->threads = env_openmp_threads();
@@ -672,7 +676,7 @@ enum status settings_read(struct settings *settings, const struct config *config
     }
     settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* accepts no prefix of --prepare */
     if (settings->prepare && settings->command)
-        return status_set(STATUS_USAGE, "--prepare does not apply to -- COMMAND; leave one out");
+        return status_option(STATUS_USAGE, "prepare", " does not apply to -- COMMAND; leave one out");
     if (settings->prepare) /* data/prepare.c parses its options */
         return STATUS_OK;
     bool sweeps = !config->is_row && options_peek(specs, COUNT_OF(specs), argc, argv, "table");

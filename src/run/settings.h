@@ -26,9 +26,10 @@ struct settings {
     const char *baseline;     /* the baseline of speed-ups; NULL: the workload's default */
     const char *rank_device;  /* NULL: not given */
     const char *monitor;      /* FILE[:MS]; after settings_read(), only FILE */
-    uint64_t threads, device, warmups, min_samples, loops;
+    uint64_t threads, device, loops;
     uint64_t ranks; /* the number of ranks for --dry-run; 0: the actual number */
-    double warmup_time_s, min_time_s, max_time_s, max_error_percent;
+    double max_error_percent;
+    struct bench_limits limits; /* max_median_error is derived; --loops changes min_samples and max_time_s */
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
     bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
@@ -54,8 +55,7 @@ struct settings {
                 originals */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
-    struct bench_limits limits;
-    char *monitor_file; /* owned; the text that `monitor` points to */
+    char *monitor_file;  /* owned; the text that `monitor` points to */
     uint64_t monitor_period_ms;
 };
 

@@ -8,7 +8,7 @@
 #endif
 
 #include "core/generator.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/options.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/portable.h"
 
 #define WEIGHT_MAX 1e6

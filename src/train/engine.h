@@ -25,7 +25,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/portable.h"
 #include "core/roofline.h"
 #include "core/status.h"

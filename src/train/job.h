@@ -8,7 +8,7 @@
 
 #include "core/record.h"
 #include "core/options.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/status.h"
 #include "data/dataset.h"
 #include "data/members.h"

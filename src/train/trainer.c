@@ -9,7 +9,7 @@
 
 #include "core/timer.h"
 #include "core/array.h"
-#include "core/partition.h"
+#include "core/parallel.h"
 #include "core/text.h"
 #include "machine/comm.h"
 #include "machine/device.h"
