@@ -273,9 +273,9 @@ Test(train_cli, refuses_options_of_transformers_elsewhere)
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\007' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\010' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 7; this program reads 6");
+                   "has schema 8; this program reads 7");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
