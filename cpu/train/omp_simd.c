@@ -428,16 +428,16 @@ static void update(const struct update *update, const float *restrict gradients,
                    float *restrict m, float *restrict v, size_t count)
 {
     struct update of = *update;
-#define UPDATE(which)                                                        \
-    case which:                                                              \
-        of.kind = which;                                                     \
+#define UPDATE(which, ...)                                                   \
+    case OPTIMIZER_##which:                                                  \
+        of.kind = OPTIMIZER_##which;                                         \
         for (size_t i = 0; i < count; i++)                                   \
             optimizer_step(&of, gradients[i], &parameters[i], &m[i], &v[i]); \
-        return
+        return;
     switch (update->kind) {
-        UPDATE(OPTIMIZER_SGD);
-        UPDATE(OPTIMIZER_ADAM);
-        UPDATE(OPTIMIZER_ADAMW);
+        OPTIMIZERS(UPDATE)
+    default:
+        return;
     }
 #undef UPDATE
 }

@@ -964,7 +964,7 @@ static void note_astray(struct trainer *trainer, const struct train_state *begin
                         const struct train_state *mine, const struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
-    const bool skips = train->optimizer.kind != OPTIMIZER_SGD;
+    const bool skips = optimizer_moments(train->optimizer.kind) > 1;
     for (uint32_t t = 0; t < train->model->tensor_count; t++)
         trainer->found.astray[t] |= went_astray(&train->model->tensors[t], trainer->bounds.drift, skips,
                                                 begin->parameters, mine->parameters, theirs->parameters);
