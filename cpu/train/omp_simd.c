@@ -285,6 +285,7 @@ INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs,
             }
         }
     }
+    /* cppcheck-suppress nullPointerArithmetic ; NULL only without `weights` */
     UNROLL for (int v = 0; weights && v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
 }
 
