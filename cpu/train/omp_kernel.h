@@ -1,5 +1,5 @@
-/* The functions of `train-omp` and `infer-omp` that are compiled once per instruction set. omp_simd.h
- * implements them with vectors; one file per instruction set defines the vectors. All are single-threaded
+/* The functions of `train-omp` and `infer-omp` that are compiled once per instruction set. omp_simd.c
+ * implements them with vectors. All are single-threaded
  * and have no state. */
 #ifndef FDSL_CPU_TRAIN_OMP_KERNEL_H
 #define FDSL_CPU_TRAIN_OMP_KERNEL_H

@@ -15,12 +15,12 @@
 static const char *const types[] = {"f32", "bf16", NULL};
 enum { TYPE_F32, TYPE_BF16 };
 
-struct parameters {
+struct exchange_parameters {
     uint64_t bytes;
     int type;
 };
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct exchange_parameters, field)
 static const struct option_spec options[] = {
     {"bytes", "N", OPTION_BYTES, AT(bytes), .fallback = "1M", .minimum = 1, .maximum = 0x1p40,
      .column = COLUMN,
@@ -65,7 +65,7 @@ static void exchange_close(void *input)
 static enum status exchange_open(const struct options *given, void *parameters_,
                                  const struct partition *partition, void **input)
 {
-    const struct parameters *parameters = parameters_;
+    const struct exchange_parameters *parameters = parameters_;
     size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
     struct allreduce_job *job = *input = malloc(sizeof *job);
     (void)given;
@@ -266,7 +266,7 @@ const struct workload workload_exchange = {
     .options = options,
     .option_count = COUNT_OF(options),
     .option_sections = sections,
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct exchange_parameters),
     .columns = columns,
     .shown = shown,
     .baselines = baselines,

@@ -96,12 +96,45 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
                             checkpoint->model, checkpoint->model);
 }
 
-#ifdef HAVE_XXHASH
+/* ---- Checksums ---- */
 
+/* A part of a file. */
+struct part {
+    const void *bytes;
+    size_t size;
+};
+
+#ifdef HAVE_XXHASH
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 {
     return XXH3_64bits(checkpoint_parameters(checkpoint), checkpoint->arena_values * sizeof(float));
 }
+
+static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
+{
+    XXH3_state_t *state = XXH3_createState();
+    TRY(ALLOCATED(state, "out of memory for the checksum"));
+    XXH3_64bits_reset(state);
+    for (size_t i = 0; i < count; i++)
+        XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
+    *digest = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return STATUS_OK;
+}
+#else
+uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
+{
+    (void)checkpoint;
+    return 0;
+}
+
+static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
+{
+    (void)parts, (void)count, (void)digest;
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build has no checkpoints: install xxHash (libxxhash-dev) and build again");
+}
+#endif
 
 /* ---- Names ---- */
 
@@ -259,6 +292,8 @@ enum status checkpoint_check_folder(const char *folder, bool change)
 {
     char path[PATH_MAX];
     struct stat info;
+    uint64_t unused;
+    TRY(hash(NULL, 0, &unused)); /* STATUS_UNAVAILABLE without xxHash */
     if (change && mkdir(folder, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--checkpoint %s cannot be created: %s", folder, strerror(errno));
     const bool exists = stat(folder, &info) == 0;
@@ -274,12 +309,6 @@ enum status checkpoint_check_folder(const char *folder, bool change)
 }
 
 /* ---- Writing ---- */
-
-/* A part of a file. */
-struct part {
-    const void *bytes;
-    size_t size;
-};
 
 static void fill_header(const struct checkpoint *checkpoint, const struct part parts[PARTS],
                         struct header *header)
@@ -306,18 +335,6 @@ static void fill_header(const struct checkpoint *checkpoint, const struct part p
         header->part_bytes[i] = parts[i].size;
     header->balance = checkpoint->balance;
     snprintf(header->revision, sizeof header->revision, "%s", env_revision());
-}
-
-static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
-{
-    XXH3_state_t *state = XXH3_createState();
-    TRY(ALLOCATED(state, "out of memory for the checksum"));
-    XXH3_64bits_reset(state);
-    for (size_t i = 0; i < count; i++)
-        XXH3_64bits_update(state, parts[i].bytes, parts[i].size);
-    *digest = XXH3_64bits_digest(state);
-    XXH3_freeState(state);
-    return STATUS_OK;
 }
 
 static enum status write_parts(const char *path, const struct part *parts, size_t count)
@@ -555,63 +572,3 @@ enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpo
     }
     return status;
 }
-
-#else
-
-uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
-{
-    (void)checkpoint;
-    return 0;
-}
-
-static enum status unavailable(void)
-{
-    return status_set(STATUS_UNAVAILABLE,
-                      "this build has no checkpoints: install xxHash (libxxhash-dev) and build again");
-}
-
-enum status checkpoint_lock(const char *folder, bool change, int *lock)
-{
-    (void)folder, (void)change, (void)lock;
-    return unavailable();
-}
-
-void checkpoint_unlock(int lock)
-{
-    (void)lock;
-}
-
-enum status checkpoint_exists(const char *folder, bool *exists)
-{
-    (void)folder, (void)exists;
-    return unavailable();
-}
-
-enum status checkpoint_check_folder(const char *folder, bool change)
-{
-    (void)folder, (void)change;
-    return unavailable();
-}
-
-enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint)
-{
-    (void)folder, (void)keep, (void)checkpoint;
-    return unavailable();
-}
-
-enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
-{
-    (void)path;
-    *checkpoint = (struct checkpoint){0};
-    return unavailable();
-}
-
-enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
-{
-    (void)folder, (void)warn;
-    *found = false;
-    *checkpoint = (struct checkpoint){0};
-    return unavailable();
-}
-
-#endif

@@ -278,7 +278,7 @@ static void end_progress(void)
 /* ---- Adding samples, on several threads ---- */
 
 /* Samples that are read with one request and decoded at the same time. */
-struct batch {
+struct intake {
     struct source_reader *reader;
     struct data *data;
     enum data_part part;
@@ -291,7 +291,7 @@ struct batch {
 };
 
 /* Decodes and checks a sample, and stores it after the samples that the set already has. */
-static enum status store(const struct batch *batch, uint64_t i, struct image_scratch *scratch)
+static enum status store(const struct intake *batch, uint64_t i, struct image_scratch *scratch)
 {
     const struct data *data = batch->data;
     const struct data_set *set = &data->sets[batch->part];
@@ -308,12 +308,12 @@ static enum status store(const struct batch *batch, uint64_t i, struct image_scr
 
 static void try_to_store(void *context, uint64_t i, int thread)
 {
-    struct batch *batch = context;
+    struct intake *batch = context;
     batch->failed[i] = store(batch, i, &batch->scratch[thread]) != STATUS_OK;
 }
 
 /* Prefixes an error with the sample's location, or with its number if it has none. */
-static enum status name_sample(const struct batch *batch, uint64_t i, enum status status)
+static enum status name_sample(const struct intake *batch, uint64_t i, enum status status)
 {
     const struct source_reader *reader = batch->reader;
     return reader->source->locate ? reader->source->locate(reader->state, batch->numbers[i], status)
@@ -322,7 +322,7 @@ static enum status name_sample(const struct batch *batch, uint64_t i, enum statu
 
 /* Handles a failure of a sample, whose message is set and names the sample. Counts a broken sample as skipped
  * if the reader skips such samples; otherwise returns `status`. */
-static enum status skip(const struct batch *batch, enum status status)
+static enum status skip(const struct intake *batch, enum status status)
 {
     struct data_set *set = &batch->data->sets[batch->part];
     if (status != STATUS_FAILED)
@@ -336,7 +336,7 @@ static enum status skip(const struct batch *batch, enum status status)
 }
 
 /* Reads the samples that are in batch->numbers. Removes skipped samples from the batch. */
-static enum status read_batch(struct batch *batch)
+static enum status read_batch(struct intake *batch)
 {
     const struct source_reader *reader = batch->reader;
     uint64_t kept = 0;
@@ -359,7 +359,7 @@ static enum status read_batch(struct batch *batch)
 }
 
 /* Sets the shape of both sets from the first sample of the batch. */
-static enum status take_shape(const struct batch *batch)
+static enum status take_shape(const struct intake *batch)
 {
     struct image image;
     enum status status =
@@ -370,7 +370,7 @@ static enum status take_shape(const struct batch *batch)
 }
 
 /* Removes the first sample from the batch. */
-static void remove_first(struct batch *batch)
+static void remove_first(struct intake *batch)
 {
     source_sample_free(&batch->samples[0]);
     batch->count--;
@@ -380,7 +380,7 @@ static void remove_first(struct batch *batch)
 }
 
 /* Moves a sample that was stored at index `from` of the batch to index `to` <= `from`. */
-static void move_sample(const struct batch *batch, uint64_t to, uint64_t from)
+static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
 {
     const struct data_set *set = &batch->data->sets[batch->part];
     const size_t bytes = data_stored_bytes(batch->data, batch->part);
@@ -393,7 +393,7 @@ static void move_sample(const struct batch *batch, uint64_t to, uint64_t from)
 
 /* Adds all samples of a batch to their set, except for skipped ones. Error messages are per thread. The
  * calling thread therefore decodes each failed sample again, to set its own message. */
-static enum status add_batch(struct batch *batch, bool known, struct room *room)
+static enum status add_batch(struct intake *batch, bool known, struct room *room)
 {
     struct data *data = batch->data;
     struct data_set *set = &data->sets[batch->part];
@@ -532,7 +532,7 @@ static void ask_ahead(struct source_reader *reader, struct data_range range, con
 
 /* Implements data_fill(). Skipped samples count towards `limit`, so a broken sample does not change which
  * other samples are taken. */
-static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct batch *batch)
+static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct intake *batch)
 {
     struct data_set *set = &batch->data->sets[batch->part];
     struct source_reader *reader = batch->reader;
@@ -586,7 +586,7 @@ static enum status data_fill(struct source_reader *reader, struct data_range ran
     threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
     limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
     range.count = range.count ? range.count : reader->facts.samples;
-    FREED struct batch *batch = calloc(1, sizeof *batch);
+    FREED struct intake *batch = calloc(1, sizeof *batch);
     FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
     FREED uint8_t *chosen = NULL;
     enum status status = ALLOCATED(batch && scratch, "out of memory to read samples");

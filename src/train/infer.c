@@ -70,19 +70,19 @@ uint64_t inferrer_memory_bytes(const void *state)
 
 /* ---- The workload ---- */
 
-struct parameters {
+struct infer_parameters {
     struct job_parameters job; /* must be the first member */
     const char *checkpoint;
 };
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct infer_parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), .column = COLUMN,
      .help = "the trained network: a checkpoint file, or a folder whose latest checkpoint is used. Options "
              "that choose the samples keep their values from training unless they are given"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
-    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
+    JOB_OPTIONS(struct infer_parameters, NULL, "data to test on (default: " TRAINED ")",
                 ". Inference does not use these samples", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER,
                 TRAINED OTHER, NULL, " (default: " TRAINED ")", TRAINED OTHER, TRAINED, NULL, NULL, NULL),
     {"batch", "N", OPTION_COUNT, AT(job.batch), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
@@ -184,7 +184,7 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
 static enum status infer_open(const struct options *given, void *parameters_,
                               const struct partition *partition, void **input)
 {
-    struct parameters *parameters = parameters_;
+    struct infer_parameters *parameters = parameters_;
     struct opened *opened = *input = calloc(1, sizeof *opened);
     TRY(ALLOCATED(opened, "out of memory"));
     if (!parameters->checkpoint)
@@ -237,7 +237,7 @@ static enum status infer_set_batch(void *input, void *parameters, const struct p
 {
     struct opened *opened = input;
     (void)partition;
-    ((struct parameters *)parameters)->job.batch = batch;
+    ((struct infer_parameters *)parameters)->job.batch = batch;
     opened->job.train.batch = (uint32_t)batch;
     opened->probes = probes;
     return STATUS_OK;
@@ -250,7 +250,7 @@ static enum status infer_probe(void *state)
 
 static bool infer_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    const struct parameters *parameters = parameters_;
+    const struct infer_parameters *parameters = parameters_;
     (void)variant;
     bool synth = !parameters->job.data || strcmp(parameters->job.data, "synth") == 0;
     return (synth || strcmp(option, "res") != 0) && !job_lacking(&parameters->job, option);
@@ -365,7 +365,7 @@ const struct workload workload_infer = {
     .options = options,
     .option_count = COUNT_OF(options),
     .option_sections = sections,
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct infer_parameters),
     .columns = columns,
     .shown = shown,
     .shows_p99 = true,

@@ -19,7 +19,18 @@ typedef float train_real;
 #define TRAIN_SQRT sqrtf
 #endif
 
-enum optimizer_kind { OPTIMIZER_SGD, OPTIMIZER_ADAM, OPTIMIZER_ADAMW };
+/* The optimizers: constant, name in --optimizer, arrays of state per parameter (`m` alone, or `m` and `v`),
+ * and whether --momentum and the options of Adam (--beta1, --beta2, --epsilon) apply. To add an optimizer,
+ * add a line, and its rule to optimizer_step(). */
+#define OPTIMIZERS(OPTIMIZER)               \
+    OPTIMIZER(SGD, "sgd", 1, true, false)   \
+    OPTIMIZER(ADAM, "adam", 2, false, true) \
+    OPTIMIZER(ADAMW, "adamw", 2, false, true)
+
+#define OPTIMIZER_CONSTANT(constant, ...) OPTIMIZER_##constant,
+enum optimizer_kind { OPTIMIZERS(OPTIMIZER_CONSTANT) OPTIMIZER_KINDS };
+#undef OPTIMIZER_CONSTANT
+
 enum schedule_kind {
     SCHEDULE_CONSTANT,
     SCHEDULE_STEP,
@@ -55,6 +66,14 @@ struct schedule {
     uint32_t milestone_count;
     uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
 };
+
+/* Returns the number of arrays of state per parameter. */
+FDSL_HD int optimizer_moments(enum optimizer_kind kind)
+{
+#define OPTIMIZER_MOMENTS(constant, name, moments, ...) kind == OPTIMIZER_##constant ? moments:
+    return OPTIMIZERS(OPTIMIZER_MOMENTS) 0;
+#undef OPTIMIZER_MOMENTS
+}
 
 /* Returns whether the rate depends on the number of steps of the whole training run. */
 FDSL_HD bool schedule_has_end(enum schedule_kind kind)

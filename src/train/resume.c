@@ -99,16 +99,20 @@ static enum status compare_options(const struct train_job *job, const struct che
 {
     const struct option_value *is, *was;
     char value[128] = "none", before[128] = "", remedies[256];
+    const char *name = "";
     if (!find_difference(&job->identity, &checkpoint->identity, early, &is, &was))
         return STATUS_OK;
-    const char *name = is ? is->name : was->name;
+    if (was) {
+        name = was->name;
+        option_value_text(was, before, sizeof before);
+    }
+    if (is) {
+        name = is->name;
+        option_value_text(is, value, sizeof value);
+    }
     if (is && is->kind == OPTION_VALUE_HASH && strcmp(name, "init") != 0)
         return refuse_samples(job, checkpoint);
     remedy(name, was, remedies, sizeof remedies);
-    if (is)
-        option_value_text(is, value, sizeof value);
-    if (was)
-        option_value_text(was, before, sizeof before);
     return status_set(STATUS_USAGE,
                       "--resume: the checkpoints in %s were written with other options: %s%s%s%s in the "
                       "checkpoint, %s now; %s, or name another folder",

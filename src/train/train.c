@@ -20,8 +20,8 @@
 
 /* ---- Options ---- */
 
-static const char *const optimizers[] = {"sgd", "adam", "adamw",
-                                         NULL}; /* in the order of enum optimizer_kind */
+#define OPTIMIZER_NAME(constant, name, ...) name,
+static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME) NULL};
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
@@ -314,12 +314,37 @@ static bool draws_other_bits(const struct train_parameters *parameters)
     return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
 }
 
+/* If `option` belongs to other optimizers than that of --optimizer, returns "--optimizer" and their names.
+ * Otherwise returns NULL. */
+static const char *lacking_optimizer(const struct train_parameters *parameters, const char *option)
+{
+    static const char *const momentum[] = {"momentum", NULL}, *const adam[] = {"beta1", "beta2", "epsilon",
+                                                                               NULL};
+    static char needed[80];
+    const struct {
+        const char *name;
+        bool takes;
+    } all[] = {
+#define OPTIMIZER_TAKES(constant, name, moments, takes_momentum, takes_betas) \
+    {name, (takes_momentum && is_one_of(option, momentum)) || (takes_betas && is_one_of(option, adam))},
+        OPTIMIZERS(OPTIMIZER_TAKES)
+#undef OPTIMIZER_TAKES
+    };
+    bool any = false;
+    snprintf(needed, sizeof needed, "--optimizer ");
+    for (size_t i = 0; i < COUNT_OF(all); i++) {
+        if (all[i].takes)
+            text_append(needed, sizeof needed, "%s%s", any ? " or " : "", all[i].name);
+        any |= all[i].takes;
+    }
+    return any && !all[parameters->optimizer].takes ? needed : NULL;
+}
+
 /* If `option` has no effect with these parameters, returns what it needs, such as "--optimizer sgd".
  * Otherwise returns NULL. */
 static const char *lacking(const struct train_parameters *parameters, const char *option)
 {
     const bool synth = strcmp(parameters->job.data, "synth") == 0;
-    const bool sgd = parameters->optimizer == OPTIMIZER_SGD;
     const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
@@ -328,8 +353,6 @@ static const char *lacking(const struct train_parameters *parameters, const char
         bool there;
         const char *needed, *options[6];
     } needs[] = {
-        {sgd, "--optimizer sgd", {"momentum"}},
-        {!sgd, "--optimizer adam or adamw", {"beta1", "beta2", "epsilon"}},
         {steps, "--lr-schedule step", {"lr-step"}},
         {steps || multistep, "--lr-schedule step or multistep", {"lr-gamma"}},
         {multistep, "--lr-schedule multistep", {"lr-milestones"}},
@@ -351,7 +374,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
     for (size_t i = 0; i < COUNT_OF(needs); i++)
         if (!needs[i].there && is_one_of(option, needs[i].options))
             return needs[i].needed;
-    return job_lacking(&parameters->job, option);
+    const char *optimizer = lacking_optimizer(parameters, option);
+    return optimizer ? optimizer : job_lacking(&parameters->job, option);
 }
 
 /* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are nevertheless

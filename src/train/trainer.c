@@ -983,7 +983,7 @@ static void note_astray(struct trainer *trainer, const struct train_state *begin
                         const struct train_state *mine, const struct train_state *theirs)
 {
     const struct train *train = &trainer->job->train;
-    const bool skips = train->optimizer.kind != OPTIMIZER_SGD;
+    const bool skips = optimizer_moments(train->optimizer.kind) > 1;
     const double most = trainer->bounds.drift;
     const struct compared parameters = {begin->parameters, mine->parameters, theirs->parameters};
     const struct compared moments = {begin->m, mine->m, theirs->m};

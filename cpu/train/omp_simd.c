@@ -1,10 +1,100 @@
-/* The kernel of `train-omp`, written with vectors. One file per instruction set defines LANES, vreal, vint,
- * PANEL_MAX, SPREAD_MAX and the operations v_...(), and then includes this file. */
+/* The vector kernels of `train-omp`. The Makefile compiles this file once per instruction set: with LANES=4
+ * for any machine, where the compiler maps vectors of 4 floats to available instructions, with LANES=8 for
+ * AVX2 and FMA, and with LANES=16 for AVX-512 F, BW, DQ and VL. */
+#if LANES == 4 || defined(__x86_64__)
+#if LANES > 4
+#include <immintrin.h>
+#endif
+
+#if LANES == 8 && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#elif LANES == 8
+#pragma GCC target("avx2,fma")
+#elif LANES == 16 && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
+#elif LANES == 16
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
-#include "omp_kernel.h"
 #include "data/random_draws.h"
+#include "omp_kernel.h"
+
+/* ---- Vectors ---- */
+
+#if LANES == 4
+#define PANEL_MAX  2
+#define SPREAD_MAX 6
+typedef float vreal __attribute__((vector_size(16)));
+typedef int32_t vint __attribute__((vector_size(16)));
+
+static inline vreal v_load(const float *p)
+{
+    vreal a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+
+static inline void v_store(float *p, vreal a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
+static inline void v_store_whole(uint32_t *p, vint a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
+/* Selects a where the mask is all ones, and b where it is zero. */
+static inline vreal v_choose(vint mask, vreal a, vreal b)
+{
+    return (vreal)((mask & (vint)a) | (~mask & (vint)b));
+}
+
+#define v_set(x)        ((vreal){x, x, x, x})
+#define v_whole(n)      ((vint){n, n, n, n})
+#define v_fma(a, b, c)  ((a) * (b) + (c))
+#define v_relu(a)       v_choose((a) <= 0, v_set(0), a)
+#define v_greater(a, b) (((a) > (b)) | ((a) != (a)))
+#elif LANES == 8
+#define PANEL_MAX           2 /* takes 15 of 16 registers: 6 x 2 sums, 2 vectors of b, 1 factor */
+#define SPREAD_MAX          6 /* takes 13 registers: 6 sums, 6 weights, 1 factor */
+typedef __m256 vreal;
+typedef __m256i vint;
+
+#define v_load(p)           _mm256_loadu_ps(p)
+#define v_store(p, a)       _mm256_storeu_ps(p, a)
+#define v_set(x)            _mm256_set1_ps(x)
+#define v_fma(a, b, c)      _mm256_fmadd_ps(a, b, c)
+/* _mm256_max_ps() returns its second operand if either operand is NaN, so v_relu() keeps NaN. */
+#define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a)
+#define v_whole(n)          _mm256_set1_epi32(n)
+#define v_store_whole(p, a) _mm256_storeu_si256((__m256i *)(p), a)
+#define v_greater(a, b) \
+    _mm256_castps_si256(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_cmp_ps(a, a, _CMP_UNORD_Q)))
+#define v_choose(mask, a, b) _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
+#else
+#define PANEL_MAX           4 /* takes 29 of 32 registers: 6 x 4 sums, 4 vectors of b, 1 factor */
+#define SPREAD_MAX          9 /* takes 19 registers: 9 sums, 9 weights, 1 factor */
+typedef __m512 vreal;
+typedef __m512i vint;
+
+#define v_load(p)           _mm512_loadu_ps(p)
+#define v_store(p, a)       _mm512_storeu_ps(p, a)
+#define v_set(x)            _mm512_set1_ps(x)
+#define v_fma(a, b, c)      _mm512_fmadd_ps(a, b, c)
+/* _mm512_max_ps() returns its second operand if either operand is NaN, so v_relu() keeps NaN. */
+#define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a)
+#define v_whole(n)          _mm512_set1_epi32(n)
+#define v_store_whole(p, a) _mm512_storeu_si512(p, a)
+#define v_greater(a, b) \
+    _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) | _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q))
+#define v_choose(mask, a, b) _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a)
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -195,6 +285,7 @@ INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs,
             }
         }
     }
+    /* cppcheck-suppress nullPointerArithmetic ; NULL only without `weights` */
     UNROLL for (int v = 0; weights && v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
 }
 
@@ -338,16 +429,16 @@ static void update(const struct update *update, const float *restrict gradients,
                    float *restrict m, float *restrict v, size_t count)
 {
     struct update of = *update;
-#define UPDATE(which)                                                        \
-    case which:                                                              \
-        of.kind = which;                                                     \
+#define UPDATE(which, ...)                                                   \
+    case OPTIMIZER_##which:                                                  \
+        of.kind = OPTIMIZER_##which;                                         \
         for (size_t i = 0; i < count; i++)                                   \
             optimizer_step(&of, gradients[i], &parameters[i], &m[i], &v[i]); \
-        return
+        return;
     switch (update->kind) {
-        UPDATE(OPTIMIZER_SGD);
-        UPDATE(OPTIMIZER_ADAM);
-        UPDATE(OPTIMIZER_ADAMW);
+        OPTIMIZERS(UPDATE)
+    default:
+        return;
     }
 #undef UPDATE
 }
@@ -521,25 +612,36 @@ static void gelu_backward(const float *restrict in, const float *restrict deltas
     }
 }
 
-#define NET_KERNEL(symbol)                    \
-    const struct net_kernel symbol = {        \
-        .lanes = LANES,                       \
-        .tiles = tiles,                       \
-        .multiply = multiply,                 \
-        .pool = pool,                         \
-        .spread = spread,                     \
-        .add = add,                           \
-        .relu = relu,                         \
-        .relu_backward = relu_backward,       \
-        .draw = draw,                         \
-        .drop = drop,                         \
-        .transpose = transpose,               \
-        .softmax = softmax,                   \
-        .softmax_backward = softmax_backward, \
-        .norm = norm,                         \
-        .norm_backward = norm_backward,       \
-        .norm_weights = norm_weights,         \
-        .gelu = gelu,                         \
-        .gelu_backward = gelu_backward,       \
-        .update = update,                     \
-    }
+#if LANES == 4
+const struct net_kernel net_kernel_scalar
+#elif LANES == 8
+const struct net_kernel net_kernel_avx2
+#else
+const struct net_kernel net_kernel_avx512
+#endif
+    = {
+        .lanes = LANES,
+        .tiles = tiles,
+        .multiply = multiply,
+        .pool = pool,
+        .spread = spread,
+        .add = add,
+        .relu = relu,
+        .relu_backward = relu_backward,
+        .draw = draw,
+        .drop = drop,
+        .transpose = transpose,
+        .softmax = softmax,
+        .softmax_backward = softmax_backward,
+        .norm = norm,
+        .norm_backward = norm_backward,
+        .norm_weights = norm_weights,
+        .gelu = gelu,
+        .gelu_backward = gelu_backward,
+        .update = update,
+};
+
+#if LANES > 4 && defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
