@@ -392,7 +392,7 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/core/array.c src/data/s3.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/core/array.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/table.c src/core/lock.c src/core/status.c src/core/text.c src/machine/env.c src/machine/memory.c src/machine/system_file.c src/machine/threads.c src/core/axes.c src/core/options.c src/core/options_values.c src/core/options_explain.c src/core/options_help.c \

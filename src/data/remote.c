@@ -15,12 +15,10 @@
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/fnv.h"
 #include "core/status.h"
+#include "data/checksum.h"
 #include "data/http.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
@@ -933,11 +931,7 @@ static struct cache_entry entry_of(const struct remote *remote, const struct fil
         snprintf(text, sizeof text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
                  remote->identity, version->tag, strong ? 0 : (long long)version->modified, version->bytes,
                  version->exact ? 0 : remote->run);
-#ifdef HAVE_XXHASH
-    entry.source = XXH3_64bits(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
-#else
-    (void)length;
-#endif
+    entry.source = checksum_seeded(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1, 0);
     return entry;
 }
 
