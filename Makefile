@@ -17,7 +17,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVJPEG, CUFILE, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, WEBP, CURL, EXPAT, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVJPEG, CUFILE, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -98,6 +98,7 @@ CUDA    ?= $(if $(NVCC),1)
 OMP     ?= $(found_OMP)
 PNG     ?= $(found_PNG)
 JPEG    ?= $(found_JPEG)
+WEBP    ?= $(found_WEBP)
 CURL    ?= $(found_CURL)
 EXPAT   ?= $(found_EXPAT)
 JANSSON ?= $(found_JANSSON)
@@ -122,11 +123,11 @@ on = $(filter 1,$($(1)))
 
 have = $(foreach part,$(1),$(if $(call on,$(part)),-DHAVE_$(part)=1))
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(call have,MPI PNG JPEG CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
+            $(call have,MPI PNG JPEG WEBP CURL EXPAT JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX) $(CPPFLAGS)
 # Builds with and without CUDA share the objects of all C files but these, which ask for HAVE_CUDA, HAVE_CUBLAS, HAVE_CUDNN or HAVE_CUFILE.
 CUDA_CPPFLAGS = $(call have,CUDA CUBLAS CUDNN NCCL NVJPEG CUFILE)
 ASK_CUDA := src/core/variant src/lib/fdsl src/train/exchange tests/test_cli tests/test_train_cli tests/test_train_scripts tests/test_variant
-ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
+ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,CURL),-lcurl) $(if $(call on,EXPAT),-lexpat) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
@@ -211,6 +212,7 @@ report-parts:
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only; mpirun with more ranks is refused)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JPEG) libjpeg   $(if $(call on,JPEG),,no JPEG files)' \
+	  '$(call mark,WEBP) libwebp   $(if $(call on,WEBP),,no WebP files)' \
 	  '$(call mark,CURL) libcurl   $(if $(call on,CURL),,no data sets at URLs)' \
 	  '$(call mark,EXPAT) expat     $(if $(call on,EXPAT),,no lists of S3 and Azure: their shards must be named)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index, no .safetensors files, no labels in JSON)' \
@@ -409,8 +411,8 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
-FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
-                src/data/index.c src/data/png_image.c src/data/tensor_file.c \
+FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
+                src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/run/formats.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
                 src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c src/train/option_values.c

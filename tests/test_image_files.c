@@ -782,7 +782,7 @@ static void add_file(struct corpus *corpus, const char *path)
     cr_assert_leq(corpus->count, CORPUS_MAX);
     const char *name = strrchr(path, '/') + 1;
     snprintf(file->name, sizeof file->name, "%s", name);
-    file->extension = strrchr(name, '.')[1] == 'p' ? "png" : "jpg";
+    file->extension = strrchr(file->name, '.') + 1;
     FILE *stream = fopen(path, "rb");
     cr_assert(stream && (file->bytes = malloc(1 << 16)), "%s", path);
     file->size = fread(file->bytes, 1, 1 << 16, stream);
@@ -848,13 +848,13 @@ Test(image_files, pngsuite_has_the_pixels_of_another_decoder)
     close_corpus(corpus);
 }
 
-/* Pillow decoded NAME.jpg.png from NAME.jpg. */
-Test(image_files, jpegs_have_the_pixels_of_pillow)
+/* Compares files with the pixels of Pillow, which decoded NAME.png from the file NAME. */
+static void expect_pixels_of_pillow(const char *files, const char *decoded, uint32_t count, int tolerance)
 {
     struct corpus *corpus = calloc(1, sizeof *corpus), *golden = calloc(1, sizeof *golden);
-    add_files(corpus, "tests/data/images/*.jpg");
-    add_files(golden, "tests/data/images/*.jpg.png");
-    cr_assert(corpus->count == golden->count && corpus->count == 12);
+    add_files(corpus, files);
+    add_files(golden, decoded);
+    cr_assert(corpus->count == golden->count && corpus->count == count);
     for (uint32_t i = 0; i < corpus->count; i++) {
         const struct image *image = &corpus->files[i].image, *wanted = &golden->files[i].image;
         const char *name = corpus->files[i].name;
@@ -863,11 +863,62 @@ Test(image_files, jpegs_have_the_pixels_of_pillow)
                       image->channels == wanted->channels,
                   "%s", name);
         for (size_t v = 0; v < image_values(wanted); v++)
-            cr_assert_leq(abs(image->pixels[v] - wanted->pixels[v]), TOLERANCE, "%s: value %zu", name, v);
+            cr_assert_leq(abs(image->pixels[v] - wanted->pixels[v]), tolerance, "%s: value %zu", name, v);
     }
     close_corpus(corpus);
     close_corpus(golden);
 }
+
+Test(image_files, jpegs_have_the_pixels_of_pillow)
+{
+    expect_pixels_of_pillow("tests/data/images/*.jpg", "tests/data/images/*.jpg.png", 12, TOLERANCE);
+}
+
+#ifdef HAVE_WEBP
+/* Lossy, lossless, with transparency, which is ignored, and with an EXIF orientation. */
+Test(image_files, webp_images_have_the_pixels_of_pillow)
+{
+    expect_pixels_of_pillow("tests/data/images/*.webp", "tests/data/images/*.webp.png", 4, 0);
+}
+
+/* Returns the message about a damaged file. */
+static const char *refused(const uint8_t *bytes, size_t size)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    uint8_t *exact = malloc(size + 1); /* so that sanitizers detect a read past the end */
+    memcpy(exact, bytes, size);
+    enum status status = image_decode("webp", exact, size, &scratch, &image, &is_image);
+    image_scratch_close(&scratch);
+    free(exact);
+    return status == STATUS_FAILED ? status_text() : "accepted";
+}
+
+Test(image_files, damaged_webp_images_are_refused)
+{
+    static const uint8_t animated[] = "RIFF\x36\0\0\0WEBPVP8X\x0a\0\0\0\x02\0\0\0\0\0\0\0\0\0"
+                                      "ANIM\x06\0\0\0\xff\xff\xff\xff\0\0ANMF\0\0\0\0\0\0\0\0";
+    struct corpus *corpus = calloc(1, sizeof *corpus);
+    add_files(corpus, "tests/data/images/*ss*.webp"); /* lossless and lossy */
+    for (uint32_t i = 0; i < corpus->count; i++) {
+        const struct corpus_file *file = &corpus->files[i];
+        for (size_t size = 0; size < file->size; size++)
+            cr_expect(strcmp(refused(file->bytes, size), "accepted") != 0, "%s: %zu of %zu bytes", file->name,
+                      size, file->size);
+        cr_expect_str_eq(refused(file->bytes, 0), "the image is empty (0 bytes)");
+        cr_expect(strstr(refused(file->bytes, 20), "fewer than the header of a WebP file"), "%s",
+                  status_text());
+        cr_expect_str_eq(refused(file->bytes, file->size - 9), "libwebp: the file was truncated");
+        memset((uint8_t *)file->bytes + 20, 0xff, 10);
+        cr_expect(strstr(refused(file->bytes, file->size), "the file is damaged, or is no WebP image"), "%s",
+                  status_text());
+    }
+    cr_expect(strstr(refused(animated, sizeof animated - 1), "animated"), "%s", status_text());
+    cr_expect_eq(corpus->count, 2);
+    close_corpus(corpus);
+}
+#endif
 
 /* Decodes every file after every other file with the same scratch, whole and fitted. */
 Test(image_files, pixels_do_not_depend_on_the_file_before)
@@ -880,6 +931,9 @@ Test(image_files, pixels_do_not_depend_on_the_file_before)
     bool is_image;
     add_files(corpus, "tests/data/images/*.jpg");
     add_files(corpus, "tests/data/images/pngsuite/*.png");
+#ifdef HAVE_WEBP
+    add_files(corpus, "tests/data/images/*.webp");
+#endif
     for (uint32_t i = 0; i < 12; i++) { /* damaged JPEGs: the second half is missing, or all tables */
         struct corpus_file *from = &corpus->files[i], *cut = &corpus->files[corpus->count++];
         *cut = *from;

@@ -495,20 +495,20 @@ Test(prepare, impossible_resizing_is_refused)
          "j/000000.jpg: sample '000000': an image of 28 x 28 pixels is too "
          "small for a crop of 29 x 29"},
         {1, "--out-res 8 --member cls", "it has no member for --image"},
-        {1, "--out-res 8 --image cls", "its cls is neither a PNG or JPEG image nor an array"},
-        {1, "--out-res 8 --image webp", "webp images cannot be decoded; convert them to PNG or JPEG"},
+        {1, "--out-res 8 --image cls", "its cls is neither a PNG, JPEG or WebP image nor an array"},
+        {1, "--out-res 8 --image tif", "tif images cannot be decoded; convert them to PNG or JPEG"},
         {2, "--out-res 8 --encode png", "it has a member 'png' already"},
         {2, "--out-res 8 --fit random-resized-crop", "'random-resized-crop' is not one of resize, crop"}};
     EXPECT(0, "$P --prepare d --from digits --samples 12 --encode jpeg --store files && mkdir j && "
-              "cp d/not-imagefolder/000/* j && for i in j/*.jpg; do cp $i ${i%%.jpg}.png; echo RIFF0000WEBP "
-              ">${i%%.jpg}.webp; done");
+              "cp d/not-imagefolder/000/* j && for i in j/*.jpg; do cp $i ${i%%.jpg}.png; echo x "
+              ">${i%%.jpg}.tif; done");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(run("rm -rf r; $P --prepare r --from dataset --source j %s", cases[i].options),
                      cases[i].status, "%s: %s", cases[i].options, out);
         cr_expect(strstr(out, cases[i].words), "%s: %s", cases[i].options, out);
     }
     EXPECT(0,
-           "rm j/*.png j/*.webp && truncate -s 400 j/000003.jpg && $P --prepare b --from dataset --source j "
+           "rm j/*.png j/*.tif && truncate -s 400 j/000003.jpg && $P --prepare b --from dataset --source j "
            "--out-res 8 --encode png --store files && cmp j/000003.jpg b/not-imagefolder/000/000003.jpg && "
            "test -e b/not-imagefolder/000/000004.png");
     cr_expect(strstr(out, "copied a broken image: j/000003.jpg: sample '000003': ") &&
@@ -626,16 +626,39 @@ Test(prepare, images_that_differ_only_in_channels_give_a_warning)
     cr_expect_null(strstr(out, words), "%s", out);
 }
 
+#ifdef HAVE_WEBP
+/* WebP images are copied unchanged, read from shards, and written as PNG images if they are resized. */
+Test(prepare, webp_images_are_copied_and_resized)
+{
+    EXPECT(0,
+           "R=%s/tests/data/images; mkdir -p w/a w/b && cp $R/lossy.webp $R/exif.webp w/a && "
+           "cp $R/alpha.webp w/b && head -c 100 w/a/lossy.webp > w/b/torn.webp && "
+           "$P --prepare s --from dataset --source w && tar xf s/*.tar && cmp 000000.webp w/a/exif.webp",
+           root);
+    EXPECT(1, "$P --variant shards --data s --decode --cache any");
+    cr_expect(strstr(out, "sample '000003': libwebp: the file was truncated"), "%s", out);
+    EXPECT(0, "$P --variant shards --data s --decode --cache any --on-error skip");
+    EXPECT(
+        0,
+        "$P --prepare r --from dataset --source w --out-res 8 --store files && cd r/not-imagefolder/000 && "
+        "ls | tr '\\n' ' '");
+    cr_expect(strstr(out, "copied 1 broken image unchanged") &&
+                  strstr(out, "000000.cls 000000.png 000001.cls 000001.png 000002.cls 000002.png 000003.cls "
+                              "000003.webp"),
+              "%s", out);
+}
+#endif
+
 /* A failure names a remedy that changes the source. The command then cannot be repeated in this folder. */
 Test(prepare, a_changed_source_needs_a_new_folder)
 {
     EXPECT(0, "$P --prepare a --from digits --samples 12 --store files && mkdir m && "
-              "cp a/not-imagefolder/000/* m && mv m/000011.png kept && echo RIFF0000WEBP > m/000011.webp");
+              "cp a/not-imagefolder/000/* m && mv m/000011.png kept && echo x > m/000011.tif");
     EXPECT(1, "$P --prepare b --from dataset --source m --out-res 16 --shards 2");
     cr_expect(strstr(out, "finished shards are kept: repeat the command to continue, or, if you change the "
                           "source, prepare into a new folder or remove this one"),
               "%s", out);
-    EXPECT(2, "rm m/000011.webp && mv kept m/000011.png && "
+    EXPECT(2, "rm m/000011.tif && mv kept m/000011.png && "
               "$P --prepare b --from dataset --source m --out-res 16 --shards 2");
     cr_expect(strstr(out, "name another folder, or remove this one"), "%s", out);
     EXPECT(0, "$P --prepare c --from dataset --source m --out-res 16 --shards 2 && rm -r b && "

@@ -32,6 +32,7 @@ build may  git                   git             git               revision in r
 build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and placement
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
+build may  webp/decode.h         libwebp-dev     libwebp-devel     WebP files
 build may  curl/curl.h           libcurl4-openssl-dev libcurl-devel data sets at URLs
 build may  expat.h               libexpat1-dev   expat-devel       lists of objects on S3 and Azure
 build may  jansson.h             libjansson-dev  jansson-devel     JSON and .safetensors files

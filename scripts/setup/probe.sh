@@ -49,6 +49,7 @@ find_architectures()
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
 found JPEG jpeglib.h -ljpeg '' &
+found WEBP webp/decode.h -lwebp '' &
 found CURL curl/curl.h -lcurl '' &
 found EXPAT expat.h -lexpat '' &
 found JANSSON jansson.h -ljansson '' &

@@ -13,7 +13,7 @@
 #ifdef HAVE_XXHASH
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-#else /* never called: load_open() and --prepare fail in builds without xxHash */
+#else /* load_open() and --prepare fail in builds without xxHash */
 #define XXH3_64bits(data, size)                ((void)(data), (void)(size), UINT64_C(0))
 #define XXH3_64bits_withSeed(data, size, seed) ((void)(data), (void)(size), (void)(seed), UINT64_C(0))
 #endif
@@ -26,6 +26,11 @@ uint64_t checksum_key(const char *key, size_t length)
 uint64_t checksum_whole(const uint8_t *data, size_t size)
 {
     return XXH3_64bits(data, size);
+}
+
+uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(bytes, size, seed);
 }
 
 size_t checksum_edge_bytes(size_t size)

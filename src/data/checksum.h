@@ -28,6 +28,10 @@ uint64_t checksum_key(const char *key, size_t length);
 /* Returns XXH3-64 of a member's data. */
 uint64_t checksum_whole(const uint8_t *data, size_t size);
 
+/* Returns XXH3-64 of any bytes, with a seed, such as the hash of preceding bytes. With the seed 0, it is
+ * equal to checksum_whole(). 0 in builds without xxHash. */
+uint64_t checksum_seeded(const void *bytes, size_t size, uint64_t seed);
+
 /* Returns XXH3-64 of a member's edges: its first and last CHECKSUM_EDGE bytes. If the member has at most 2 *
  * CHECKSUM_EDGE bytes, hashes all of them. The seed is the member's size. */
 uint64_t checksum_edges(const uint8_t *data, size_t size);

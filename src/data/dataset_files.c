@@ -228,7 +228,7 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
 /* ---- Files of samples ---- */
 
 /* A listed file. */
-struct file {
+struct listed_file {
     const char *name;
     const char *extension; /* in `name`: the extension that makes the file a sample; otherwise NULL */
     const char *class_, *folder, *leaf; /* the parts of the name, for sorting */
@@ -237,7 +237,7 @@ struct file {
 };
 
 struct files {
-    struct file *items; /* the samples come first, in their order; the other files follow */
+    struct listed_file *items; /* the samples come first, in their order; the other files follow */
     uint32_t count, samples;
     bool arrays; /* the samples are .npy files, because there are no images */
 };
@@ -367,7 +367,7 @@ static enum status find_samples(const struct dataset *dataset, const struct data
     files->count = names->count;
     for (int arrays = 0; arrays <= 1 && !files->samples; arrays++)
         for (uint32_t i = 0; i < names->count; i++) {
-            struct file *file = &files->items[i];
+            struct listed_file *file = &files->items[i];
             file->name = names->items[i];
             file->extension = sample_extension(&dataset->choice, arrays, file->name);
             files->samples += file->extension != NULL;
@@ -377,7 +377,7 @@ static enum status find_samples(const struct dataset *dataset, const struct data
 }
 
 /* Splits the name of a file into its class folder, the folders below it, and the rest. */
-static enum status split_parts(struct file *file)
+static enum status split_parts(struct listed_file *file)
 {
     file->parts = strdup(file->name);
     if (!file->parts)
@@ -397,7 +397,7 @@ static enum status split_parts(struct file *file)
 /* Puts samples before other files, and sorts both as ImageFolder does: by class, folder and name. */
 static int in_order(const void *a, const void *b)
 {
-    const struct file *left = a, *right = b;
+    const struct listed_file *left = a, *right = b;
     int order = !left->extension - !right->extension;
     order = order ? order : text_order(left->class_, right->class_);
     order = order ? order : text_order(left->folder, right->folder);
@@ -459,7 +459,7 @@ static int by_sample(const void *a, const void *b)
 }
 
 /* Compares `length` bytes of a name with the name of a sample up to its extension. */
-static int compare_stem(const char *name, size_t length, const struct file *sample)
+static int compare_stem(const char *name, size_t length, const struct listed_file *sample)
 {
     const size_t stem = (size_t)(sample->extension - 1 - sample->name);
     int order = memcmp(name, sample->name, length < stem ? length : stem);
@@ -468,14 +468,14 @@ static int compare_stem(const char *name, size_t length, const struct file *samp
 
 static int by_stem(const void *a, const void *b, void *items)
 {
-    const struct file *left = (const struct file *)items + *(const uint32_t *)a;
-    const struct file *right = (const struct file *)items + *(const uint32_t *)b;
+    const struct listed_file *left = (const struct listed_file *)items + *(const uint32_t *)a;
+    const struct listed_file *right = (const struct listed_file *)items + *(const uint32_t *)b;
     return compare_stem(left->name, (size_t)(left->extension - 1 - left->name), right);
 }
 
 /* Adds a file to `sidecars` for each sample to which it belongs. `order` has the samples sorted by stem. The
  * longest stem counts: a.b.json belongs to a.b.jpg, and if there is none, to a.jpg. */
-static enum status find_owners(const struct files *files, const uint32_t *order, struct file *file,
+static enum status find_owners(const struct files *files, const uint32_t *order, struct listed_file *file,
                                struct sidecar **sidecars, uint32_t *count)
 {
     const char *name = file->name, *leaf = leaf_of(name);

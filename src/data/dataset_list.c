@@ -41,7 +41,7 @@ struct table {
 
 /* State of a name after a member: what extracting the shard up to there would create. A later member with the
  * same name replaces it. */
-struct file {
+struct named_file {
     uint64_t data, size;
     enum tar_kind kind; /* TAR_FILE: it has data; TAR_LINK: a hard link whose target is no file */
 };
@@ -55,10 +55,10 @@ struct scan {
     struct tar_parser parser;
     char normal[TAR_NAME_MAX + 1]; /* normal form of a name that is looked up */
     const char *name;              /* of the shard */
-    uint32_t first, open; /* the shard's first sample, and the sample of the latest member, or NONE */
-    struct table keys;    /* the shard's samples, by their keys */
-    uint32_t lost;        /* number of samples that are LOST */
-    struct file *files;   /* owned */
+    uint32_t first, open;     /* the shard's first sample, and the sample of the latest member, or NONE */
+    struct table keys;        /* the shard's samples, by their keys */
+    uint32_t lost;            /* number of samples that are LOST */
+    struct named_file *files; /* owned */
     uint32_t file_count;
     struct table names; /* numbers of `files`. Hard links may refer to any name */
 };
@@ -151,7 +151,7 @@ static void drop_lost(const struct scan *scan)
 /* ---- Members ---- */
 
 /* Records what the name of a member is from now on. A file whose name ends with a slash is a folder. */
-static enum status record_name(struct scan *scan, const struct tar_member *found, struct file file)
+static enum status record_name(struct scan *scan, const struct tar_member *found, struct named_file file)
 {
     size_t length = strlen(found->name);
     if (length > 0 && found->name[length - 1] == '/')
@@ -173,7 +173,7 @@ static enum status find_target(struct scan *scan, const struct tar_member *link,
         [TAR_SPECIAL] = "a device or a pipe, not a file",
         [TAR_FOLDER] = "a folder, not a file"};
     uint32_t number = find_name(scan, &scan->names, link->target, strlen(link->target));
-    const struct file *target = number == NONE ? NULL : &scan->files[number];
+    const struct named_file *target = number == NONE ? NULL : &scan->files[number];
     if (target && target->kind == TAR_FILE) {
         member->offset = target->data;
         member->size = target->size;
@@ -247,9 +247,10 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     if (keyed)
         TRY(open_sample(scan, found, length));
     enum status status = find_data(scan, found, &member);
-    TRY(record_name(scan, found,
-                    (struct file){member.offset, member.size,
-                                  status == STATUS_OK && found->kind == TAR_LINK ? TAR_FILE : found->kind}));
+    TRY(record_name(
+        scan, found,
+        (struct named_file){member.offset, member.size,
+                            status == STATUS_OK && found->kind == TAR_LINK ? TAR_FILE : found->kind}));
     struct dataset_sample *sample = keyed ? &dataset->samples[scan->open] : NULL;
     if (!keyed || sample->number == LOST)
         return STATUS_OK;

@@ -140,6 +140,27 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image *im
     return STATUS_OK;
 }
 
+static enum status decode_webp(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                               struct image *image)
+{
+    uint32_t width, height, orientation;
+    TRY(webp_shape(data, size, &width, &height));
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, (size_t)3 * width * height));
+    TRY(webp_decode(data, size, scratch->pixels, &orientation));
+    *image = interleaved(3, height, width, scratch->pixels);
+    return make_upright(orientation, scratch, image);
+}
+
+static enum status check_webp(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                              struct image *image)
+{
+    uint32_t width, height;
+    (void)scratch;
+    TRY(webp_shape(data, size, &width, &height));
+    *image = interleaved(3, height, width, NULL);
+    return STATUS_OK;
+}
+
 static enum status check_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
                              struct image *image)
 {
@@ -180,7 +201,7 @@ static const struct codec {
 } codecs[] = {
     {IMAGE_JPEG, "jpeg", {"jpg", "jpeg"}, "\xff\xd8\xff", 3, check_jpeg, decode_jpeg},
     {IMAGE_PNG, "png", {"png"}, "\x89PNG", 4, check_png, decode_png},
-    {IMAGE_FOREIGN, "webp", {"webp"}, "RIFF....WEBP", 12, NULL, NULL},
+    {IMAGE_WEBP, "webp", {"webp"}, "RIFF....WEBP", 12, check_webp, decode_webp},
     {IMAGE_FOREIGN, "gif", {NULL}, "GIF8", 4, NULL, NULL},
     {IMAGE_FOREIGN, "bmp", {"bmp"}, "BM....\0\0\0\0", 10, NULL, NULL},
     {IMAGE_FOREIGN, "tiff", {"tif", "tiff"}, "II*\0", 4, NULL, NULL},

@@ -1,5 +1,5 @@
-/* Encodes and decodes image files in memory: PNG with libpng, JPEG with libjpeg-turbo. data/image.h decodes
- * any format. */
+/* Encodes and decodes image files in memory: PNG with libpng and JPEG with libjpeg-turbo; decodes WebP with
+ * libwebp. data/image.h decodes any format. */
 #ifndef FDSL_DATA_IMAGE_FORMATS_H
 #define FDSL_DATA_IMAGE_FORMATS_H
 
@@ -53,6 +53,23 @@ enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
  * damaged; `pixels` is then undefined. Thread safe. */
 enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
                        struct png_shape *shape, uint32_t *orientation);
+
+FDSL_C_END
+
+/* ---- WebP ----
+ * Lossy and lossless images of at most 16383 x 16383 pixels; no animations. */
+
+FDSL_C_BEGIN
+
+/* Sets the size of the image. STATUS_FAILED if the header is broken; STATUS_UNAVAILABLE in builds without
+ * libwebp. */
+enum status webp_shape(const uint8_t *bytes, size_t size, uint32_t *width, uint32_t *height);
+
+/* Decodes into `pixels`, which holds the size of webp_shape(): 8-bit RGB. Transparency is ignored, as
+ * png_decode() does. Sets `*orientation` to that of the chunk EXIF, 1 to 8, or to 1 if there is none; the
+ * pixels are as stored. STATUS_FAILED also if the image is damaged; `pixels` is then undefined. Thread
+ * safe. */
+enum status webp_decode(const uint8_t *bytes, size_t size, uint8_t *pixels, uint32_t *orientation);
 
 FDSL_C_END
 

@@ -5,12 +5,10 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/checksum.h"
 #include "data/remote.h"
 #include "data/tar.h"
 
@@ -63,7 +61,7 @@ static enum status sign(const char *text, size_t size, char line[128])
 #ifdef HAVE_XXHASH
     struct counts counts = count_lines(text, size);
     snprintf(line, 128, "end\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%016" PRIx64 "\n", counts.units,
-             counts.samples, counts.members, (uint64_t)XXH3_64bits(text, size));
+             counts.samples, counts.members, checksum_seeded(text, size, 0));
     return STATUS_OK;
 #else
     (void)text, (void)size, (void)line, (void)count_lines;

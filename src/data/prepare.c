@@ -224,7 +224,7 @@ static void class_folders_free(struct class_folders *folders)
     *folders = (struct class_folders){0};
 }
 
-struct parameters {
+struct prepare_values {
     const char *folder, *from, *name, *config;
     uint64_t samples, shards, threads, device;
     int store;
@@ -233,7 +233,7 @@ struct parameters {
 
 struct job {
     bool (*is_option)(const char *name); /* whether the program has this option outside --prepare */
-    struct parameters parameters;
+    struct prepare_values parameters;
     const struct source *source;
     void *source_parameters, *workload_parameters; /* owned */
     const struct workload *workload;               /* workload of the source, or NULL */
@@ -260,7 +260,7 @@ struct job {
 static const char *const stores[] = {"files", "shards", "imagefolder",
                                      NULL}; /* in the order of enum index_layout */
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct prepare_values, field)
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder),
      .help = "folder to write; it must be new, empty, or begun by an earlier run of the same command"},
@@ -406,7 +406,7 @@ static enum status check_name(const char *name)
  * except files, and selects --store files. */
 static enum status check_whole_files(struct job *job)
 {
-    struct parameters *parameters = &job->parameters;
+    struct prepare_values *parameters = &job->parameters;
     if (options_given(&job->options, "samples"))
         return status_set(STATUS_USAGE, "--samples does not apply to --from %s; drop it", job->source->name);
     if (options_given(&job->options, "store") && parameters->store != INDEX_FILES)
@@ -470,7 +470,7 @@ static enum status describe(struct job *job)
 
 /* ---- Opening the source ---- */
 
-static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
+static enum status check_counts(struct prepare_values *parameters, const struct source_facts *facts)
 {
     bool shards = parameters->store == INDEX_SHARDS;
     if (facts->samples == 0)
@@ -512,7 +512,7 @@ static int digits_of(uint64_t number)
 
 static enum status open_job(struct job *job)
 {
-    struct parameters *parameters = &job->parameters;
+    struct prepare_values *parameters = &job->parameters;
     struct env env;
     env_capture(&env);
     if (!options_given(&job->options, "threads"))

@@ -12,9 +12,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/file.h"
 #include "core/text.h"
@@ -47,16 +44,6 @@ enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
                : status_set(STATUS_USAGE, "the path '%.80s...' is too long", folder);
 }
 
-static uint64_t hash_of(const void *bytes, size_t size)
-{
-#ifdef HAVE_XXHASH
-    return XXH3_64bits(bytes, size);
-#else
-    (void)bytes, (void)size; /* unreachable: --prepare needs xxHash */
-    return 0;
-#endif
-}
-
 /* ---- Starting ---- */
 
 /* Returns whether a name is a temporary name of file_begin(), which ends in ".PID-N.tmp". */
@@ -71,7 +58,8 @@ static bool is_temporary(const char *name)
     return dot && sscanf(dot, ".%u-%u.tmp%n", &pid, &number, &used) == 2 && dot[used] == '\0' && used > 0;
 }
 
-void unit_sweep(const char *folder)
+/* Removes temporary files of killed runs from a folder. */
+static void unit_sweep(const char *folder)
 {
     DIR *list = opendir(folder);
     for (struct dirent *entry; list && (entry = readdir(list));)
@@ -201,7 +189,7 @@ static enum status add_sample(struct unit_writer *writer, uint64_t number, const
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
                                            .size = member->size,
-                                           .hash = hash_of(member->bytes, member->size)};
+                                           .hash = checksum_whole(member->bytes, member->size)};
         if (writer->layout != INDEX_SHARDS)
             writer->bytes += member->size;
         else
@@ -378,7 +366,9 @@ enum status samples_write(const char *folder, const struct source *source, const
     return file_write_atomic(path, text, size);
 }
 
-bool samples_are_whole(const char *folder, const struct index *index)
+/* Returns whether samples.csv exists, has a header record and one record per sample, and ends with a newline.
+ */
+static bool samples_are_whole(const char *folder, const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
     size_t size = 0;

@@ -46,9 +46,6 @@ enum status unit_end(struct unit_writer *writer, const char *provenance, const c
 /* Frees the writer in any state and removes an unfinished shard. */
 void unit_abandon(struct unit_writer *writer);
 
-/* Removes temporary files of killed runs from a folder. */
-void unit_sweep(const char *folder);
-
 /* Builds "folder/name". STATUS_USAGE if the path is too long. */
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name);
 
@@ -63,10 +60,6 @@ enum status samples_format(const struct source *source, const void *state, const
 /* Writes FOLDER/samples.csv. */
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
-
-/* Returns whether samples.csv exists, has a header record and one record per sample, and ends with a newline.
- */
-bool samples_are_whole(const char *folder, const struct index *index);
 
 /* ---- The folder ----
  *

@@ -15,12 +15,10 @@
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/array.h"
 #include "core/status.h"
+#include "data/checksum.h"
 #include "data/http.h"
 #include "data/remote_cache.h"
 #include "data/s3.h"
@@ -38,22 +36,22 @@
 
 enum service { SERVICE_WEB, SERVICE_S3, SERVICE_AZURE };
 
-struct file {
+struct remote_file {
     const char *name; /* owned */
     struct http_version version;
-    bool known;         /* `version` and `ranged` are set */
-    bool ranged;        /* the file can be read in ranges */
-    bool passing;       /* in the cache, but only for this run; see `remote->passing` */
-    bool examining;     /* a connection requests the version, or will do so */
-    bool asked;         /* a transfer into memory begins when the version is known */
-    struct file *later; /* next in the queue of files to examine */
-    struct file *passing_later;
+    bool known;                /* `version` and `ranged` are set */
+    bool ranged;               /* the file can be read in ranges */
+    bool passing;              /* in the cache, but only for this run; see `remote->passing` */
+    bool examining;            /* a connection requests the version, or will do so */
+    bool asked;                /* a transfer into memory begins when the version is known */
+    struct remote_file *later; /* next in the queue of files to examine */
+    struct remote_file *passing_later;
     struct transfer *transfer; /* running or complete; NULL if there is none, or remote_fd() has taken it */
 };
 
 /* A file that is being read. Connections take pieces of it, in order. */
 struct transfer {
-    struct file *file;
+    struct remote_file *file;
     struct transfer *later; /* next in the queue of transfers that have pieces to take */
     int fd;
     uint64_t piece_bytes, next;
@@ -76,15 +74,15 @@ struct remote {
     bool braces;    /* the URL has braces, which stand for several names */
     uint64_t run;   /* a random number, for files that are cached for this run only */
 
-    struct file **files; /* the listed files; files that are not listed are only in `tree` */
+    struct remote_file **files; /* the listed files; files that are not listed are only in `tree` */
     uint32_t count, room;
     void *tree; /* tsearch() tree of all files, by name */
 
     pthread_mutex_t lock;
     pthread_cond_t work, done;
-    struct transfer *queue; /* transfers with pieces to take */
-    struct file *unknown;   /* files to examine */
-    struct file *passing;   /* files to remove from the cache when the data set is closed */
+    struct transfer *queue;      /* transfers with pieces to take */
+    struct remote_file *unknown; /* files to examine */
+    struct remote_file *passing; /* files to remove from the cache when the data set is closed */
     bool stopping;
     pthread_t *threads;
     uint32_t thread_count;
@@ -416,18 +414,18 @@ static struct http_request request_for(const struct remote *remote, const char *
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct file *)a)->name, ((const struct file *)b)->name);
+    return strcmp(((const struct remote_file *)a)->name, ((const struct remote_file *)b)->name);
 }
 
 /* Returns the file with this name, and adds it if it is new; NULL if memory runs out. The caller holds
  * `remote->lock`. */
-static struct file *find_file(struct remote *remote, const char *name)
+static struct remote_file *find_file(struct remote *remote, const char *name)
 {
-    struct file wanted = {.name = name};
-    struct file **found = tfind(&wanted, &remote->tree, by_name);
+    struct remote_file wanted = {.name = name};
+    struct remote_file **found = tfind(&wanted, &remote->tree, by_name);
     if (found)
         return *found;
-    struct file *file = calloc(1, sizeof *file);
+    struct remote_file *file = calloc(1, sizeof *file);
     if (file)
         file->name = strdup(name);
     if (!file || !file->name || !tsearch(file, &remote->tree, by_name)) {
@@ -440,7 +438,7 @@ static struct file *find_file(struct remote *remote, const char *name)
 }
 
 /* Returns whether the version of a file is known. */
-static bool is_known(struct remote *remote, const struct file *file)
+static bool is_known(struct remote *remote, const struct remote_file *file)
 {
     pthread_mutex_lock(&remote->lock);
     bool known = file->known;
@@ -450,7 +448,7 @@ static bool is_known(struct remote *remote, const struct file *file)
 
 /* Stores what a server says about a file. Two contents with the same version could be mixed in one file, so
  * a file whose version is not exact is read in one piece. */
-static void set_version(struct remote *remote, struct file *file, const struct http_reply *reply)
+static void set_version(struct remote *remote, struct remote_file *file, const struct http_reply *reply)
 {
     pthread_mutex_lock(&remote->lock);
     if (!file->known) {
@@ -463,7 +461,7 @@ static void set_version(struct remote *remote, struct file *file, const struct h
 
 /* Requests the first byte of a file, to find its size, its version, and whether the server can send ranges.
  * If another thread has found them, does nothing. */
-static enum status examine(struct remote *remote, struct http *http, struct file *file, int tries)
+static enum status examine(struct remote *remote, struct http *http, struct remote_file *file, int tries)
 {
     char url[URL_MAX], shown[URL_MAX];
     uint8_t byte;
@@ -494,7 +492,7 @@ static enum status examine(struct remote *remote, struct http *http, struct file
 }
 
 /* Examines a file with the connection of `remote`, which one thread at a time can use. */
-static enum status examine_alone(struct remote *remote, struct file *file, int tries)
+static enum status examine_alone(struct remote *remote, struct remote_file *file, int tries)
 {
     pthread_mutex_lock(&remote->alone);
     enum status status = examine(remote, remote->http, file, tries);
@@ -505,13 +503,13 @@ static enum status examine_alone(struct remote *remote, struct file *file, int t
 /* ---- Lists of files ---- */
 
 /* Adds a file to the list. */
-static enum status list_file(struct remote *remote, const char *name, struct file **file)
+static enum status list_file(struct remote *remote, const char *name, struct remote_file **file)
 {
     if (remote->count == NAMES_MAX)
         return status_set(STATUS_USAGE, "%s: more than %d files", remote->shown, NAMES_MAX);
     if (remote->count == remote->room) {
         uint32_t room = remote->room ? 2 * remote->room : 256;
-        struct file **larger = realloc(remote->files, room * sizeof *larger);
+        struct remote_file **larger = realloc(remote->files, room * sizeof *larger);
         if (!larger)
             return out_of_memory();
         remote->files = larger;
@@ -528,7 +526,7 @@ static enum status list_file(struct remote *remote, const char *name, struct fil
 static enum status expand(struct remote *remote, const char *text)
 {
     char name[URL_MAX];
-    struct file *file;
+    struct remote_file *file;
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!open && !strchr(text, '}'))
         return list_file(remote, text, &file);
@@ -572,7 +570,7 @@ static enum status add_object(void *context, const struct s3_object *object)
 {
     struct listing *listing = context;
     struct remote *remote = listing->remote;
-    struct file *file;
+    struct remote_file *file;
     size_t length = strlen(remote->prefix);
     listing->empty = false;
     /* S3 sorts keys by their bytes. Azure's order depends on the kind of the account. */
@@ -715,7 +713,7 @@ static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint6
 static enum status read_piece(struct remote *remote, struct http *http, const struct transfer *transfer,
                               uint64_t first, uint64_t bytes)
 {
-    const struct file *file = transfer->file;
+    const struct remote_file *file = transfer->file;
     char url[URL_MAX], shown[URL_MAX];
     struct http_reply reply;
     snprintf(shown, sizeof shown, "%s/%s", remote->shown, file->name);
@@ -757,12 +755,12 @@ static void serve_piece(struct remote *remote, struct http *http, enum status op
 
 /* Queues a file whose version is not known yet for a connection to examine. The caller holds `remote->lock`.
  */
-static void start_examining(struct remote *remote, struct file *file)
+static void start_examining(struct remote *remote, struct remote_file *file)
 {
     if (file->known || file->examining)
         return;
     file->examining = true;
-    struct file **last = &remote->unknown;
+    struct remote_file **last = &remote->unknown;
     while (*last)
         last = &(*last)->later;
     *last = file;
@@ -771,7 +769,8 @@ static void start_examining(struct remote *remote, struct file *file)
 
 /* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, even
  * after a failure. The caller holds `remote->lock`. */
-static enum status start_transfer(struct remote *remote, struct file *file, int fd, struct transfer **started)
+static enum status start_transfer(struct remote *remote, struct remote_file *file, int fd,
+                                  struct transfer **started)
 {
     struct transfer *transfer = *started = calloc(1, sizeof *transfer);
     uint64_t bytes = file->version.bytes;
@@ -808,7 +807,7 @@ static enum status await_transfer(struct remote *remote, const struct transfer *
 /* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because
  * Linux needs longer to allocate memory than a fast server needs to fill it. STATUS_EXHAUSTED if there is
  * too little memory. The caller holds the lock. */
-static enum status memory_file(struct remote *remote, const struct file *file, int *fd)
+static enum status memory_file(struct remote *remote, const struct remote_file *file, int *fd)
 {
     bool reused = remote->spare_count > 0;
     if (!reused && memory_check(file->version.bytes, "a remote file",
@@ -837,7 +836,7 @@ void remote_done(struct remote *remote, int fd)
 }
 
 /* Starts a transfer into memory, unless the file already has a transfer. The caller holds `remote->lock`. */
-static enum status start_in_memory(struct remote *remote, struct file *file)
+static enum status start_in_memory(struct remote *remote, struct remote_file *file)
 {
     if (file->transfer)
         return STATUS_OK;
@@ -847,7 +846,7 @@ static enum status start_in_memory(struct remote *remote, struct file *file)
 }
 
 /* Reads a whole file into memory, and sets `*fd` to its descriptor; on failure, `*fd` is -1 or unchanged. */
-static enum status read_to_memory(struct remote *remote, struct file *file, int *fd)
+static enum status read_to_memory(struct remote *remote, struct remote_file *file, int *fd)
 {
     pthread_mutex_lock(&remote->lock);
     enum status status = start_in_memory(remote, file);
@@ -866,7 +865,7 @@ static enum status read_to_memory(struct remote *remote, struct file *file, int 
 /* Examines the first file in the queue. If it is wanted in memory, starts its transfer. */
 static void serve_examination(struct remote *remote, struct http *http)
 {
-    struct file *file = remote->unknown;
+    struct remote_file *file = remote->unknown;
     remote->unknown = file->later;
     file->later = NULL;
     pthread_mutex_unlock(&remote->lock);
@@ -923,7 +922,7 @@ static enum status start_threads(struct remote *remote)
 
 /* The name in the cache is a hash of a text that says which bytes are meant. The text begins with a number,
  * which changes with its format. URLs begin with a letter, and texts before number 2 began with the URL. */
-static struct cache_entry entry_of(const struct remote *remote, const struct file *file)
+static struct cache_entry entry_of(const struct remote *remote, const struct remote_file *file)
 {
     char text[3 * URL_MAX];
     const struct http_version *version = &file->version;
@@ -933,16 +932,12 @@ static struct cache_entry entry_of(const struct remote *remote, const struct fil
         snprintf(text, sizeof text, "2\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, remote->base, file->name,
                  remote->identity, version->tag, strong ? 0 : (long long)version->modified, version->bytes,
                  version->exact ? 0 : remote->run);
-#ifdef HAVE_XXHASH
-    entry.source = XXH3_64bits(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
-#else
-    (void)length;
-#endif
+    entry.source = checksum_seeded(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1, 0);
     return entry;
 }
 
 /* Records that a file is cached for this run only, and warns about the first. */
-static void note_passing(struct remote *remote, struct file *file)
+static void note_passing(struct remote *remote, struct remote_file *file)
 {
     pthread_mutex_lock(&remote->lock);
     bool first = !remote->passing;
@@ -960,7 +955,8 @@ static void note_passing(struct remote *remote, struct file *file)
 }
 
 /* Reads a file into a draft of the cache. */
-static enum status fill_draft(struct remote *remote, struct file *file, const struct cache_draft *draft)
+static enum status fill_draft(struct remote *remote, struct remote_file *file,
+                              const struct cache_draft *draft)
 {
     struct transfer *transfer = NULL;
     int fd = dup(draft->fd);
@@ -976,7 +972,7 @@ static enum status fill_draft(struct remote *remote, struct file *file, const st
     return status;
 }
 
-static enum status read_to_cache(struct remote *remote, struct file *file, int *fd)
+static enum status read_to_cache(struct remote *remote, struct remote_file *file, int *fd)
 {
     const char *folder = remote->options.cache_dir;
     const struct cache_entry entry = entry_of(remote, file);
@@ -1029,7 +1025,7 @@ static enum status open_all(const char *url, struct remote *remote)
 
 static void free_file(void *node)
 {
-    struct file *file = node;
+    struct remote_file *file = node;
     if (file->transfer)
         close_transfer(file->transfer, false);
     free((char *)file->name);
@@ -1046,7 +1042,7 @@ void remote_close(struct remote *remote)
     pthread_mutex_unlock(&remote->lock);
     for (uint32_t i = 0; i < remote->thread_count; i++)
         pthread_join(remote->threads[i], NULL);
-    for (struct file *file = remote->passing; file; file = file->passing_later) {
+    for (struct remote_file *file = remote->passing; file; file = file->passing_later) {
         const struct cache_entry entry = entry_of(remote, file);
         cache_remove(remote->options.cache_dir, &entry);
     }
@@ -1114,10 +1110,10 @@ bool remote_cached(const struct remote *remote)
 
 /* Returns the file with this name. On success, its size and version are known. If a connection has failed to
  * find them, this function tries again, so that the calling thread gets the error message. */
-static enum status known_file(struct remote *remote, const char *name, struct file **found)
+static enum status known_file(struct remote *remote, const char *name, struct remote_file **found)
 {
     pthread_mutex_lock(&remote->lock);
-    struct file *file = *found = find_file(remote, name);
+    struct remote_file *file = *found = find_file(remote, name);
     while (file && file->examining)
         pthread_cond_wait(&remote->done, &remote->lock);
     pthread_mutex_unlock(&remote->lock);
@@ -1127,7 +1123,7 @@ static enum status known_file(struct remote *remote, const char *name, struct fi
 void remote_ask_size(struct remote *remote, const char *name)
 {
     pthread_mutex_lock(&remote->lock);
-    struct file *file = find_file(remote, name);
+    struct remote_file *file = find_file(remote, name);
     if (file)
         start_examining(remote, file);
     pthread_mutex_unlock(&remote->lock);
@@ -1135,7 +1131,7 @@ void remote_ask_size(struct remote *remote, const char *name)
 
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes)
 {
-    struct file *file;
+    struct remote_file *file;
     TRY(known_file(remote, name, &file));
     *bytes = file->version.bytes;
     return STATUS_OK;
@@ -1146,7 +1142,7 @@ void remote_ask(struct remote *remote, const char *name)
     if (remote_cached(remote))
         return;
     pthread_mutex_lock(&remote->lock);
-    struct file *file = find_file(remote, name);
+    struct remote_file *file = find_file(remote, name);
     if (file && file->known)
         (void)start_in_memory(remote, file); /* remote_fd() reports errors */
     else if (file) {
@@ -1158,7 +1154,7 @@ void remote_ask(struct remote *remote, const char *name)
 
 enum status remote_fd(struct remote *remote, const char *name, int *fd)
 {
-    struct file *file;
+    struct remote_file *file;
     *fd = -1;
     TRY(known_file(remote, name, &file));
     return (remote_cached(remote) ? read_to_cache : read_to_memory)(remote, file, fd);

@@ -17,11 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
-
 #include "core/file.h"
+#include "data/checksum.h"
 
 #define LOCK_NAME   "lock"
 #define DRAFT_END   ".part"
@@ -80,9 +77,7 @@ static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t 
     void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED)
         return failed(path, "map");
-#ifdef HAVE_XXHASH
-    *hash = XXH3_64bits(map, bytes);
-#endif
+    *hash = checksum_seeded(map, bytes, 0);
     munmap(map, bytes);
     return STATUS_OK;
 }

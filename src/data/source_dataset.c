@@ -139,6 +139,8 @@ static void sort_members(struct source_sample *sample)
 
 /* ---- Resizing ---- */
 
+#define KEPT (SOURCE_JPEG + 1) /* beside enum source_encoding: the member keeps its name */
+
 static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_LONGEST, FIT_SHORTEST};
 static const char *const fit_words[] = {"resize", "crop", "longest", "shortest", NULL};
 
@@ -164,7 +166,8 @@ static enum status encode(const struct image *image, int encoding, int quality, 
     return STATUS_OK;
 }
 
-/* Sets `*encoding` to the format of a member. STATUS_FAILED if the member is no image that can be resized. */
+/* Sets `*encoding` to the format of a member, or to KEPT if images are not written in this format.
+ * STATUS_FAILED if the member is no image that can be resized. */
 static enum status format_of(const struct source_member *member, int *encoding)
 {
     struct image image;
@@ -178,6 +181,9 @@ static enum status format_of(const struct source_member *member, int *encoding)
     case IMAGE_JPEG:
         *encoding = SOURCE_JPEG;
         return STATUS_OK;
+    case IMAGE_WEBP:
+        *encoding = KEPT;
+        return STATUS_OK;
     case IMAGE_NPY:
         *encoding = SOURCE_NPY;
         return STATUS_OK;
@@ -187,13 +193,14 @@ static enum status format_of(const struct source_member *member, int *encoding)
         break;
     }
     return status_set(STATUS_FAILED,
-                      "--out-res: its %s is neither a PNG or JPEG image nor an array; name another "
+                      "--out-res: its %s is neither a PNG, JPEG or WebP image nor an array; name another "
                       "member with --image",
                       member->extension);
 }
 
 /* Resizes the image of a sample and replaces the bytes of its member. An image that has the right size and
- * format remains unchanged, and so does a broken one. Sets `*encoding` to the format of the member. */
+ * format remains unchanged, and so does a broken one. Sets `*encoding` to the format that gives the member
+ * its extension, or to KEPT if the member keeps its name. */
 static enum status resize_image(const struct resizing *resizing, const struct dataset_sample *from,
                                 struct image_scratch *scratch, struct source_sample *sample, int *encoding)
 {
@@ -205,15 +212,17 @@ static enum status resize_image(const struct resizing *resizing, const struct da
     void *bytes;
     size_t size;
     TRY(format_of(member, &stored));
-    *encoding = resizing->encoding < 0 ? stored : resizing->encoding;
-    enum status status = *encoding == stored
+    const bool any = resizing->encoding < 0; /* no format is chosen: a WebP image becomes a PNG image */
+    const int written = !any ? resizing->encoding : stored == KEPT ? SOURCE_PNG : stored;
+    *encoding = written == stored && any ? KEPT : written;
+    enum status status = any || written == stored
                              ? image_fit_other(&resizing->fit, extension, member->bytes, member->size,
                                                from->number, scratch, &image, &is_image, &same)
                              : image_fit(&resizing->fit, extension, member->bytes, member->size, 0,
                                          from->number, scratch, &image, &is_image);
     if (status == STATUS_FAILED &&
         image_decode(extension, member->bytes, member->size, scratch, &image, &is_image) == STATUS_FAILED) {
-        *encoding = stored;
+        *encoding = KEPT;
         sample->broken = true;
         return STATUS_OK;
     }
@@ -221,24 +230,25 @@ static enum status resize_image(const struct resizing *resizing, const struct da
     if (!is_image)
         return status_set(STATUS_FAILED, "--out-res: its %s is an array, but no image; drop --out-res",
                           member->extension);
-    if (same)
+    if (same) {
+        *encoding = any ? KEPT : written;
         return STATUS_OK;
-    TRY(encode(&image, *encoding, resizing->quality, &bytes, &size));
+    }
+    TRY(encode(&image, written, resizing->quality, &bytes, &size));
     free(member->bytes);
     member->bytes = bytes;
     member->size = size;
     return STATUS_OK;
 }
 
-/* Gives the image of a sample the extension of its format, if --encode chose the format. */
+/* Gives the image of a sample the extension of the format `encoding`, unless that is KEPT. */
 static enum status rename_image(struct copy *copy, const struct dataset_sample *from, int encoding,
                                 struct source_sample *sample)
 {
     struct source_member *member = &sample->members[from->image];
     const char *format = members_format(member->extension);
     char name[256];
-    if (copy->resizing.encoding < 0 || sample->broken ||
-        strcasecmp(format, source_extensions[encoding]) == 0 ||
+    if (encoding == KEPT || strcasecmp(format, source_extensions[encoding]) == 0 ||
         (encoding == SOURCE_JPEG && strcasecmp(format, "jpeg") == 0))
         return STATUS_OK;
     snprintf(name, sizeof name, "%.*s%s", (int)(format - member->extension), member->extension,
@@ -248,7 +258,7 @@ static enum status rename_image(struct copy *copy, const struct dataset_sample *
             return status_set(
                 STATUS_USAGE,
                 "--encode %s: it has a member '%s' already; choose its members with --image and "
-                "--label, or drop --encode",
+                "--label, or choose another --encode",
                 source_encodings[encoding], name);
     size_t i = 0;
     while (i < copy->extension_count && strcmp(copy->extensions[i], name) != 0)

@@ -6,13 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/file.h"
 #include "data/labelled_files.h"
 #include "data/npy.h"
+#include "data/checksum.h"
 #include "data/file_list.h"
 #include "data/source.h"
 
@@ -90,17 +88,6 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
 
 /* ---- Opening ---- */
 
-/* Hashes the content of a file. `before` is the hash of the preceding files and seeds this hash. */
-static uint64_t identify(uint64_t before, const void *bytes, size_t size)
-{
-#ifdef HAVE_XXHASH
-    return XXH3_64bits_withSeed(bytes, size, before);
-#else
-    (void)bytes;
-    return before + size; /* unreachable: --prepare needs xxHash */
-#endif
-}
-
 /* Sets the number of samples, the bytes per sample and the shape of the .npy arrays. */
 static void fill_facts(struct labelled *labelled, uint64_t samples, struct source_facts *facts)
 {
@@ -170,8 +157,8 @@ static enum status fill_idx(struct labelled *labelled, const struct labelled_val
     labelled->shape = (struct png_shape){images->shape[2], images->shape[1], 1};
     fill_facts(labelled, images->shape[0], facts);
     facts->identity =
-        identify(0, images->values, (size_t)images->shape[0] * images->shape[1] * images->shape[2]);
-    facts->identity = identify(facts->identity, labels->values, labels->shape[0]);
+        checksum_seeded(images->values, (size_t)images->shape[0] * images->shape[1] * images->shape[2], 0);
+    facts->identity = checksum_seeded(labels->values, labels->shape[0], facts->identity);
     return STATUS_OK;
 }
 
@@ -214,7 +201,7 @@ static enum status fill_cifar(struct labelled *labelled, const struct labelled_v
             free(labelled->files[labelled->part_count]); /* this part is not counted yet */
             return status_prefix(status, "%s", path);
         }
-        facts->identity = identify(facts->identity, bytes, size);
+        facts->identity = checksum_seeded(bytes, size, facts->identity);
         samples += part->count;
     }
     TRY(paths_check_distinct(AT_FDCWD, names, labelled->part_count));

@@ -712,6 +712,20 @@ static inline void fuzz_jpeg(const uint8_t *data, size_t size)
     image_scratch_close(&scratch);
 }
 
+/* Decodes an image, which ends where the data end, if it is not large. */
+static inline void fuzz_webp(const uint8_t *data, size_t size)
+{
+    uint32_t width, height;
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    if (webp_shape(data, size, &width, &height) == STATUS_OK && (uint64_t)width * height <= 1 << 20 &&
+        image_decode("webp", data, size, &scratch, &image, &is_image) == STATUS_OK &&
+        (!is_image || image_values(&image) != (size_t)3 * width * height))
+        abort();
+    image_scratch_close(&scratch);
+}
+
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
@@ -724,7 +738,7 @@ static const struct {
                     {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
                     {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
                     {"members", fuzz_members}, {"objects", fuzz_objects},
-                    {"jpeg", fuzz_jpeg},       {"lists", fuzz_lists},
-                    {"cache", fuzz_cache}};
+                    {"jpeg", fuzz_jpeg},       {"webp", fuzz_webp},
+                    {"lists", fuzz_lists},     {"cache", fuzz_cache}};
 
 #endif

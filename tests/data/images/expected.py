@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the JPEG files of this folder with Pillow, the pixels that Pillow decodes from them (NAME.jpg.png), and
+"""Writes the JPEG and WebP files of this folder with Pillow, the pixels that Pillow decodes from them (NAME.jpg.png), and
 expected.tsv: the hash of the pixels of every PNG file in pngsuite/, as pypng decodes them.
 
     pip install pillow numpy pypng && python3 tests/data/images/expected.py
@@ -101,5 +101,23 @@ def write_jpegs():
         image.save(FOLDER / f"{name}.jpg.png", optimize=True, exif=b"")
 
 
+def write_webps():
+    colours = picture(23, 19, 13)
+    alpha = np.random.default_rng(13).integers(0, 256, (19, 23, 1), "u1")
+    turned = Image.Exif()
+    turned[0x112] = 6
+    files = {
+        "lossy": (colours, {"quality": 60}),
+        "lossless": (colours, {"lossless": True}),
+        "alpha": (np.concatenate([colours, alpha], -1), {"quality": 70, "exact": True}),
+        "exif": (colours, {"lossless": True, "exif": turned.tobytes()}),
+    }
+    for name, (pixels, options) in files.items():
+        path = FOLDER / f"{name}.webp"
+        Image.fromarray(pixels).save(path, **options)
+        ImageOps.exif_transpose(Image.open(path)).convert("RGB").save(f"{path}.png", optimize=True)
+
+
 write_jpegs()
+write_webps()
 write_table()
