@@ -14,6 +14,7 @@
 #include "core/words.h"
 #include "machine/comm.h"
 #include "run/advise.h"
+#include "run/columns.h"
 #include "run/command.h"
 #include "run/compare.h"
 #include "run/report.h"
@@ -131,8 +132,8 @@ static enum status check_file(const char *path)
     return status;
 }
 
-/* Performs --help, --version, --list, --env, --check or --verify-set. These need no variant and no other
- * ranks. */
+/* Performs --help, --version, --list, --columns, --env, --check or --verify-set. These need no variant and no
+ * other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -147,6 +148,8 @@ static enum status inform(struct settings *settings)
         return verify_set_run(settings->verify_set);
     if (settings->check)
         return check_file(settings->check);
+    if (settings->columns)
+        return columns_print(settings->workload_name ? settings->workload : NULL, settings->format);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);

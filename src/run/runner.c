@@ -53,7 +53,7 @@ static enum status complete_rows(struct runner *runner, void *state)
     if (!*kept || !settings->out || !runner_leads(runner))
         return STATUS_OK;
     CLOSED_BY(row_free) struct row like = {0};
-    TRY(runner_columns(settings->workload, &columns));
+    TRY(columns_of(settings->workload, &columns));
     row_open(&like, columns->row);
     enum status status = row_check(&like);
     if (status == STATUS_OK)
@@ -89,7 +89,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     CLOSED_BY(row_free) struct row row = {0};
     phase_enter(PHASE_MEASURE);
     describe_machine(runner, result);
-    TRY(comm_agree(runner_columns(workload, &columns)));
+    TRY(comm_agree(columns_of(workload, &columns)));
     row_open(&row, columns->row);
     TRY(comm_agree(row_check(&row)));
     TRY(comm_agree(observe(runner, state, &row)));
@@ -387,7 +387,7 @@ static enum status check_outputs(const struct settings *settings)
 {
     const struct row_columns *columns;
     CLOSED_BY(row_free) struct row row = {0}, sample = {0};
-    TRY(runner_columns(settings->workload, &columns));
+    TRY(columns_of(settings->workload, &columns));
     row_open(&row, columns->row);
     row_open(&sample, columns->sample);
     if (settings->out)

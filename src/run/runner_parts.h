@@ -24,6 +24,7 @@
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/gpu_watch.h"
+#include "run/columns.h"
 #include "run/monitor.h"
 #include "run/ranks.h"
 #include "core/record.h"
@@ -111,14 +112,6 @@ int runner_cores(const struct runner *runner);
  * Both are also NaN if sampling took less than 0.25 s. */
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s);
-
-/* The tables of columns of a workload. They are made once and kept. */
-struct row_columns {
-    const struct workload *workload;
-    struct column *row, *sample; /* of the rows of --out and of --samples-out */
-    size_t shared;               /* number of first columns, which identify the run, in both tables */
-};
-enum status runner_columns(const struct workload *workload, const struct row_columns **columns);
 
 /* Sets the columns that the row of all ranks gets from those of the ranks: they describe the run, the
  * options, the machine and the verification. */

@@ -1,154 +1,11 @@
-/* The columns of a workload's rows, and the rows of a variant and of its samples. */
+/* The rows of a variant and of its samples. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/array.h"
 #include "machine/comm.h"
 #include "machine/nvml.h"
 #include "run/runner_parts.h"
-
-/* ---- Columns ---- */
-
-#define WORKLOADS_MAX 16 /* more than the number of workloads */
-
-static const struct column run_columns[] = {
-    {"schema", VALUE_WORD, COMBINE_FIRST, "", .about = "workload and version of its columns"},
-    {"time_utc", VALUE_WORD, COMBINE_FIRST, "",
-     .about = "start of the run, the same in all its rows; with epochs, the start of the epoch"},
-    {"host", VALUE_WORD, COMBINE_FIRST, "", .about = "name of the machine"},
-    {"job_id", VALUE_WORD, COMBINE_FIRST, "", .about = "id of the batch system's job"},
-    {"revision", VALUE_WORD, COMBINE_FIRST, "", .about = "revision of the source code"},
-    {"workload", VALUE_WORD, COMBINE_FIRST, "", .about = "the workload"},
-    {"variant", VALUE_WORD, COMBINE_FIRST, "", .about = "the variant"},
-    {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU or CPU that the variant runs on"},
-    {"driver", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the GPU driver; only for GPU variants"},
-    {"cuda", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the CUDA runtime; only for GPU variants"},
-    {"ranks", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of ranks"},
-    {"rank", VALUE_INTEGER, COMBINE_NONE, "", .about = "the rank, or all for the row of all ranks together"},
-    {"threads", VALUE_INTEGER, COMBINE_SUM, "", .about = "CPU threads of the variant"},
-    {"scaling", VALUE_WORD, COMBINE_FIRST, "", .about = "with several ranks, the value of --scaling"},
-    {"ranks_per_device", VALUE_INTEGER, COMBINE_MAX, "", .about = "ranks that share the GPU"},
-};
-
-static const struct column result_columns[] = {
-    {"warmups", VALUE_INTEGER, COMBINE_NONE, "", .about = "untimed runs before the samples"},
-    {"samples", VALUE_INTEGER, COMBINE_NONE, "", .about = "timed runs"},
-    {"settled", VALUE_FLAG, COMBINE_NONE, "",
-     .about = "whether the error of the median fell below --max-error"},
-    {"median_error", VALUE_REAL, COMBINE_NONE, "",
-     .about = "half the width of the median's 95 % confidence interval, relative to the median"},
-    {"time_min_s", VALUE_REAL, COMBINE_NONE, "s", .about = "shortest time of a run"},
-    {"time_median_s", VALUE_REAL, COMBINE_NONE, "s", .about = "median time of a run"},
-    {"time_mean_s", VALUE_REAL, COMBINE_NONE, "s", .about = "mean time of a run"},
-    {"time_p95_s", VALUE_REAL, COMBINE_NONE, "s", .about = "95th percentile of the time of a run"},
-    {"time_p99_s", VALUE_REAL, COMBINE_NONE, "s", .about = "99th percentile of the time of a run"},
-    {"time_sd_s", VALUE_REAL, COMBINE_NONE, "s", .about = "standard deviation of the time of a run"},
-    {"wall_s", VALUE_REAL, COMBINE_NONE, "s",
-     .about = "median wall time of a run, even if the other columns are GPU time"},
-    {"items", VALUE_REAL, COMBINE_NONE, "", .about = "items that a run processes: images, samples, ..."},
-    {"items_per_s", VALUE_REAL, COMBINE_NONE, "items/s", .about = "items divided by the median time"},
-    {"bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
-     .about = "bytes of the generated images or delivered samples divided by the median time"},
-    {"flops", VALUE_REAL, COMBINE_NONE, "FLOP",
-     .about = "floating-point operations that a run needs at least"},
-    {"bytes", VALUE_REAL, COMBINE_NONE, "bytes", .about = "bytes that a run must move at least"},
-    {"peak_flops_per_s", VALUE_REAL, COMBINE_NONE, "FLOP/s",
-     .about = "peak rate of the units that do these operations"},
-    {"peak_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
-     .about = "peak rate of the memory or bus that moves these bytes"},
-    {"bound", VALUE_WORD, COMBINE_NONE, "", .about = "the limit that gives the least time of a run"},
-    {"roofline_share", VALUE_REAL, COMBINE_NONE, "",
-     .about = "least time of a run by the roofline, divided by the median time"},
-    {"time_cv", VALUE_REAL, COMBINE_NONE, "", .about = "standard deviation divided by the mean time"},
-    {"outliers", VALUE_INTEGER, COMBINE_NONE, "", .about = "samples that are outliers"},
-    {"throttled", VALUE_WORD, COMBINE_NONE, "",
-     .about = "why the GPU's clocks were throttled during the timed runs"},
-    {"sm_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
-     .about = "median clock of the multiprocessors during the timed runs"},
-    {"memory_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
-     .about = "median clock of the GPU's memory during the timed runs"},
-    {"energy_j_per_item", VALUE_REAL, COMBINE_NONE, "J", .about = "energy of the whole GPU per item"},
-    {"instruction_set", VALUE_WORD, COMBINE_COMMON, "",
-     .about = "instruction set of the variant's arithmetic on the CPU"},
-    {"speedup", VALUE_REAL, COMBINE_NONE, "",
-     .about = "time per item of the baseline, divided by that of this variant"},
-    {"baseline", VALUE_WORD, COMBINE_NONE, "", .about = "the variant that speedup compares with"},
-    {"imbalance", VALUE_REAL, COMBINE_NONE, "",
-     .about = "median time of the slowest rank, divided by the mean over the ranks"},
-    {"efficiency", VALUE_REAL, COMBINE_NONE, "",
-     .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal"},
-};
-
-static const struct column check_columns[] = {
-    {"cache", VALUE_WORD, COMBINE_FIRST, "", .about = "state of the page cache at the start of a run"},
-    {"verified", VALUE_FLAG, COMBINE_FIRST, "",
-     .about = "whether --verify compared the results with the reference"},
-    {"wrong", VALUE_INTEGER, COMBINE_SUM, "", .about = "wrong items; empty if they were not checked"},
-};
-
-static const struct column sample_columns[] = {
-    {"sample", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the timed run, from 0"},
-    {"wall_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "wall time of the run"},
-    {"device_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "time of the run on the GPU"},
-};
-
-static enum status add_columns(struct column **table, size_t *count, const struct column *columns,
-                               size_t added)
-{
-    for (size_t i = 0; i < added; i++) {
-        TRY(ALLOCATED(array_grow(table, *count, sizeof **table), "out of memory for the columns"));
-        (*table)[(*count)++] = columns[i];
-    }
-    return STATUS_OK;
-}
-
-static enum status add_option(struct column **table, size_t *count, const struct option_spec *spec)
-{
-    static const enum value_type types[] = {
-        [OPTION_FLAG] = VALUE_SWITCH, [OPTION_COUNT] = VALUE_INTEGER, [OPTION_BYTES] = VALUE_INTEGER,
-        [OPTION_REAL] = VALUE_REAL,   [OPTION_CHOICE] = VALUE_WORD,   [OPTION_TEXT] = VALUE_WORD,
-        [OPTION_OUTPUT] = VALUE_WORD};
-    char name[64];
-    options_column(spec, name, sizeof name);
-    const struct column column = {
-        .name = strdup(name),
-        .type = types[spec->kind],
-        .combine = strcmp(name, "batch") == 0 ? COMBINE_SUM : COMBINE_FIRST, /* each rank has its share */
-        .unit = "",
-        .about = spec->help};
-    TRY(ALLOCATED(column.name, "out of memory for the columns"));
-    return add_columns(table, count, &column, 1);
-}
-
-enum status runner_columns(const struct workload *workload, const struct row_columns **columns)
-{
-    static struct row_columns known[WORKLOADS_MAX]; /* of workloads that were asked for */
-    static const struct column end = {0};
-    struct row_columns *made = known;
-    while (made->workload && made->workload != workload)
-        made++;
-    *columns = made;
-    if (made->workload)
-        return STATUS_OK;
-    size_t count = 0, own = 0, sample_count = 0;
-    while (workload->columns[own].name)
-        own++;
-    TRY(add_columns(&made->row, &count, run_columns, COUNT_OF(run_columns)));
-    for (size_t i = 0; i < workload->option_count; i++)
-        if (workload->options[i].column == COLUMN)
-            TRY(add_option(&made->row, &count, &workload->options[i]));
-    made->shared = count;
-    TRY(add_columns(&made->sample, &sample_count, made->row, count));
-    TRY(add_columns(&made->sample, &sample_count, sample_columns, COUNT_OF(sample_columns)));
-    TRY(add_columns(&made->sample, &sample_count, &end, 1));
-    TRY(add_columns(&made->row, &count, result_columns, COUNT_OF(result_columns)));
-    TRY(add_columns(&made->row, &count, workload->columns, own));
-    TRY(add_columns(&made->row, &count, check_columns, COUNT_OF(check_columns)));
-    TRY(add_columns(&made->row, &count, &end, 1));
-    made->workload = workload;
-    return STATUS_OK;
-}
 
 /* ---- Values ---- */
 
@@ -299,7 +156,7 @@ enum status runner_append_samples(const struct workload *workload, const char *p
     size_t total = rank_count * count;
     FREED struct row *rows = calloc(total, sizeof *rows);
     TRY(ALLOCATED(rows, "--samples-out: out of memory for %zu samples", total));
-    TRY(runner_columns(workload, &columns));
+    TRY(columns_of(workload, &columns));
     for (size_t i = 0; i < total; i++)
         make_sample(columns, &ranks[i / count], &samples[i], i % count, &rows[i]);
     enum status status = csv_append(path, rows, total); /* checks the rows first */

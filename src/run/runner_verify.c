@@ -42,7 +42,7 @@ static enum status report_wrong(const struct runner *runner, const struct result
 {
     const struct row_columns *columns;
     CLOSED_BY(row_free) struct row row = {0};
-    TRY(runner_columns(runner->settings->workload, &columns));
+    TRY(columns_of(runner->settings->workload, &columns));
     row_open(&row, columns->row);
     row_text(&row, "variant", runner->entry->name);
     row_count(&row, "samples", result->bench.count);

@@ -28,7 +28,7 @@ struct settings {
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
-    bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
+    bool verify, dry_run, best_gpu, list, columns, environment, help, version, verbose;
 
     /* Derived */
     char **command; /* the command after "--", which --monitor samples; NULL if variants run instead; not
@@ -56,8 +56,9 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. --help, --version, --list, --env, --check and --verify-set require no
- * other option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With
+/* Parses and checks the command line. --help, --version, --list, --columns, --env, --check and --verify-set
+ * require no other option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest.
+ * With
  * --prepare --help, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller
  * calls settings_free(), even after a failure. STATUS_USAGE if options are wrong; STATUS_UNAVAILABLE if this
  * build or machine lacks what they ask for; STATUS_EXHAUSTED if memory runs out. */
@@ -78,8 +79,8 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env,
- * --check or --verify-set. */
+/* Returns whether the options request only work that needs no variant: --help, --version, --list,
+ * --columns, --env, --check or --verify-set. */
 bool settings_informational(const struct settings *settings);
 
 /* Returns whether an option of the workload has an effect on at least one of settings->variants. */

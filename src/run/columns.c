@@ -1,0 +1,316 @@
+#include "run/columns.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/array.h"
+#include "run/formats.h"
+
+/* ---- The columns of all workloads ---- */
+
+static const struct column run_columns[] = {
+    {"schema", VALUE_WORD, COMBINE_FIRST, "", .about = "workload and version of its columns"},
+    {"time_utc", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "start of the run, the same in all its rows; with epochs, the start of the epoch"},
+    {"host", VALUE_WORD, COMBINE_FIRST, "", .about = "name of the machine"},
+    {"job_id", VALUE_WORD, COMBINE_FIRST, "", .about = "id of the batch system's job"},
+    {"revision", VALUE_WORD, COMBINE_FIRST, "", .about = "revision of the source code"},
+    {"workload", VALUE_WORD, COMBINE_FIRST, "", .about = "the workload"},
+    {"variant", VALUE_WORD, COMBINE_FIRST, "", .about = "the variant"},
+    {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU or CPU that the variant runs on"},
+    {"driver", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the GPU driver; only for GPU variants"},
+    {"cuda", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the CUDA runtime; only for GPU variants"},
+    {"ranks", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of ranks"},
+    {"rank", VALUE_INTEGER, COMBINE_NONE, "", .about = "the rank, or all for the row of all ranks together"},
+    {"threads", VALUE_INTEGER, COMBINE_SUM, "", .about = "CPU threads of the variant"},
+    {"scaling", VALUE_WORD, COMBINE_FIRST, "", .about = "with several ranks, the value of --scaling"},
+    {"ranks_per_device", VALUE_INTEGER, COMBINE_MAX, "", .about = "ranks that share the GPU"},
+};
+
+static const struct column result_columns[] = {
+    {"warmups", VALUE_INTEGER, COMBINE_NONE, "", .about = "untimed runs before the samples"},
+    {"samples", VALUE_INTEGER, COMBINE_NONE, "", .about = "timed runs"},
+    {"settled", VALUE_FLAG, COMBINE_NONE, "",
+     .about = "whether the error of the median fell below --max-error"},
+    {"median_error", VALUE_REAL, COMBINE_NONE, "",
+     .about = "half the width of the median's 95 % confidence interval, relative to the median"},
+    {"time_min_s", VALUE_REAL, COMBINE_NONE, "s", .about = "shortest time of a run"},
+    {"time_median_s", VALUE_REAL, COMBINE_NONE, "s", .about = "median time of a run"},
+    {"time_mean_s", VALUE_REAL, COMBINE_NONE, "s", .about = "mean time of a run"},
+    {"time_p95_s", VALUE_REAL, COMBINE_NONE, "s", .about = "95th percentile of the time of a run"},
+    {"time_p99_s", VALUE_REAL, COMBINE_NONE, "s", .about = "99th percentile of the time of a run"},
+    {"time_sd_s", VALUE_REAL, COMBINE_NONE, "s", .about = "standard deviation of the time of a run"},
+    {"wall_s", VALUE_REAL, COMBINE_NONE, "s",
+     .about = "median wall time of a run, even if the other columns are GPU time"},
+    {"items", VALUE_REAL, COMBINE_NONE, "", .about = "items that a run processes: images, samples, ..."},
+    {"items_per_s", VALUE_REAL, COMBINE_NONE, "items/s", .about = "items divided by the median time"},
+    {"bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+     .about = "bytes of the generated images or delivered samples divided by the median time"},
+    {"flops", VALUE_REAL, COMBINE_NONE, "FLOP",
+     .about = "floating-point operations that a run needs at least"},
+    {"bytes", VALUE_REAL, COMBINE_NONE, "bytes", .about = "bytes that a run must move at least"},
+    {"peak_flops_per_s", VALUE_REAL, COMBINE_NONE, "FLOP/s",
+     .about = "peak rate of the units that do these operations"},
+    {"peak_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+     .about = "peak rate of the memory or bus that moves these bytes"},
+    {"bound", VALUE_WORD, COMBINE_NONE, "", .about = "the limit that gives the least time of a run"},
+    {"roofline_share", VALUE_REAL, COMBINE_NONE, "",
+     .about = "least time of a run by the roofline, divided by the median time"},
+    {"time_cv", VALUE_REAL, COMBINE_NONE, "", .about = "standard deviation divided by the mean time"},
+    {"outliers", VALUE_INTEGER, COMBINE_NONE, "", .about = "samples that are outliers"},
+    {"throttled", VALUE_WORD, COMBINE_NONE, "",
+     .about = "why the GPU's clocks were throttled during the timed runs"},
+    {"sm_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
+     .about = "median clock of the multiprocessors during the timed runs"},
+    {"memory_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
+     .about = "median clock of the GPU's memory during the timed runs"},
+    {"energy_j_per_item", VALUE_REAL, COMBINE_NONE, "J", .about = "energy of the whole GPU per item"},
+    {"instruction_set", VALUE_WORD, COMBINE_COMMON, "",
+     .about = "instruction set of the variant's arithmetic on the CPU"},
+    {"speedup", VALUE_REAL, COMBINE_NONE, "",
+     .about = "time per item of the baseline, divided by that of this variant"},
+    {"baseline", VALUE_WORD, COMBINE_NONE, "", .about = "the variant that speedup compares with"},
+    {"imbalance", VALUE_REAL, COMBINE_NONE, "",
+     .about = "median time of the slowest rank, divided by the mean over the ranks"},
+    {"efficiency", VALUE_REAL, COMBINE_NONE, "",
+     .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal"},
+};
+
+static const struct column check_columns[] = {
+    {"cache", VALUE_WORD, COMBINE_FIRST, "", .about = "state of the page cache at the start of a run"},
+    {"verified", VALUE_FLAG, COMBINE_FIRST, "",
+     .about = "whether --verify compared the results with the reference"},
+    {"wrong", VALUE_INTEGER, COMBINE_SUM, "", .about = "wrong items; empty if they were not checked"},
+};
+
+static const struct column sample_columns[] = {
+    {"sample", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of the timed run, from 0"},
+    {"wall_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "wall time of the run"},
+    {"device_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "time of the run on the GPU"},
+};
+
+/* ---- The table of a workload ---- */
+
+#define WORKLOADS_MAX 16 /* more than the number of workloads */
+
+static enum status add_columns(struct column **table, size_t *count, const struct column *columns,
+                               size_t added)
+{
+    for (size_t i = 0; i < added; i++) {
+        TRY(ALLOCATED(array_grow(table, *count, sizeof **table), "out of memory for the columns"));
+        (*table)[(*count)++] = columns[i];
+    }
+    return STATUS_OK;
+}
+
+static enum status add_option(struct column **table, size_t *count, const struct option_spec *spec)
+{
+    static const enum value_type types[] = {
+        [OPTION_FLAG] = VALUE_SWITCH, [OPTION_COUNT] = VALUE_INTEGER, [OPTION_BYTES] = VALUE_INTEGER,
+        [OPTION_REAL] = VALUE_REAL,   [OPTION_CHOICE] = VALUE_WORD,   [OPTION_TEXT] = VALUE_WORD,
+        [OPTION_OUTPUT] = VALUE_WORD};
+    char name[64];
+    options_column(spec, name, sizeof name);
+    const struct column column = {
+        .name = strdup(name),
+        .type = types[spec->kind],
+        .combine = strcmp(name, "batch") == 0 ? COMBINE_SUM : COMBINE_FIRST, /* each rank has its share */
+        .unit = "",
+        .about = spec->help};
+    TRY(ALLOCATED(column.name, "out of memory for the columns"));
+    return add_columns(table, count, &column, 1);
+}
+
+enum status columns_of(const struct workload *workload, const struct row_columns **columns)
+{
+    static struct row_columns known[WORKLOADS_MAX]; /* of workloads that were asked for */
+    static const struct column end = {0};
+    struct row_columns *made = known;
+    while (made->workload && made->workload != workload)
+        made++;
+    *columns = made;
+    if (made->workload)
+        return STATUS_OK;
+    size_t count = 0, own = 0, sample_count = 0;
+    while (workload->columns[own].name)
+        own++;
+    TRY(add_columns(&made->row, &count, run_columns, COUNT_OF(run_columns)));
+    for (size_t i = 0; i < workload->option_count; i++)
+        if (workload->options[i].column == COLUMN)
+            TRY(add_option(&made->row, &count, &workload->options[i]));
+    made->shared = count;
+    TRY(add_columns(&made->sample, &sample_count, made->row, count));
+    TRY(add_columns(&made->sample, &sample_count, sample_columns, COUNT_OF(sample_columns)));
+    TRY(add_columns(&made->sample, &sample_count, &end, 1));
+    TRY(add_columns(&made->row, &count, result_columns, COUNT_OF(result_columns)));
+    TRY(add_columns(&made->row, &count, workload->columns, own));
+    TRY(add_columns(&made->row, &count, check_columns, COUNT_OF(check_columns)));
+    TRY(add_columns(&made->row, &count, &end, 1));
+    made->workload = workload;
+    return STATUS_OK;
+}
+
+/* ---- Describing the columns ---- */
+
+static const char *const type_names[] = {
+    [VALUE_INTEGER] = "integer", [VALUE_REAL] = "real",   [VALUE_WORD] = "word",
+    [VALUE_FLAG] = "flag",       [VALUE_SWITCH] = "flag", [VALUE_HASH] = "hash"};
+static const char *const combine_names[] = {
+    [COMBINE_FIRST] = "first", [COMBINE_COMMON] = "common", [COMBINE_MIN] = "min",  [COMBINE_MEAN] = "mean",
+    [COMBINE_MAX] = "max",     [COMBINE_SUM] = "sum",       [COMBINE_NONE] = "none"};
+
+/* Returns the option whose value a column shows, or NULL. */
+static const struct option_spec *option_of(const struct workload *workload, const char *column)
+{
+    char name[64];
+    for (size_t i = 0; i < workload->option_count; i++) {
+        options_column(&workload->options[i], name, sizeof name);
+        if (workload->options[i].column != COLUMN_NONE && strcmp(name, column) == 0)
+            return &workload->options[i];
+    }
+    return NULL;
+}
+
+/* A workload and the defaults of its options. */
+struct described {
+    const struct workload *workload;
+    const struct row_columns *columns;
+    void *defaults; /* owned */
+};
+
+static void forget(struct described *described)
+{
+    free(described->defaults);
+}
+
+static enum status describe(const struct workload *workload, struct described *described)
+{
+    char *argv[] = {(char[]){"fdsl-bench"}, NULL};
+    *described = (struct described){.workload = workload, .defaults = calloc(1, workload->parameters_bytes)};
+    TRY(ALLOCATED(described->defaults, "out of memory for the options"));
+    struct options options = {.tables = {{workload->options, workload->option_count, described->defaults}},
+                              .table_count = 1};
+    enum status status = options_parse(&options, 1, argv);
+    options_free(&options);
+    TRY(status);
+    return columns_of(workload, &described->columns);
+}
+
+/* Makes a row that describes a column. */
+static void column_row(const struct described *described, const struct column *column, struct row *row)
+{
+    const struct option_spec *spec = option_of(described->workload, column->name);
+    char fallback[256] = "";
+    if (spec)
+        options_text(spec, described->defaults, fallback, sizeof fallback);
+    row_text(row, "workload", described->workload->name);
+    row_text(row, "schema", described->workload->schema);
+    row_text(row, "column", column->name);
+    row_text(row, "type", type_names[column->type]);
+    row_text(row, "unit", column->unit);
+    row_text(row, "ranks", combine_names[column->combine]);
+    row_text(row, "option", spec ? spec->name : "");
+    row_text(row, "default", fallback);
+    row_flag(row, "argument", spec && spec->kind != OPTION_FLAG);
+    row_text(row, "about", column->about);
+}
+
+/* Prints columns of a workload as a table of Markdown. */
+static enum status print_columns(const struct described *described, const struct column *columns,
+                                 size_t count)
+{
+    puts("\n| column | type | unit | all ranks | meaning |\n|---|---|---|---|---|");
+    for (size_t i = 0; i < count; i++) {
+        CLOSED_BY(row_free) struct row row = {0};
+        column_row(described, &columns[i], &row);
+        TRY(row_check(&row));
+        const char *option = row_get_word(&row, "option"), *fallback = row_get_word(&row, "default");
+        printf("| `%s` | %s | %s | %s | ", columns[i].name, row_get_word(&row, "type"), columns[i].unit,
+               row_get_word(&row, "ranks"));
+        if (*option)
+            printf("`--%s`%s%s: ", option, *fallback ? ", default " : "", fallback);
+        for (const char *c = columns[i].about; *c; c++)
+            printf(*c == '|' ? "\\%c" : "%c", *c);
+        puts(" |");
+    }
+    return STATUS_OK;
+}
+
+/* Prints the columns of one workload in the order of its rows, or with `shared` only those that it does not
+ * share with all workloads. */
+static enum status print_workload(const struct workload *workload, bool shared)
+{
+    CLOSED_BY(forget) struct described described;
+    TRY(describe(workload, &described));
+    const struct row_columns *columns = described.columns;
+    size_t count = 0, own = 0, first = COUNT_OF(run_columns);
+    while (columns->row[count].name)
+        count++;
+    while (workload->columns[own].name)
+        own++;
+    printf("\n## %s\n\nSchema `%s`. An item is one of the %s.\n", workload->name, workload->schema,
+           workload->item);
+    if (!shared)
+        return print_columns(&described, columns->row, count);
+    printf("\nOptions, after `%s`:\n", run_columns[first - 1].name);
+    TRY(print_columns(&described, columns->row + first, columns->shared - first));
+    printf("\nMeasured, after `%s`:\n", result_columns[COUNT_OF(result_columns) - 1].name);
+    return print_columns(&described, workload->columns, own);
+}
+
+static enum status print_page(const struct workload *only)
+{
+    static const struct workload none = {0};
+    const struct described common = {.workload = &none};
+    puts("# Columns\n\n"
+         "`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
+         "programs, and\n"
+         "`--workload NAME` prints the columns of one workload in the order of its rows.\n\n"
+         "An empty cell means that a value is unknown or does not apply. With several ranks there is one row "
+         "per rank, "
+         "and one\nwith `rank` = `all`. The column *all ranks* tells how that row combines the values of the "
+         "ranks: "
+         "`first` takes\nthe value of rank 0, `common` the value that all ranks share; `min`, `mean`, `max` "
+         "and `sum` need a "
+         "value of every\nrank; `none` means that the value is empty, or computed from the samples and the "
+         "work of all ranks "
+         "([ranks.md](ranks.md#time)).");
+    if (only)
+        return print_workload(only, false);
+    puts("\n## All workloads\n\nFirst:");
+    TRY(print_columns(&common, run_columns, COUNT_OF(run_columns)));
+    puts("\nAfter the options of the workload:");
+    TRY(print_columns(&common, result_columns, COUNT_OF(result_columns)));
+    puts("\nAfter the columns that the workload measures:");
+    TRY(print_columns(&common, check_columns, COUNT_OF(check_columns)));
+    puts("\nA row of `--samples-out` has the columns up to the options, and then:");
+    TRY(print_columns(&common, sample_columns, COUNT_OF(sample_columns)));
+    for (size_t i = 0; workload_table[i]; i++)
+        TRY(print_workload(workload_table[i], true));
+    return STATUS_OK;
+}
+
+enum status columns_print(const struct workload *only, int format)
+{
+    struct row_printer printer;
+    enum status status = STATUS_OK;
+    if (format == FORMAT_TABLE)
+        return print_page(only);
+    TRY(format_check(format));
+    rows_begin(&printer, format);
+    for (size_t i = 0; status == STATUS_OK && workload_table[i]; i++) {
+        CLOSED_BY(forget) struct described described = {0};
+        if (only && only != workload_table[i])
+            continue;
+        status = describe(workload_table[i], &described);
+        for (size_t c = 0; status == STATUS_OK && described.columns->row[c].name; c++) {
+            CLOSED_BY(row_free) struct row row = {0};
+            column_row(&described, &described.columns->row[c], &row);
+            status = row_check(&row);
+            if (status == STATUS_OK)
+                rows_add(&printer, &row);
+        }
+    }
+    enum status printed = rows_end(&printer, NULL, NULL);
+    return status == STATUS_OK ? printed : status;
+}
