@@ -285,18 +285,14 @@ struct verdict {
 /* Broadcasts the status and message of the rank with the worst status. */
 static enum status share_failure(enum status mine, const struct verdict *worst)
 {
-    struct {
-        enum status status;
-        char text[1024];
-    } failure = {.status = mine};
+    struct failure failure = status_save(mine);
     int failed = status_severity(mine) == worst->severity;
     MPI_Request request;
-    snprintf(failure.text, sizeof failure.text, "%s", status_text());
     MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD, &request));
     TRY(wait_for(&request, true));
     MPI_TRY(MPI_Ibcast(&failure, sizeof failure, MPI_BYTE, worst->rank, MPI_COMM_WORLD, &request));
     TRY(wait_for(&request, true));
-    status_set(failure.status, "%s", failure.text);
+    (void)status_restore(&failure);
     return failed == size ? failure.status : status_prefix(failure.status, "rank %d", worst->rank);
 }
 

@@ -228,7 +228,7 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = (1 << 24) + 1, "batch: 16777217 is out of range");
 }
 
-/* Names of options become names of fields, but not within the name of a file. */
+/* Messages name fields, but a file may have the name of an option. */
 Test(lib, file_names_in_messages_are_unchanged)
 {
     static const char *const names[] = {"/a --out-res b", "/don't --out-res", "/x (--fit)",

@@ -181,6 +181,18 @@ Test(options, an_option_given_twice_is_refused, .fini = stop)
     expect_ok("--format csv -v --verbose");
 }
 
+Test(options, an_error_records_the_option_at_fault)
+{
+    static const char *const lines[][2] = {{"--seed=x", "seed"},          {"--format=xml", "format"},
+                                           {"--device", "device"},        {"--frm=3", "frm"},
+                                           {"--seed=1 --seed=2", "seed"}, {"--verify=maybe", "verify"}};
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        cr_expect_eq(parse(lines[i][0]), STATUS_USAGE, "%s", lines[i][0]);
+        cr_expect_str_eq(status_subject(), lines[i][1], "%s: %s", lines[i][0], status_text());
+        options_free(&options);
+    }
+}
+
 Test(options, short_letters_can_be_combined, .fini = stop)
 {
     expect_ok("-h");

@@ -44,6 +44,34 @@ Test(status, set_returns_its_code_and_formats)
     }
 }
 
+Test(status, a_message_records_what_is_at_fault)
+{
+    cr_expect_str_empty(status_subject());
+    cr_expect_eq(status_option(STATUS_USAGE, "out-res", ": '%d' is odd", 3), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "--out-res: '3' is odd");
+    cr_expect_str_eq(status_subject(), "out-res");
+    cr_expect_eq(status_prefix(STATUS_USAGE, "line %d", 7), STATUS_USAGE);
+    cr_expect_str_eq(status_subject(), "out-res");
+    cr_expect_eq(status_about(STATUS_OK, "batch"), STATUS_OK);
+    cr_expect_str_eq(status_subject(), "out-res");
+    status_about(status_set(STATUS_FAILED, "x.csv: full"), "x.csv");
+    cr_expect_str_eq(status_subject(), "x.csv");
+    status_set(STATUS_FAILED, "another");
+    cr_expect_str_empty(status_subject());
+}
+
+Test(status, a_kept_failure_is_recorded_again)
+{
+    struct failure kept = status_save(status_option(STATUS_USAGE, "batch", " is too large"));
+    cr_expect(status_repeats(STATUS_USAGE, &kept));
+    cr_expect_not(status_repeats(STATUS_FAILED, &kept));
+    cr_expect_not(status_repeats(status_set(STATUS_USAGE, "--batch is too large"), &kept));
+    cr_expect_not(status_repeats(status_option(STATUS_USAGE, "batch", " is 3"), &kept));
+    cr_expect_eq(status_restore(&kept), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "--batch is too large");
+    cr_expect_str_eq(status_subject(), "batch");
+}
+
 Test(status, codes_are_the_documented_exit_statuses)
 {
     cr_expect(STATUS_OK == 0 && STATUS_FAILED == 1 && STATUS_USAGE == 2 && STATUS_WRONG == 3 &&

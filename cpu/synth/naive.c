@@ -53,8 +53,8 @@ static enum status naive_setup(const struct resources *resources, const void *in
     naive->points = malloc(synth->vertices_max * sizeof *naive->points);
     bool batch = synth->call || (naive->images && naive->labels);
     if (!batch || (canvas_bytes && !naive->canvas) || !naive->points)
-        return status_set(STATUS_EXHAUSTED, "naive: out of memory for a batch of %llu images; lower --batch",
-                          (unsigned long long)synth->batch);
+        return status_set(STATUS_EXHAUSTED, "naive: out of memory for a batch of %llu images; lower %s",
+                          (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch"));
     return STATUS_OK;
 }
 

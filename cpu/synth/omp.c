@@ -233,8 +233,8 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     omp->threads = resources->threads;
     choose_parts(omp);
     TRY(synth_check_memory(synth, omp_canvas_bytes(omp)));
-    return ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower --batch",
-                     (unsigned long long)synth->batch);
+    return ALLOCATED(fill_state(omp), "omp: out of memory for a batch of %llu images; lower %s",
+                     (unsigned long long)synth->batch, OPTION_OR_FIELD("--batch", "batch"));
 }
 
 /* ---- Drawing ---- */

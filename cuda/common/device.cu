@@ -38,8 +38,8 @@ enum status device_probe(int device)
     if (error != cudaSuccess)
         return status_set(STATUS_UNAVAILABLE, "cannot initialise CUDA: %s", cudaGetErrorString(error));
     if (device >= count)
-        return status_set(STATUS_UNAVAILABLE, "no CUDA device %d: there %s %d, numbered from 0; see --device",
-                          device, count == 1 ? "is" : "are", count);
+        return status_set(STATUS_UNAVAILABLE, "no CUDA device %d: there %s %d, numbered from 0; see %s",
+                          device, count == 1 ? "is" : "are", count, OPTION_OR_FIELD("--device", "device"));
     /* Without this check, a build that has no code for this device would fail at its first launch. */
     cudaFuncAttributes attributes;
     error = cudaSetDevice(device);

@@ -83,8 +83,9 @@ enum status product_open(int device, cudaStream_t stream, struct product *produc
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
         return status_set(STATUS_EXHAUSTED,
                           "GPU %d does not have %.0f MB of free memory for the matrices of the step; free "
-                          "memory, or choose another GPU with --device",
-                          device, 1e-6 * (double)(values * sizeof(float)));
+                          "memory, or choose another GPU with %s",
+                          device, 1e-6 * (double)(values * sizeof(float)),
+                          OPTION_OR_FIELD("--device", "device"));
     }
     CUDA_TRY(error);
     product->units = WAVE_UNITS;

@@ -50,10 +50,10 @@ enum status device_check_memory(int device, const struct synth *synth, size_t by
     TRY(device_free_bytes(device, &free_bytes));
     if (bytes <= free_bytes)
         return STATUS_OK;
-    return status_set(
-        STATUS_TOO_LARGE,
-        "a batch of %llu images needs %.2f GB of device memory, but %.2f GB are free; lower --batch or --res",
-        (unsigned long long)synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+    return status_set(STATUS_TOO_LARGE,
+                      "a batch of %llu images needs %.2f GB of device memory, but %.2f GB are free; lower %s",
+                      (unsigned long long)synth->batch, 1e-9 * (double)bytes, 1e-9 * (double)free_bytes,
+                      OPTION_OR_FIELD("--batch or --res", "batch or res"));
 }
 
 /* ---- Tables ---- */

@@ -183,16 +183,17 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     TRY(device_free_bytes(plan->device, &free_bytes));
     free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     if (plan->job.units > UNITS_MAX)
-        return status_set(STATUS_TOO_LARGE,
-                          "fused supports up to %.2g lines per image, not %.2g; lower --vertices or --orbits",
+        return status_set(STATUS_TOO_LARGE, "fused supports up to %.2g lines per image, not %.2g; lower %s",
                           (double)UNITS_MAX * FUSED_LINES * FUSED_ORBITS,
-                          (double)plan->job.units * FUSED_LINES * FUSED_ORBITS);
+                          (double)plan->job.units * FUSED_LINES * FUSED_ORBITS,
+                          OPTION_OR_FIELD("--vertices or --orbits", "vertices or orbits"));
     if (bytes > free_bytes)
         return status_set(
             STATUS_TOO_LARGE,
             "fused needs %.2f GB of device memory for the lines of one image, but %.2f GB are free after "
-            "the batch; lower --batch, --vertices or --orbits",
-            1e-9 * (double)bytes, 1e-9 * (double)free_bytes);
+            "the batch; lower %s",
+            1e-9 * (double)bytes, 1e-9 * (double)free_bytes,
+            OPTION_OR_FIELD("--batch, --vertices or --orbits", "batch, vertices or orbits"));
     size_t budget = free_bytes < SLICE_BYTES ? free_bytes : SLICE_BYTES;
     bool several =
         synth->batch >= LANES_MAX && !splits(plan, synth->batch / LANES_MAX) && bytes <= budget / LANES_MAX;

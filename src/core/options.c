@@ -162,10 +162,13 @@ static enum status take_found(struct options *options, int value, int at, char *
         return option_explain_refused(options, argv[at]);
     bool refused = value == '?' || value == ':';
     struct found found = resolve(options, refused ? optopt : value, argv[at], in_file);
-    TRY(option_explain_abbreviation(options, found.spec, argv[at]));
-    if (value == ':')
-        return option_explain_missing(found.spec);
-    return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
+    enum status status = option_explain_abbreviation(options, found.spec, argv[at]);
+    if (status == STATUS_OK && value == ':')
+        status = option_explain_missing(found.spec);
+    else if (status == STATUS_OK)
+        status =
+            value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
+    return status_about(status, found.spec->name);
 }
 
 /* Prefixes the message with file and line if the argument argv[at] comes from a --config file. `config` may
@@ -247,7 +250,7 @@ enum status options_set(struct options *options, const char *name, const char *t
         return status_set(STATUS_FAILED, "there is no option --%s", name);
     options->given[index] = GIVEN_HERE;
     const struct option_spec *spec = option_spec_at(options, index, &values);
-    return option_set(spec, values, text);
+    return status_about(option_set(spec, values, text), name);
 }
 
 void options_free(struct options *options)
@@ -322,7 +325,7 @@ enum status options_check_only(const struct options *options, const char *what, 
         for (size_t i = 0; i < options->tables[t].count; i++) {
             const char *name = options->tables[t].specs[i].name;
             if (!is_one_of(name, allowed) && options_given(options, name))
-                return status_set(STATUS_USAGE, "--%s does not apply to %s; leave one out", name, what);
+                return status_option(STATUS_USAGE, name, " does not apply to %s; leave one out", what);
         }
     return STATUS_OK;
 }

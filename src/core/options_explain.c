@@ -142,8 +142,9 @@ enum status option_explain_refused(const struct options *options, const char *ar
         if (strncmp(spec->name, name, length) == 0)
             text_append(matches, sizeof matches, "%s--%s", found++ ? " or " : "", spec->name);
     if (length > 0 && found > 1 && strncmp(argument, "--", 2) == 0)
-        return status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches);
-    return explain_unknown(options, argument);
+        return status_about(
+            status_set(STATUS_USAGE, "option '--%s' is ambiguous: it could be %s", name, matches), name);
+    return status_about(explain_unknown(options, argument), name);
 }
 
 enum status option_explain_abbreviation(const struct options *options, const struct option_spec *spec,

@@ -17,6 +17,11 @@
 #define WARNING_COLOUR "\033[33m"
 
 static _Thread_local char message[MESSAGE_BYTES];
+static _Thread_local char subject[sizeof((struct failure *)NULL)->subject];
+_Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
+
+/* src/lib/fdsl.c defines it as true. */
+__attribute__((weak)) const bool status_names_fields = false;
 
 /* Set by status_launched() and status_joined(), only while no other thread reads these variables. */
 static bool launched, joined;
@@ -127,6 +132,24 @@ enum status status_set(enum status code, const char *format, ...)
     va_start(arguments, format);
     fit_formatted(message, format, arguments, NULL);
     va_end(arguments);
+    *subject = '\0';
+    return code;
+}
+
+enum status status_option(enum status code, const char *option, const char *format, ...)
+{
+    char rest[MESSAGE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    fit_formatted(rest, format, arguments, NULL);
+    va_end(arguments);
+    return status_about(status_set(code, "--%s%s", option, rest), option);
+}
+
+enum status status_about(enum status code, const char *about)
+{
+    if (code != STATUS_OK)
+        snprintf(subject, sizeof subject, "%s", about);
     return code;
 }
 
@@ -142,6 +165,32 @@ enum status status_prefix(enum status code, const char *format, ...)
 const char *status_text(void)
 {
     return message;
+}
+
+const char *status_subject(void)
+{
+    return subject;
+}
+
+struct failure status_save(enum status status)
+{
+    struct failure failure = {.status = status};
+    memcpy(failure.subject, subject, sizeof subject);
+    memcpy(failure.text, message, sizeof message);
+    return failure;
+}
+
+enum status status_restore(const struct failure *failure)
+{
+    memcpy(subject, failure->subject, sizeof subject);
+    memcpy(message, failure->text, sizeof message);
+    return failure->status;
+}
+
+bool status_repeats(enum status status, const struct failure *before)
+{
+    return status == before->status && strcmp(subject, before->subject) == 0 &&
+           strcmp(message, before->text) == 0;
 }
 
 void status_launched(int rank, int ranks)

@@ -1,8 +1,9 @@
-/* Errors: a code and one line of text, passed up to the caller.
+/* Errors: a code, the option or file at fault, and one line of text for people, passed up to the caller.
  *
- * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
- * went wrong and what to do about it. Callers may add context with status_prefix(). status_exit() gives the
- * exit status of the program. */
+ * A function that can fail returns `enum status`. Where the failure happens, status_set() or status_option()
+ * records what went wrong and what to do about it. Callers may add context with status_prefix(). Code decides
+ * by the code and by status_subject(), never by the text. status_exit() gives the exit status of the program.
+ */
 #ifndef FDSL_CORE_STATUS_H
 #define FDSL_CORE_STATUS_H
 
@@ -43,11 +44,46 @@ int status_severity(enum status code);
  * (text_printable()). */
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Prepends context to the recorded message ("context: message") and returns `code`. */
+/* Records the message "--option" followed by the formatted text, such as ": '%s' is not a number", and that
+ * this option is at fault. `option` is a name without dashes. */
+enum status status_option(enum status code, const char *option, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Records which option (its name without dashes) or file (its path) is at fault in the recorded message, and
+ * returns `code`. Does nothing for STATUS_OK. */
+enum status status_about(enum status code, const char *subject);
+
+/* Prepends context to the recorded message ("context: message") and returns `code`. The subject stays. */
 enum status status_prefix(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns the calling thread's latest message, never NULL. The next failure on this thread overwrites it. */
 const char *status_text(void);
+
+/* Returns the option or file at fault in the calling thread's latest message: an option's name without
+ * dashes, or a path. "" if none was recorded, never NULL. */
+const char *status_subject(void);
+
+/* A failure that is kept while other calls may fail, or that is passed to another thread. */
+struct failure {
+    enum status status;
+    char subject[256];
+    char text[1024];
+};
+
+/* Copies the calling thread's latest message, which belongs to `status`. status_restore() records it again,
+ * for the thread that calls it, and returns its status. */
+struct failure status_save(enum status status);
+enum status status_restore(const struct failure *failure);
+
+/* Returns whether the calling thread's latest message, which belongs to `status`, repeats `before` exactly.
+ */
+bool status_repeats(enum status status, const struct failure *before);
+
+/* Selects between the name of a command-line option and the name of the field of struct fdsl_config, for
+ * messages of code that the program and the library share. `status_names_fields` is a constant of the
+ * program (false) and of the library (true). */
+#define OPTION_OR_FIELD(option, field) (status_names_fields ? (field) : (option))
+extern const bool status_names_fields;
 
 /* Returns whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and
  * neither NO_COLOR nor TERM=dumb is set. */

@@ -30,36 +30,14 @@ struct fdsl_generator {
 
 static _Thread_local char error_text[1024];
 
-/* Returns the length of the option name at `at`, without its dashes; 0 if no option begins there. Quoted
- * text, such as a file name, contains no options. */
-static size_t option_length(const char *text, const char *at, bool quoted)
-{
-    bool begins = at == text || at[-1] == ' ' || at[-1] == '(';
-    if (quoted || !begins || strncmp(at, "--", 2) != 0 || at[2] < 'a' || at[2] > 'z')
-        return 0;
-    return strspn(at + 2, "abcdefghijklmnopqrstuvwxyz0123456789-");
-}
+/* Messages name the fields of struct fdsl_config (OPTION_OR_FIELD). */
+const bool status_names_fields = true;
 
-/* Copies the text of an error, and replaces the names of options by the names of fields. Messages of the
- * variants name options such as --out-res. The fields of struct fdsl_config have the same names with
- * underscores. */
+/* Keeps the message of an error until the next one. */
 static enum fdsl_status relay(enum status status)
 {
-    const char *text = status_text(), *at = text;
-    size_t used = 0;
-    bool quoted = false;
-    if (status == STATUS_OK)
-        return FDSL_OK;
-    while (*at && used + 1 < sizeof error_text) {
-        size_t length = option_length(text, at, quoted);
-        at += length ? 2 : 0;
-        if (*at == '\'') /* an apostrophe within a word or a file name is no quote */
-            quoted =
-                quoted ? at[1] && !strchr(" ,;:.)", at[1]) : at == text || at[-1] == ' ' || at[-1] == '(';
-        for (size_t i = 0; i < (length ? length : 1) && used + 1 < sizeof error_text; i++, at++)
-            error_text[used++] = length && *at == '-' ? '_' : *at;
-    }
-    error_text[used] = '\0';
+    if (status != STATUS_OK)
+        snprintf(error_text, sizeof error_text, "%s", status_text());
     return (enum fdsl_status)status_exit(status);
 }
 

@@ -14,9 +14,8 @@
 struct sweep {
     size_t count, failed; /* number of combinations, and how many of them have failed so far */
     enum status worst;
-    char failure[1024]; /* error message of the latest combination; "" if it succeeded */
-    size_t repeated;    /* number of later combinations that failed with this message, which is printed only
-                           once */
+    struct failure failure; /* of the latest combination; STATUS_OK if it succeeded */
+    size_t repeated; /* number of later combinations with the same failure, which is printed only once */
 };
 
 /* Prints how many further combinations failed with the latest printed message, and forgets the message. */
@@ -26,17 +25,17 @@ static void end_repetition(struct sweep *sweep)
         status_say("the next %zu combination%s failed in the same way", sweep->repeated,
                    sweep->repeated == 1 ? "" : "s");
     sweep->repeated = 0;
-    *sweep->failure = '\0';
+    sweep->failure.status = STATUS_OK;
 }
 
 /* Counts a failure, and prints it unless it repeats the previous one. */
 static void add_failure(struct sweep *sweep, enum status status, const char *combination)
 {
-    if (strcmp(sweep->failure, status_text()) == 0)
+    if (status_repeats(status, &sweep->failure))
         sweep->repeated++;
     else {
         end_repetition(sweep);
-        snprintf(sweep->failure, sizeof sweep->failure, "%s", status_text());
+        sweep->failure = status_save(status);
         status_set_context(combination);
         status_print();
         status_set_context("");
@@ -138,8 +137,7 @@ enum status runner_run(struct settings *settings)
         settings)); /* also compares lists and ranges, so that all ranks run the same combinations */
     enum status status =
         count == 1 ? runner_combination(settings, &report) : run_combinations(settings, count, &report);
-    char failure[1024];
-    snprintf(failure, sizeof failure, "%s", status_text());
+    struct failure failure = status_save(status);
     enum status ended = report ? report_end(report) : STATUS_OK;
-    return status == STATUS_OK ? ended : status_set(status, "%s", failure);
+    return status == STATUS_OK ? ended : status_restore(&failure);
 }

@@ -194,8 +194,9 @@ static inline enum status synth_check_memory(const struct synth *synth, size_t c
     if (synth->call)
         return memory_check(canvas_bytes, "the canvases", "lower threads or res");
     return memory_check(synth->batch * synth_output_bytes(synth) + canvas_bytes, "the batch",
-                        synth->output.fit == OUTPUT_WHOLE ? "lower --batch or --res"
-                                                          : "lower --batch or --out-res");
+                        synth->output.fit == OUTPUT_WHOLE
+                            ? OPTION_OR_FIELD("lower --batch or --res", "lower batch or res")
+                            : OPTION_OR_FIELD("lower --batch or --out-res", "lower batch or out_res"));
 }
 
 #endif
