@@ -4,7 +4,7 @@
 #include "core/partition.h"
 #include "machine/cores.h"
 #include "run/rank_device.h"
-#include "run/ranks.h"
+#include "run/rows.h"
 #include "cell.h"
 
 TestSuite(partition, .timeout = 60);

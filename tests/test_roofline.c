@@ -10,7 +10,7 @@
 
 #include "core/roofline.h"
 #include "must.h"
-#include "run/runner_parts.h"
+#include "run/rows.h"
 #include "train/model.h"
 #include "train/trainer.h"
 #include "cell.h"
