@@ -10,6 +10,7 @@
 
 #include "core/roofline.h"
 #include "must.h"
+#include "run/report.h"
 #include "run/rows.h"
 #include "train/model.h"
 #include "train/trainer.h"
