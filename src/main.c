@@ -12,6 +12,7 @@
 #include "machine/comm.h"
 #include "run/advise.h"
 #include "run/monitor.h"
+#include "run/columns.h"
 #include "run/compare.h"
 #include "run/report.h"
 #include "run/runner.h"
@@ -53,7 +54,7 @@ static enum status run_command(const struct command *command, int argc, char *ar
     return command->run(argc, argv);
 }
 
-/* Performs --help, --version, --list, --env or --verify-set. These need no variant and no other
+/* Performs --help, --version, --list, --columns, --env or --verify-set. These need no variant and no other
  * ranks. */
 static enum status inform(struct settings *settings)
 {
@@ -67,6 +68,8 @@ static enum status inform(struct settings *settings)
     }
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
+    if (settings->columns)
+        return columns_print(settings->workload_name ? settings->workload : NULL, settings->format);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);

@@ -389,6 +389,13 @@ static void compare_page(const char *path)
         expect_changes_noticed(page, list, count, printed);
 }
 
+/* docs/columns.md is what the program prints. */
+Test(pages, the_columns_are_those_of_the_program)
+{
+    shell("\"$P\" --columns | diff -u docs/columns.md -");
+    cr_expect_eq(status, 0, "to update the page: ./fdsl-bench --columns > docs/columns.md\n%s", out);
+}
+
 Test(pages, the_readme_shows_what_a_command_prints)
 {
     compare_page("README.md");

@@ -450,8 +450,7 @@ static const struct {
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
      "load/12, ops/1, train/10, infer/7, exchange/1, monitor/2, steps/1)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
-    {"head -3 $F | sed '1s/time_median_s/median/'",
-     "bad.csv, line 1: rows of synth/7 have a column 'time_median_s'"},
+    {"head -3 $F | sed '1s/time_median_s/median/'", "bad.csv, line 2: time_median_s is '', not a number"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
     {"head -3 $F; head -3 " FIXTURES "/monitor.csv", "bad.csv, line 4: a second header; its columns differ"},
     {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', not a number"},
@@ -461,7 +460,7 @@ static const struct {
     {"head -3 $F | sed '3s/node01/\\xff/'", "bad.csv, line 3: not UTF-8 text"},
     {"head -3 $F | sed '3s/node01/\\x00/'", "bad.csv, line 3: a NUL byte"},
     {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
-     "bad.csv, line 1: rows of load/12 have a column 'sample_bytes'"},
+     "bad.csv, line 2: sample_bytes is '', not a number"},
     {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
     {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv",
      "bad.csv, line 2: open_p50_s is 'soon', not a number"},
@@ -483,6 +482,24 @@ Test(figures, bad_files_are_refused)
     shell("printf '{' > $D/results/env.json; rm $D/results/bad.csv; " FIGURES);
     cr_expect_eq(status, 2);
     cr_expect(says("write it again with: ./fdsl-bench --env --format json"), "%s", out);
+}
+
+/* A column that a file lacks is empty in its rows. A column that the program does not know is ignored, with
+ * one note per file. */
+Test(figures, files_may_lack_columns_and_have_others)
+{
+    SHELL(
+        0,
+        "sed '1s/,time_cv,/,colour,/; 1s/,outliers,/,shade,/' " FIXTURES
+        "/synth.csv > $D/results/synth.csv && "
+        "python3 -c \"import sys; sys.path.insert(0, 'scripts/figures'); import rows; notes = []; "
+        "kind, found = rows.read_file('$D/results/synth.csv', notes); "
+        "print(kind, {(row['time_cv'], row.texts['outliers'], 'colour' in row) for row in found}, *notes)\"");
+    EXPECT_OUT("rows {(None, '', False)} ");
+    EXPECT_OUT("synth.csv: ignored columns that fdsl-bench does not know: colour, shade\n");
+    SHELL(1, "FDSL_BENCH=$D/none " FIGURES);
+    EXPECT_OUT("the columns of rows are unknown, because ");
+    EXPECT_OUT("build it with: make, or name another fdsl-bench with the environment variable FDSL_BENCH\n");
 }
 
 Test(figures, wrong_names_and_options_are_refused)

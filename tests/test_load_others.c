@@ -151,7 +151,7 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
         "$P --variant shards-mmap --data $D --cache any --min-time 0 --format csv 2>/dev/null | " LOADING
         "import csv\n"
         "rows = list(csv.reader(sys.stdin))\n"
-        "assert rows[0] == c.COLUMNS, set(rows[0]) ^ set(c.COLUMNS)\n"
+        "assert rows[0] == list(c.COLUMNS), set(rows[0]) ^ set(c.COLUMNS)\n"
         "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'"));
 }
 

@@ -4,7 +4,7 @@
 #include "core/parallel.h"
 #include "machine/cores.h"
 #include "run/settings.h"
-#include "run/ranks.h"
+#include "run/rows.h"
 #include "cell.h"
 
 TestSuite(partition, .timeout = 60);

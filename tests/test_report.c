@@ -218,8 +218,8 @@ Test(report, commands_have_every_option)
           "import report, rows\n"
           "others = {'variant': 'x', 'cuda': '', 'ranks': 1, 'rank': '0', 'threads': 1, 'scaling': '',\n"
           "          'verified': 'no'}\n"
-          "for schema in rows.ROW_SCHEMAS:\n"
-          "    table = rows.PARAMETERS[schema.split('/')[0]]\n"
+          "for workload, schema in rows.SCHEMAS.items():\n"
+          "    table = rows.PARAMETERS[workload]\n"
           "    texts = {column: '1' if option.flag else '71' for column, option in table.items()}\n"
           "    texts['res'] = '72'\n"
           "    row = rows.Row(texts, schema=schema, batch=71, array_bytes=71, **others)\n"
@@ -247,43 +247,4 @@ Test(report, training_runs_differ_in_every_option)
                     "$D/report.html | grep -o 'epochs .*'");
     cr_expect_str_eq(out, "epochs 2\nepochs 2 --mixup 0.8\nepochs 2 --clip-norm 0.5\nepochs 2 --repeats 4\n"
                           "epochs 2 --ema 0.9\nepochs 2 --loss bce\nepochs 2 --seed 1\n");
-}
-
-/* Writes a table of all options that have a column, with the default as the text of a row. */
-static void write_parameters(FILE *stream)
-{
-    fprintf(stream, "schema,column,option,default,flag\n");
-    for (const struct workload *const *at = workload_table; *at; at++) {
-        const struct workload *workload = *at;
-        void *values = calloc(1, workload->parameters_bytes);
-        cr_assert_not_null(values);
-        struct options options = {.tables = {{workload->options, workload->option_count, values}},
-                                  .table_count = 1};
-        char *argv[] = {"fdsl-bench", NULL};
-        cr_assert_eq(options_parse(&options, 1, argv), STATUS_OK);
-        for (size_t i = 0; i < workload->option_count; i++) {
-            const struct option_spec *spec = &workload->options[i];
-            char column[64], text[256];
-            options_column(spec, column, sizeof column);
-            options_text(spec, values, text, sizeof text);
-            if (spec->column != COLUMN_NONE)
-                fprintf(stream, strchr(text, ',') ? "%s,%s,%s,\"%s\",%d\n" : "%s,%s,%s,%s,%d\n",
-                        workload->schema, column, spec->name, text, spec->kind == OPTION_FLAG);
-        }
-        options_free(&options);
-        free(values);
-    }
-}
-
-/* The report and the figures know the columns of all options, and their defaults, from a table. */
-Test(report, the_table_of_parameters_is_up_to_date)
-{
-    char path[64];
-    snprintf(path, sizeof path, "%s/parameters.csv", folder);
-    FILE *file = fopen(path, "w");
-    cr_assert_not_null(file);
-    write_parameters(file);
-    cr_assert_eq(fclose(file), 0);
-    shell("diff -u scripts/figures/parameters.csv $D/parameters.csv");
-    cr_assert_eq(status, 0, "to update the table, apply this with patch -p0:\n%s", out);
 }

@@ -10,7 +10,8 @@
 
 #include "core/roofline.h"
 #include "must.h"
-#include "run/runner_parts.h"
+#include "run/report.h"
+#include "run/rows.h"
 #include "train/model.h"
 #include "train/trainer.h"
 #include "cell.h"
@@ -411,7 +412,7 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
     const struct result result = {.work.items = 1, .bench.time.median = 4, .roofline = *roofline};
     const struct row_columns *table;
     struct row row;
-    must(runner_columns(settings.workload, &table));
+    must(columns_of(settings.workload, &table));
     row_open(&row, table->row);
     runner_set_result(&runner, &result, &row);
     for (size_t i = 0; i < COUNT_OF(columns); i++)

@@ -2,7 +2,7 @@
  * variants. */
 #include "program.h"
 
-#include "run/runner_parts.h"
+#include "run/rows.h"
 
 TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 

@@ -45,7 +45,6 @@ import datetime
 import hashlib
 import importlib
 import io
-import itertools
 import math
 import os
 import random
@@ -58,8 +57,10 @@ import time
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir)
-with open(os.path.join(ROOT, "results", "reference", "epyc_load.csv"), newline="") as reference:  # has the current columns
-    COLUMNS, (SCHEMA, *_) = itertools.islice(csv.reader(reference), 2)
+sys.path.append(os.path.join(ROOT, "scripts", "figures"))
+from rows import COLUMNS as COLUMNS_OF, SCHEMAS  # noqa: E402
+
+COLUMNS, SCHEMA = COLUMNS_OF["load"], SCHEMAS["load"]
 METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 

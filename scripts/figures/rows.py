@@ -9,55 +9,54 @@ import fcntl
 import functools
 import io
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 MONITOR_SCHEMA = "monitor/2"
 LOG_SCHEMA = "steps/1"  # of train --log
 
-# parameters.csv lists the options that have a column, per schema, with their defaults as strings, as in rows. tests/test_report.c
-# compares it with the option tables of the program. PARAMETERS: {workload: {column: Parameter}}, in the order of the columns.
+
+
+def read_columns():
+    """Returns what `fdsl-bench --columns` prints: one dict per column of each workload, in the order of the rows."""
+    bench = os.environ.get("FDSL_BENCH") or str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
+    try:
+        printed = subprocess.run([bench, "--columns", "--format", "csv"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"the columns of rows are unknown, because {bench} cannot be run ({error}); build it with: make, or name "
+                 "another fdsl-bench with the environment variable FDSL_BENCH")
+    return list(csv.DictReader(io.StringIO(printed)))
+
+
+LINES = read_columns()
+SCHEMAS = {line["workload"]: line["schema"] for line in LINES}
+COLUMNS = {workload: tuple(line["column"] for line in LINES if line["workload"] == workload) for workload in SCHEMAS}
+
+# PARAMETERS: {workload: {column: Parameter}}, the options that have a column, in the order of the columns.
 Parameter = collections.namedtuple("Parameter", "option default flag")
-with open(pathlib.Path(__file__).with_name("parameters.csv"), encoding="utf-8") as table:
-    LINES = list(csv.DictReader(table))
-ROW_SCHEMAS = tuple(dict.fromkeys(line["schema"] for line in LINES))
-PARAMETERS = {schema.split("/")[0]: {line["column"]: Parameter("--" + line["option"], line["default"], line["flag"] == "1")
-                                     for line in LINES if line["schema"] == schema} for schema in ROW_SCHEMAS}
+PARAMETERS = {workload: {line["column"]: Parameter("--" + line["option"], line["default"], line["argument"] == "no")
+                         for line in LINES if line["workload"] == workload and line["option"]} for workload in SCHEMAS}
 DEFAULTS = {workload: {column: parameter.default for column, parameter in columns.items()}
             for workload, columns in PARAMETERS.items()}
 
-LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
+# Numeric columns of each workload. Of the options, only those that figures calculate with are numbers; the others stay text,
+# to be compared with defaults.
+OPTION_NUMBERS = ("batch", "vertices", "orbits", "array_bytes", "stages", "microbatches")
+NUMBERS = {workload: tuple(line["column"] for line in LINES
+                           if line["workload"] == workload and line["type"] in ("integer", "real") and line["column"] != "rank"
+                           and (not line["option"] or line["column"] in OPTION_NUMBERS
+                                or (workload, line["column"]) == ("synth", "res"))) for workload in SCHEMAS}
 
-TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
-                 "train_samples", "test_samples", "train_loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
-                 "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong", "stages",
-                 "microbatches", "bubble", "bubble_formula")
-TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
-                "test_samples", "trained_s")
-# Only the figure roofline and the report use rows of infer.
-INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
-INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
-# Only the figure ops draws rows of ops.
-OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "stream_bytes_per_s",
-               "stream_share", "wrong")
-OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items")
-EXCHANGE_NEEDED = ("ranks", "threads", "array_bytes", "time_min_s", "time_median_s", "time_p95_s", "items")
-
-IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
-NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
-           "items", "items_per_s", "bytes_per_s", "roofline_share", "noise_s", "vertices_s", "painting_s",
-           "imbalance", "efficiency", "ranks_per_device", "samples", "wrong")
-NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
-          "batch", "res")
-LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s",
-                "bytes_per_s", "roofline_share", "imbalance", "efficiency", "ranks_per_device", "samples", "shards",
-                "sample_bytes", "skipped", "displacement", "shards_per_batch", "storage_read_bytes", "copy_bytes_per_s",
-                "copy_share", "wrong") + LATENCIES
-LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
-               "batch", "sample_bytes")
-# COMMON_NUMBERS: numeric columns of all workloads. STEPS: numeric columns of --compute.
-COMMON_NUMBERS = ("median_error", "flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "roofline_share")
-STEPS = ("steps", "stall_share", "first_batch_s", "step_s", "busy_share", "slowdown")
-NEEDED_TEXTS = ("settled", "bound")
+# Numeric columns that must not be empty, for the figures.
+TIMES = ("time_min_s", "time_median_s", "time_p95_s")
+RATES = ("items_per_s", "bytes_per_s")
+NEEDED = {workload: ("ranks", "threads", "items") + columns for workload, columns in {
+    "synth": (*TIMES, *RATES, "batch", "res"), "load": (*TIMES, *RATES, "batch", "sample_bytes"),
+    "train": ("batch", "time_median_s", "items_per_s", "epoch", "train_samples", "test_samples", "trained_s"),
+    "infer": ("batch", "time_median_s", "time_p99_s", "items_per_s"), "exchange": ("array_bytes", *TIMES),
+    "ops": TIMES}.items()}
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "gpu", "device", "variant", "phase",
                  "throttled")
@@ -222,31 +221,20 @@ def numbered(path, line, fields, columns, needed):
     return values
 
 
-def measured_row(path, line, fields, numbers, needed):
-    row = Row(numbered(path, line, fields, numbers + COMMON_NUMBERS, needed))
-    row.texts = fields
-    for column in needed:
+def measured_row(path, line, fields, workload):
+    """Returns a row of the program. A column that the file lacks is empty; a column that the program lacks is left out."""
+    texts = {column: fields.get(column, "") for column in COLUMNS[workload]}
+    row = Row(numbered(path, line, texts, NUMBERS[workload], NEEDED[workload]))
+    row.texts = texts
+    for column in NEEDED[workload]:
         if row[column] <= 0:
-            raise BadInput(f"{path}, line {line}: {column} is {fields[column]}; repair or delete this row")
+            raise BadInput(f"{path}, line {line}: {column} is {texts[column]}; repair or delete this row")
     return row
 
 
-def columns_of(schema):
-    """Returns the columns of a schema as (numeric columns, numeric columns that must not be empty, other columns)."""
-    workload = schema.split("/")[0]
-    numbers, needed, others = {
-        "synth": (NUMBERS + STEPS, NEEDED, ()),
-        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store", "decoded_by")),
-        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, ("init", "scaling")),
-        "infer": (INFER_NUMBERS, INFER_NEEDED, ()),
-        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ()),
-        "ops": (OPS_NUMBERS, OPS_NEEDED, ())}[workload]
-    return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others + tuple(DEFAULTS[workload])
-
-
-def read_file(path):
+def read_file(path, notes=None):
     """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", "log" (train --log), or "other" for files without
-    measurements."""
+    measurements. Appends to `notes` which columns are unknown and ignored."""
     header, records = read_csv(path)
     if not header or header[0] != "schema" or ("sample" in header and "samples" not in header):  # env.csv, classes, samples
         return "other", []
@@ -265,14 +253,15 @@ def read_file(path):
             kind = "log"
             need_columns(path, fields, LOG_TEXTS + LOG_NUMBERS, schema)
             rows.append(numbered(path, line, fields, LOG_NUMBERS, LOG_NEEDED))
-        elif schema in ROW_SCHEMAS:
-            numbers, needed, others = columns_of(schema)
-            need_columns(path, fields, others + numbers + COMMON_NUMBERS, schema)
-            rows.append(measured_row(path, line, fields, numbers, needed))
+        elif schema in SCHEMAS.values():
+            rows.append(measured_row(path, line, fields, schema.split("/")[0]))
         else:
             raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                           f"{', '.join((*ROW_SCHEMAS, MONITOR_SCHEMA, LOG_SCHEMA))}); move this file away, or use the "
+                           f"{', '.join((*SCHEMAS.values(), MONITOR_SCHEMA, LOG_SCHEMA))}); move this file away, or use the "
                            "revision of the project that wrote it")
+    unknown = [column for column in header if column not in COLUMNS[rows[0].workload]] if kind == "rows" and rows else []
+    if unknown and notes is not None:
+        notes.append(f"{path}: ignored columns that fdsl-bench does not know: {', '.join(unknown)}")
     return kind, rows
 
 
@@ -402,7 +391,7 @@ class Measured:
         for path in sorted(folder.glob("*.csv")) + sorted(folder.glob("ops/*.csv")):
             if path.name.startswith("published_"):
                 continue
-            kind, rows = read_file(path)
+            kind, rows = read_file(path, self.notes)
             if kind == "other":
                 if path.name != "env.csv" and path.parent == folder:  # rows of scripts/compare/ops.py are in ops/
                     self.notes.append(f"{path}: no rows of a run; skipped")

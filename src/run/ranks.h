@@ -1,49 +1,49 @@
-/* Gathers the results of all ranks on rank 0 and combines them into the row with rank=all. Functions whose
- * comment begins with "Collective" must be called by all ranks in the same order; they fail on all ranks or
- * on none. */
+/* Prepares the ranks of a run: cores, a GPU and the scaling of each, and checks that all have the same
+ * options and data. "Collective, like comm_agree()" means: all ranks call the function, and all return the
+ * worst status of any rank. */
 #ifndef FDSL_RUN_RANKS_H
 #define FDSL_RUN_RANKS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/status.h"
-#include "core/workload.h"
-#include "run/bench.h"
-#include "core/record.h"
+#include "run/rows.h"
 
-/* Values of one rank that the combined row needs and that the row of the rank does not have. */
-struct rank_facts {
-    double bytes; /* struct work */
-    struct roofline roofline;
-    int sharers; /* number of ranks that share its device; 1 on a CPU, where each rank has its own cores */
-    uint64_t throttle_reasons;
-    double run_j;                      /* energy per run in joules; NaN if unknown */
-    double cpu_share, preempted_per_s; /* from runner_cpu_use(), which says when they are NaN */
-};
+/* Returns whether the run needs a GPU, for a chosen variant or for --compute. */
+bool runner_any_on_gpu(const struct settings *settings);
 
-/* Collective: gathers the rows and facts of all ranks. On rank 0, `*rows` and `*facts` become arrays of
- * comm_size() elements in rank order, and `*rows` has room for one more row; on other ranks, they become
- * NULL. All rows must have the same columns. The caller frees `*rows` with ranks_free_rows() and `*facts`
- * with free(). */
-enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
-                         struct rank_facts **facts);
-void ranks_free_rows(struct row *rows);
+/* STATUS_USAGE if ranks have different options, or run different builds. Collective, like comm_agree(). */
+enum status runner_check_alike(const struct settings *settings);
 
-/* Collective: gathers the samples of all ranks. On rank 0, `*samples` becomes an array of comm_size() *
- * bench->count elements in rank order; on other ranks, it becomes NULL. The caller frees `*samples`. */
-enum status ranks_gather_samples(const struct bench *bench, struct sample **samples);
+/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Collective, like comm_agree(). */
+enum status runner_check_data(const struct runner *runner);
 
-/* Returns the combined roofline of `count` ranks that run concurrently. */
-struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
+/* STATUS_USAGE if --device or --best-gpu is given to several ranks or together with --rank-device, or if the
+ * list of --rank-device is invalid. */
+enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
-/* Sets the columns of `total`, an open row over the same table, from the rows of `count` ranks as the table
- * says. Real numbers are combined as the rows show them, with the digits of their columns. */
-void ranks_combine(const struct row *rows, int count, struct row *total);
+/* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE for --scaling weak if the
+ * workload does not support it. */
+enum status runner_take_scaling(struct runner *runner);
 
-/* Returns the parallel efficiency; 1 is ideal. `together_s` is the time of all ranks; `alone_s` is the time
- * of rank 0 alone, for the work of one rank (weak scaling) or of all ranks (strong scaling). Returns 0
- * (unknown) if `alone_s` is 0. */
-double ranks_efficiency(const struct partition *partition, double alone_s, double together_s);
+/* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
+ * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Collective, like
+ * comm_agree(). */
+enum status runner_take_cores(struct settings *settings, double *worst);
+void runner_warn_about_cores(const struct settings *settings, double outcome);
+
+/* Returns whether --threads lists 0 and also the number of threads that 0 means. */
+bool runner_repeats_threads(const struct settings *settings);
+
+/* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
+ * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not exist, or
+ * if the workload has no CPU variant; STATUS_UNAVAILABLE if the build lacks this variant. The caller frees
+ * runner->stand_ins. */
+enum status runner_take_device(struct runner *runner);
+
+/* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
+ * Collective, like comm_agree(). */
+enum status runner_count_sharers(struct runner *runner);
 
 #endif

@@ -2,6 +2,8 @@
 #ifndef FDSL_RUN_RUNNER_H
 #define FDSL_RUN_RUNNER_H
 
+#include <stdbool.h>
+
 #include "core/status.h"
 #include "run/settings.h"
 
@@ -16,5 +18,19 @@ enum status runner_join(const struct settings *settings, enum status read);
  * combination; rows that are already written remain. After STATUS_FAILED, for example a full disk or a broken
  * device, no other combination runs. Returns the most severe status. */
 enum status runner_run(struct settings *settings);
+
+struct report;
+
+/* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
+ * `*report` is NULL, rank 0 creates it with report_begin(). The caller calls report_end(), even after a
+ * failure. Collective, like comm_agree(). */
+enum status runner_combination(struct settings *settings, struct report **report);
+
+/* Returns whether all rows are lost if a signal ends the run: without --out, JSON is printed only at the end.
+ */
+static inline bool runner_loses_rows(const struct settings *settings)
+{
+    return !settings->out && settings->format == FORMAT_JSON;
+}
 
 #endif

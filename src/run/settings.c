@@ -39,6 +39,9 @@ static const struct option_spec specs[] = {
     {"list", NULL, OPTION_FLAG, AT(list),
      .help = "list all variants, or only the variants of --workload or --variant. If a variant cannot run "
              "here, the list says why. Scripts can use --format csv or json"},
+    {"columns", NULL, OPTION_FLAG, AT(columns),
+     .help = "describe the columns of the rows, of all workloads or of --workload, as a page of Markdown; "
+             "scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify),
      .help = "compare results with the reference before and after the timing; if results are wrong, no row "
              "is written"},
@@ -186,7 +189,7 @@ static void help_common(FILE *stream, bool all)
           "       fdsl-bench advise --data DIR|URL --compute MS|train:MODEL [options]\n"
           "       fdsl-bench compare A.csv B.csv [options]\n"
           "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
-          "       fdsl-bench --list [-v] | --env | --verify-set DIR | --version | --help\n"
+          "       fdsl-bench --list [-v] | --columns | --env | --verify-set DIR | --version | --help\n"
           "\n"
           "examples:\n"
           "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
@@ -309,7 +312,8 @@ bool settings_has_option(const char *name)
 bool settings_informational(const struct settings *settings)
 {
     bool lists = settings->list && !settings->table; /* sweep_run() lists the rows of a table */
-    return settings->help || settings->version || lists || settings->environment || settings->verify_set;
+    return settings->help || settings->version || lists || settings->columns || settings->environment ||
+           settings->verify_set;
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.

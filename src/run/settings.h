@@ -32,7 +32,7 @@ struct settings {
     struct bench_limits limits; /* max_median_error is derived; --loops changes min_samples and max_time_s */
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
-    bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
+    bool verify, dry_run, best_gpu, list, columns, environment, help, version, verbose;
 
     /* Derived */
     char **command; /* the command after "--", which --monitor samples; NULL if variants run instead; not
@@ -59,7 +59,7 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no
+/* Parses and checks the command line. --help, --version, --list, --columns, --env and --verify-set require no
  * other option. With --table, parses only the options that all workloads share, unless config->is_row: then
  * the options are those of a row, and --table is ignored. With --prepare, only settings->prepare is set, and
  * prepare_run() parses the rest. With
@@ -83,7 +83,7 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Returns whether the options request only work that needs no variant: --help, --version, --list, --env or
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --columns, --env or
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 

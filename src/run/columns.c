@@ -1,16 +1,12 @@
-/* The columns of a workload's rows, and the rows of a variant and of its samples. */
-#include <math.h>
+#include "run/columns.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/array.h"
-#include "machine/comm.h"
-#include "machine/nvml.h"
-#include "run/runner_parts.h"
+#include "run/formats.h"
 
-/* ---- Columns ---- */
-
-#define WORKLOADS_MAX 16 /* more than the number of workloads */
+/* ---- The columns of all workloads ---- */
 
 static const struct column run_columns[] = {
     {"schema", VALUE_WORD, COMBINE_FIRST, "", .about = "workload and version of its columns"},
@@ -93,6 +89,10 @@ static const struct column sample_columns[] = {
     {"device_s", VALUE_REAL, COMBINE_FIRST, "s", .about = "time of the run on the GPU"},
 };
 
+/* ---- The table of a workload ---- */
+
+#define WORKLOADS_MAX 16 /* more than the number of workloads */
+
 static enum status add_columns(struct column **table, size_t *count, const struct column *columns,
                                size_t added)
 {
@@ -121,7 +121,7 @@ static enum status add_option(struct column **table, size_t *count, const struct
     return add_columns(table, count, &column, 1);
 }
 
-enum status runner_columns(const struct workload *workload, const struct row_columns **columns)
+enum status columns_of(const struct workload *workload, const struct row_columns **columns)
 {
     static struct row_columns known[WORKLOADS_MAX]; /* of workloads that were asked for */
     static const struct column end = {0};
@@ -150,160 +150,167 @@ enum status runner_columns(const struct workload *workload, const struct row_col
     return STATUS_OK;
 }
 
-/* ---- Values ---- */
+/* ---- Describing the columns ---- */
 
-bool runner_on_gpu(const struct runner *runner)
+static const char *const type_names[] = {
+    [VALUE_INTEGER] = "integer", [VALUE_REAL] = "real",   [VALUE_WORD] = "word",
+    [VALUE_FLAG] = "flag",       [VALUE_SWITCH] = "flag", [VALUE_HASH] = "hash"};
+static const char *const combine_names[] = {
+    [COMBINE_FIRST] = "first", [COMBINE_COMMON] = "common", [COMBINE_MIN] = "min",  [COMBINE_MEAN] = "mean",
+    [COMBINE_MAX] = "max",     [COMBINE_SUM] = "sum",       [COMBINE_NONE] = "none"};
+
+/* Returns the option whose value a column shows, or NULL. */
+static const struct option_spec *option_of(const struct workload *workload, const char *column)
 {
-    return strcmp(runner->entry->variant->platform, "cuda") == 0;
-}
-
-int runner_threads(const struct runner *runner)
-{
-    return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
-}
-
-#define CPU_SPAN_MIN_S 0.25 /* a shorter span has too few context switches to judge */
-
-void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
-                    double *preempted_per_s)
-{
-    const struct workload *workload = runner->settings->workload;
-    const char *cache = workload->cache ? workload->cache(runner->input) : "warm";
-    int threads = runner_threads(runner), allowed = runner->env.allowed_threads;
-    *share = *preempted_per_s = NAN;
-    if (runner_on_gpu(runner) || runner->consumer || strcmp(cache, "warm") != 0 ||
-        bench->span_s < CPU_SPAN_MIN_S)
-        return;
-    *share = bench->cpu_s / (bench->span_s * (allowed > 0 && allowed < threads ? allowed : threads));
-    *preempted_per_s = (double)bench->preempted / bench->span_s;
-}
-
-int runner_cores(const struct runner *runner)
-{
-    int threads = runner_threads(runner), allowed = runner->env.allowed_cores;
-    return allowed > 0 && allowed < threads ? allowed : threads;
-}
-
-/* Sets the columns of the options that have an effect on the variant. */
-static void set_options(const struct runner *runner, struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    const void *parameters = runner->settings->parameters;
+    char name[64];
     for (size_t i = 0; i < workload->option_count; i++) {
-        const struct option_spec *spec = &workload->options[i];
-        const void *value = (const char *)parameters + spec->offset;
-        char column[64], text[4096];
-        if (spec->column != COLUMN ||
-            (workload->applies && !workload->applies(parameters, runner->entry->variant, spec->name)))
-            continue;
-        options_column(spec, column, sizeof column);
-        options_text(spec, parameters, text, sizeof text);
-        if (spec->kind == OPTION_FLAG)
-            row_flag(row, column, *(const bool *)value);
-        else if (*text && (spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES))
-            row_count(row, column, *(const uint64_t *)value);
-        else /* a real number has the digits that were given */
-            row_text(row, column, text);
+        options_column(&workload->options[i], name, sizeof name);
+        if (workload->options[i].column != COLUMN_NONE && strcmp(name, column) == 0)
+            return &workload->options[i];
     }
+    return NULL;
 }
 
-void runner_set_run(const struct runner *runner, const struct result *result, struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    const struct variant *variant = runner->entry->variant;
-    bool on_gpu = runner_on_gpu(runner);
-    row_text(row, "schema", workload->schema);
-    row_text(row, "time_utc", *runner->time_utc ? runner->time_utc : runner->env.time_utc);
-    row_text(row, "host", runner->env.host);
-    row_text(row, "job_id", runner->env.job_id);
-    row_text(row, "revision", runner->env.revision);
-    row_text(row, "workload", workload->name);
-    row_text(row, "variant", runner->entry->name);
-    row_text(row, "device", on_gpu ? runner->device.name : runner->env.cpu_model);
-    row_text(row, "driver", on_gpu ? runner->driver : "");
-    row_text(row, "cuda", on_gpu ? runner->device.runtime : "");
-    row_count(row, "ranks", runner->partition.ranks);
-    row_count(row, "rank", runner->partition.rank);
-    row_count(row, "threads", (unsigned long long)runner_threads(runner));
-    if (runner->partition.ranks > 1 && !workload->ranks.joint)
-        row_text(row, "scaling", settings_scaling(runner->settings));
-    if (on_gpu)
-        row_count(row, "ranks_per_device", (unsigned long long)runner->sharers);
-    set_options(runner, row);
-    if (runner->watched.sm_clock_mhz > 0)
-        row_count(row, "sm_clock_mhz", (unsigned long long)runner->watched.sm_clock_mhz);
-    if (runner->watched.mem_clock_mhz > 0)
-        row_count(row, "memory_clock_mhz", (unsigned long long)runner->watched.mem_clock_mhz);
-    row_text(row, "instruction_set", variant->instruction_set ? variant->instruction_set() : "");
-    row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");
-    row_flag(row, "verified", result->verified);
-    if (result->verified || workload->checks.every_run)
-        row_count(row, "wrong", result->wrong);
-}
-
-void runner_set_result(const struct runner *runner, const struct result *result, struct row *row)
-{
-    const struct workload *workload = runner->settings->workload;
-    const struct bench *bench = &result->bench;
-    const struct stats *time = &bench->time;
-    const struct roofline *roofline = &result->roofline;
-    char throttled[128];
-    row_count(row, "warmups", result->runs_before + bench->warmups);
-    row_count(row, "samples", bench->count);
-    if (!workload->epochs.more) /* each epoch is a row */
-        row_flag(row, "settled", bench->settled);
-    row_real(row, "median_error", time->median_error);
-    row_real(row, "time_min_s", time->min);
-    row_real(row, "time_median_s", time->median);
-    row_real(row, "time_mean_s", time->mean);
-    row_real(row, "time_p95_s", time->p95);
-    row_real(row, "time_p99_s", time->p99);
-    row_real(row, "wall_s", bench->wall_s);
-    row_real(row, "items", result->work.items);
-    if (!workload->ranks.joint || comm_size() > 1) { /* one rank alone has nothing to exchange */
-        row_positive(row, "items_per_s", result->work.items / time->median);
-        row_positive(row, "bytes_per_s", result->work.bytes / time->median);
-    }
-    row_positive(row, "flops", roofline->flops);
-    row_positive(row, "bytes", roofline->bytes);
-    row_positive(row, "peak_flops_per_s", roofline->peak_flops);
-    row_positive(row, "peak_bytes_per_s", roofline->peak_bytes_per_s);
-    row_text(row, "bound", roofline_bound_name(roofline->bound));
-    row_positive(row, "roofline_share", roofline->floor_s / time->median);
-    if (bench->count > 1) {
-        row_real(row, "time_sd_s", time->sd);
-        row_real(row, "time_cv", time->cv);
-    }
-    row_count(row, "outliers", time->outliers);
-    row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
-    row_positive(row, "energy_j_per_item", result->run_j / result->work.items);
-}
-
-/* Makes the row of a sample. The first columns are those of the row, so that samples and rows can be joined.
- */
-static void make_sample(const struct row_columns *columns, const struct row *whole,
-                        const struct sample *sample, size_t number, struct row *row)
-{
-    row_open(row, columns->sample);
-    for (size_t i = 0; i < columns->shared; i++)
-        row_copy(row, i, whole);
-    row_count(row, "sample", number);
-    row_real(row, "wall_s", sample->wall_s);
-    row_real(row, "device_s", sample->device_s >= 0 ? sample->device_s : NAN);
-}
-
-enum status runner_append_samples(const struct workload *workload, const char *path, const struct row *ranks,
-                                  size_t rank_count, const struct sample *samples, size_t count)
-{
+/* A workload and the defaults of its options. */
+struct described {
+    const struct workload *workload;
     const struct row_columns *columns;
-    size_t total = rank_count * count;
-    FREED struct row *rows = calloc(total, sizeof *rows);
-    TRY(ALLOCATED(rows, "--samples-out: out of memory for %zu samples", total));
-    TRY(runner_columns(workload, &columns));
-    for (size_t i = 0; i < total; i++)
-        make_sample(columns, &ranks[i / count], &samples[i], i % count, &rows[i]);
-    enum status status = csv_append(path, rows, total); /* checks the rows first */
-    for (size_t i = 0; i < total; i++)
-        row_free(&rows[i]);
-    return status;
+    void *defaults; /* owned */
+};
+
+static void forget(struct described *described)
+{
+    free(described->defaults);
+}
+
+static enum status describe(const struct workload *workload, struct described *described)
+{
+    char *argv[] = {(char[]){"fdsl-bench"}, NULL};
+    *described = (struct described){.workload = workload, .defaults = calloc(1, workload->parameters_bytes)};
+    TRY(ALLOCATED(described->defaults, "out of memory for the options"));
+    struct options options = {.tables = {{workload->options, workload->option_count, described->defaults}},
+                              .table_count = 1};
+    enum status status = options_parse(&options, 1, argv);
+    options_free(&options);
+    TRY(status);
+    return columns_of(workload, &described->columns);
+}
+
+/* Makes a row that describes a column. */
+static void column_row(const struct described *described, const struct column *column, struct row *row)
+{
+    const struct option_spec *spec = option_of(described->workload, column->name);
+    char fallback[256] = "";
+    if (spec)
+        options_text(spec, described->defaults, fallback, sizeof fallback);
+    row_text(row, "workload", described->workload->name);
+    row_text(row, "schema", described->workload->schema);
+    row_text(row, "column", column->name);
+    row_text(row, "type", type_names[column->type]);
+    row_text(row, "unit", column->unit);
+    row_text(row, "ranks", combine_names[column->combine]);
+    row_text(row, "option", spec ? spec->name : "");
+    row_text(row, "default", fallback);
+    row_flag(row, "argument", spec && spec->kind != OPTION_FLAG);
+    row_text(row, "about", column->about);
+}
+
+/* Prints columns of a workload as a table of Markdown. */
+static enum status print_columns(const struct described *described, const struct column *columns,
+                                 size_t count)
+{
+    puts("\n| column | type | unit | all ranks | meaning |\n|---|---|---|---|---|");
+    for (size_t i = 0; i < count; i++) {
+        CLOSED_BY(row_free) struct row row = {0};
+        column_row(described, &columns[i], &row);
+        TRY(row_check(&row));
+        const char *option = row_get_word(&row, "option"), *fallback = row_get_word(&row, "default");
+        printf("| `%s` | %s | %s | %s | ", columns[i].name, row_get_word(&row, "type"), columns[i].unit,
+               row_get_word(&row, "ranks"));
+        if (*option)
+            printf("`--%s`%s%s: ", option, *fallback ? ", default " : "", fallback);
+        for (const char *c = columns[i].about; *c; c++)
+            printf(*c == '|' ? "\\%c" : "%c", *c);
+        puts(" |");
+    }
+    return STATUS_OK;
+}
+
+/* Prints the columns of one workload in the order of its rows, or with `shared` only those that it does not
+ * share with all workloads. */
+static enum status print_workload(const struct workload *workload, bool shared)
+{
+    CLOSED_BY(forget) struct described described;
+    TRY(describe(workload, &described));
+    const struct row_columns *columns = described.columns;
+    size_t count = 0, own = 0, first = COUNT_OF(run_columns);
+    while (columns->row[count].name)
+        count++;
+    while (workload->columns[own].name)
+        own++;
+    printf("\n## %s\n\nSchema `%s`. An item is one of the %s.\n", workload->name, workload->schema,
+           workload->item);
+    if (!shared)
+        return print_columns(&described, columns->row, count);
+    printf("\nOptions, after `%s`:\n", run_columns[first - 1].name);
+    TRY(print_columns(&described, columns->row + first, columns->shared - first));
+    printf("\nMeasured, after `%s`:\n", result_columns[COUNT_OF(result_columns) - 1].name);
+    return print_columns(&described, workload->columns, own);
+}
+
+static enum status print_page(const struct workload *only)
+{
+    static const struct workload none = {0};
+    const struct described common = {.workload = &none};
+    puts("# Columns\n\n"
+         "`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
+         "programs, and\n"
+         "`--workload NAME` prints the columns of one workload in the order of its rows.\n\n"
+         "An empty cell means that a value is unknown or does not apply. With several ranks there is one row "
+         "per rank, "
+         "and one\nwith `rank` = `all`. The column *all ranks* tells how that row combines the values of the "
+         "ranks: "
+         "`first` takes\nthe value of rank 0, `common` the value that all ranks share; `min`, `mean`, `max` "
+         "and `sum` need a "
+         "value of every\nrank; `none` means that the value is empty, or computed from the samples and the "
+         "work of all ranks "
+         "([ranks.md](ranks.md#time)).");
+    if (only)
+        return print_workload(only, false);
+    puts("\n## All workloads\n\nFirst:");
+    TRY(print_columns(&common, run_columns, COUNT_OF(run_columns)));
+    puts("\nAfter the options of the workload:");
+    TRY(print_columns(&common, result_columns, COUNT_OF(result_columns)));
+    puts("\nAfter the columns that the workload measures:");
+    TRY(print_columns(&common, check_columns, COUNT_OF(check_columns)));
+    puts("\nA row of `--samples-out` has the columns up to the options, and then:");
+    TRY(print_columns(&common, sample_columns, COUNT_OF(sample_columns)));
+    for (size_t i = 0; workload_table[i]; i++)
+        TRY(print_workload(workload_table[i], true));
+    return STATUS_OK;
+}
+
+enum status columns_print(const struct workload *only, int format)
+{
+    struct row_printer printer;
+    enum status status = STATUS_OK;
+    if (format == FORMAT_TABLE)
+        return print_page(only);
+    TRY(format_check(format));
+    rows_begin(&printer, format);
+    for (size_t i = 0; status == STATUS_OK && workload_table[i]; i++) {
+        CLOSED_BY(forget) struct described described = {0};
+        if (only && only != workload_table[i])
+            continue;
+        status = describe(workload_table[i], &described);
+        for (size_t c = 0; status == STATUS_OK && described.columns->row[c].name; c++) {
+            CLOSED_BY(row_free) struct row row = {0};
+            column_row(&described, &described.columns->row[c], &row);
+            status = row_check(&row);
+            if (status == STATUS_OK)
+                rows_add(&printer, &row);
+        }
+    }
+    enum status printed = rows_end(&printer, NULL, NULL);
+    return status == STATUS_OK ? printed : status;
 }

@@ -6,7 +6,8 @@
 
 #include "core/file.h"
 #include "machine/comm.h"
-#include "run/runner_parts.h"
+#include "run/ranks.h"
+#include "run/report.h"
 
 #define TEXT_BYTES 512 /* for a combination as text: "--res 224 --batch 8" */
 
