@@ -9,7 +9,7 @@
 
 #define COLUMNS_MAX 65536
 
-struct parameters {
+struct ops_parameters {
     uint64_t rows, columns, seed, sample, ring, chunk, gpu_memory_limit;
     double bad, duplicates, norm_min, norm_max;
     int dtype, to, fp8, async, pool;
@@ -24,7 +24,7 @@ const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
 static const char *const switches[] = {"on", "off", NULL};
 const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct ops_parameters, field)
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), .column = COLUMN,
      .help = "read the rows from files: .npy, .safetensors, .pt, .pth or .pth.tar, a folder with such files, "
@@ -120,7 +120,7 @@ static enum status read_steps(const char *text, bool steps[OPS_STEPS])
 }
 
 /* Rejects options that have no effect with these steps, so that no option is silently ignored. */
-static enum status check_steps(const struct options *given, const struct parameters *parameters,
+static enum status check_steps(const struct options *given, const struct ops_parameters *parameters,
                                const bool steps[OPS_STEPS])
 {
     static const struct {
@@ -197,7 +197,7 @@ static void ops_close(void *input)
 }
 
 /* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
-static enum status check_data(const struct options *given, const struct parameters *parameters)
+static enum status check_data(const struct options *given, const struct ops_parameters *parameters)
 {
     static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
     for (size_t i = 0; parameters->data && i < COUNT_OF(generated); i++)
@@ -213,7 +213,7 @@ static enum status check_data(const struct options *given, const struct paramete
 }
 
 /* With --data: sets --rows, --columns and --dtype to those of the files, so that CSV rows show them. */
-static void describe_set(const struct embeddings *set, struct parameters *parameters)
+static void describe_set(const struct embeddings *set, struct ops_parameters *parameters)
 {
     parameters->rows = set->rows;
     parameters->columns = set->columns;
@@ -222,7 +222,7 @@ static void describe_set(const struct embeddings *set, struct parameters *parame
         parameters->dtype++;
 }
 
-static void fill_ops(const struct parameters *parameters, struct ops_job *job)
+static void fill_ops(const struct ops_parameters *parameters, struct ops_job *job)
 {
     struct ops *ops = &job->ops;
     enum dtype type = type_values[parameters->dtype];
@@ -255,7 +255,7 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
 static enum status ops_open(const struct options *given, void *parameters_, const struct partition *partition,
                             void **input)
 {
-    struct parameters *parameters = parameters_;
+    struct ops_parameters *parameters = parameters_;
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
@@ -282,7 +282,7 @@ static bool ops_applies(const void *parameters_, const struct variant *variant, 
 {
     static const char *const device_options[] = {"resident", "ring", "chunk",
                                                  "async",    "pool", "gpu-memory-limit"};
-    const struct parameters *parameters = parameters_;
+    const struct ops_parameters *parameters = parameters_;
     const struct ops_traits *traits = variant ? variant->traits : NULL;
     bool steps[OPS_STEPS] = {false};
     for (size_t i = 0; i < COUNT_OF(device_options); i++)
@@ -333,7 +333,7 @@ const struct workload workload_ops = {
     .options = options,
     .option_count = COUNT_OF(options),
     .option_sections = sections,
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct ops_parameters),
     .columns = ops_columns,
     .shown = shown,
     .baselines = baselines,

@@ -22,7 +22,7 @@
 enum encoding { SAFETENSORS, NPY };
 enum part { VALUES, SCALES, TENSOR_SCALE, PARTS };
 
-struct parameters {
+struct embeddings_parameters {
     const char *source, *tensor;
     double norm_min, norm_max;
     uint64_t rows_per_file;
@@ -330,7 +330,7 @@ static void embeddings_source_describe(const void *state, uint64_t number, char 
 
 static enum status check_options(const struct source_request *request)
 {
-    const struct parameters *parameters = request->parameters;
+    const struct embeddings_parameters *parameters = request->parameters;
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the files or folders to read with --source FILE|DIR[,...]");
     TRY(ops_check_bounds(parameters->norm_min, parameters->norm_max));
@@ -362,7 +362,7 @@ static enum status allocate(struct cleaner *cleaner)
                      "out of memory for the hashes of %" PRIu64 " rows", rows);
 }
 
-static void fill_cleaner(const struct parameters *parameters, struct cleaner *cleaner)
+static void fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
 {
     enum dtype from = cleaner->set->dtype;
     cleaner->format = (struct ops_format){
@@ -380,7 +380,7 @@ static void fill_cleaner(const struct parameters *parameters, struct cleaner *cl
 static enum status embeddings_source_open(const struct source_request *request, struct source_facts *facts,
                                           void **state)
 {
-    const struct parameters *parameters = request->parameters;
+    const struct embeddings_parameters *parameters = request->parameters;
     TRY(check_options(request));
     struct cleaner *cleaner = *state = calloc(1, sizeof *cleaner);
     TRY(ALLOCATED(cleaner, "out of memory"));
@@ -410,7 +410,7 @@ static enum status embeddings_source_open(const struct source_request *request, 
 static const char *const encodings[] = {"safetensors", "npy", NULL};
 static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct embeddings_parameters, field)
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source),
      .help = "files (.npy, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated by ','; "
@@ -439,7 +439,7 @@ const struct source source_embeddings = {
     .summary = "cleaned sets of embeddings: rows with valid norms, converted, optionally without duplicates",
     .options = options,
     .option_count = COUNT_OF(options),
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct embeddings_parameters),
     .whole_files = true,
     .columns = embeddings_sample_columns,
     .open = embeddings_source_open,

@@ -17,7 +17,7 @@
 #include "synth/deliver.h"
 #include "synth/oracle.h"
 
-struct parameters {
+struct synth_parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y;
     uint64_t channels, out_res;
@@ -32,7 +32,7 @@ static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of 
 static const char *const fits[] = {"resize", "crop",
                                    NULL}; /* in the order of enum output_fit, without OUTPUT_WHOLE */
 
-#define AT(field) offsetof(struct parameters, field)
+#define AT(field) offsetof(struct synth_parameters, field)
 static const struct option_spec options[] = {
     {"batch", "N", OPTION_COUNT, AT(batch), .fallback = "32", .minimum = 1, .maximum = 1 << 24,
      .choices = option_max, .column = COLUMN, .help = "images per run"},
@@ -142,20 +142,20 @@ static const char *const baselines[] = {"naive", NULL};
 
 /* The input, with state that only this file needs. */
 struct synth_job {
-    struct synth synth;           /* must be the first member: variants cast the input to it */
-    struct parameters parameters; /* as given, plus the defaults that depend on other options */
-    bool leads;                   /* rank 0 */
+    struct synth synth;                 /* must be the first member: variants cast the input to it */
+    struct synth_parameters parameters; /* as given, plus the defaults that depend on other options */
+    bool leads;                         /* rank 0 */
 };
 
 /* ---- Opening the input ---- */
 
-static bool mixed(const struct parameters *parameters)
+static bool mixed(const struct synth_parameters *parameters)
 {
     return parameters->classes > 0 || parameters->class_file;
 }
 
 /* Rejects options that contradict each other, so that no option is silently ignored. */
-static enum status check_combination(const struct options *given, const struct parameters *parameters)
+static enum status check_combination(const struct options *given, const struct synth_parameters *parameters)
 {
     if (parameters->classes > 0 && parameters->class_file)
         return status_set(STATUS_USAGE, "--classes and --class both choose the classes; give one of the two");
@@ -172,7 +172,7 @@ static enum status check_combination(const struct options *given, const struct p
 }
 
 /* Rejects output options that contradict each other. */
-static enum status check_output(const struct options *given, const struct parameters *parameters)
+static enum status check_output(const struct options *given, const struct synth_parameters *parameters)
 {
     static const char *const float_options[] = {"mean", "std"};
     bool shows = parameters->files.png || parameters->files.sheet;
@@ -199,7 +199,7 @@ static enum status check_output(const struct options *given, const struct parame
 
 /* Rejects options that write image files if there are several ranks. A run on one rank can write the same
  * images, bit-identically. */
-static enum status check_alone(const struct parameters *parameters, const struct partition *partition)
+static enum status check_alone(const struct synth_parameters *parameters, const struct partition *partition)
 {
     const char *option = parameters->files.png     ? "png"
                          : parameters->files.sheet ? "sheet"
@@ -236,7 +236,7 @@ static void warn_about_scale(const struct synth_output *output, const double *me
                     value_max);
 }
 
-static enum status get_output(struct parameters *parameters, struct synth *synth)
+static enum status get_output(struct synth_parameters *parameters, struct synth *synth)
 {
     double mean[OUTPUT_CHANNELS_MAX], deviation[OUTPUT_CHANNELS_MAX];
     uint32_t channels = (uint32_t)parameters->channels;
@@ -257,7 +257,7 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
     return STATUS_OK;
 }
 
-static enum status draw_classes(struct parameters *parameters, struct synth *synth)
+static enum status draw_classes(struct synth_parameters *parameters, struct synth *synth)
 {
     if (!parameters->preset)
         parameters->preset = formulas[parameters->formula];
@@ -265,7 +265,7 @@ static enum status draw_classes(struct parameters *parameters, struct synth *syn
                               (uint32_t)parameters->classes);
 }
 
-static enum status benchmark_class(const struct parameters *parameters, struct synth *synth)
+static enum status benchmark_class(const struct synth_parameters *parameters, struct synth *synth)
 {
     synth->class_count = 1;
     synth->classes = calloc(1, sizeof *synth->classes);
@@ -283,7 +283,7 @@ static enum status benchmark_class(const struct parameters *parameters, struct s
     return class_check(synth->classes);
 }
 
-static enum status get_classes(struct parameters *parameters, struct synth *synth)
+static enum status get_classes(struct synth_parameters *parameters, struct synth *synth)
 {
     if (parameters->class_file) {
         size_t count;
@@ -320,7 +320,7 @@ static enum status take_share(struct synth_job *job, const struct partition *par
 }
 
 /* Describes the training task of --compute: the shape of the output images, and one label per class. */
-static enum status fill_task(struct parameters *parameters, const struct synth *synth)
+static enum status fill_task(struct synth_parameters *parameters, const struct synth *synth)
 {
     if (synth->class_count < 2)
         return status_set(STATUS_USAGE,
@@ -340,7 +340,7 @@ static enum status fill_task(struct parameters *parameters, const struct synth *
 static enum status fill_job(const struct options *given, const struct partition *partition,
                             struct synth_job *job)
 {
-    struct parameters *parameters = &job->parameters;
+    struct synth_parameters *parameters = &job->parameters;
     struct synth *synth = &job->synth;
     TRY(check_combination(given, parameters));
     TRY(compute_read(&parameters->compute));
@@ -359,7 +359,7 @@ static enum status fill_job(const struct options *given, const struct partition 
 
 /* Sets the parameters that rows show: those of the command line, but with this rank's batch and the name of
  * the --compute model. */
-static void show_parameters(const struct synth_job *job, struct parameters *shown)
+static void show_parameters(const struct synth_job *job, struct synth_parameters *shown)
 {
     *shown = job->parameters;
     shown->batch = job->synth.batch;
@@ -379,7 +379,7 @@ static enum status synth_open(const struct options *given, void *parameters,
 {
     struct synth_job *job = *input = calloc(1, sizeof *job);
     TRY(ALLOCATED(job, "out of memory"));
-    job->parameters = *(struct parameters *)parameters;
+    job->parameters = *(struct synth_parameters *)parameters;
     TRY(workload_refuse_max(job->parameters.batch));
     TRY(fill_job(given, partition, job));
     show_parameters(job, parameters); /* defaults that depend on other options are now known */
@@ -397,7 +397,7 @@ static uint64_t synth_identity(const void *input)
  * `mean` and `std` for u8, and `fit` if the output has the size of the canvas. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    const struct parameters *parameters = parameters_;
+    const struct synth_parameters *parameters = parameters_;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return parameters->dtype != DTYPE_U8;
@@ -449,7 +449,7 @@ static struct work synth_work(const void *input, const struct variant *variant)
 
 static const struct compute *synth_compute(const void *parameters)
 {
-    return &((const struct parameters *)parameters)->compute;
+    return &((const struct synth_parameters *)parameters)->compute;
 }
 
 /* The run has ended, so the consumer needs no event to wait for. The batch has no labels: the consumer
@@ -539,7 +539,7 @@ const struct workload workload_synth = {
     .options = options,
     .option_count = COUNT_OF(options),
     .option_sections = sections,
-    .parameters_bytes = sizeof(struct parameters),
+    .parameters_bytes = sizeof(struct synth_parameters),
     .columns = columns,
     .baselines = baselines,
     .open = synth_open,
