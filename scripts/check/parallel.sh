@@ -11,6 +11,7 @@ refuse() { # reason
 }
 
 # Sets `list` to the list of variants. Exits with status 4 if this one cannot run here.
+# shellcheck disable=SC2154  # the script that sources this file sets bench
 need_variant() { # name
     list=$("$bench" --list)
     [[ ! $list =~ (^|$'\n')\ *$1\ +available ]] || return 0
@@ -20,6 +21,7 @@ need_variant() { # name
 }
 
 # Reads [--sanitize] [--variant NAMES] [DIR]: sets `sanitize`, and, if they are given, `variants` and `dir`.
+# shellcheck disable=SC2034  # the script uses these variables
 read_options() { # 1 if the script takes a folder, else 0; arguments ...
     local operands=$1
     sanitize=0 dir=
