@@ -114,7 +114,7 @@ Test(config, names_of_other_commands_are_explained)
 Test(config, names_may_be_abbreviated)
 {
     EXPECT_PRINTS(2, "ambiguous: it could be --out or --out-res", "$P --variant naive --ou rows.csv " DRY);
-    EXPECT(0, "$P --variant naive --t 1 " DRY);
+    EXPECT(0, "$P --variant naive --th 1 " DRY);
 }
 
 Test(config, prepare_help_needs_no_folder)

@@ -23,28 +23,23 @@ Test(setup, prints_packages_and_command_before_it_installs)
 {
     if (geteuid() != 0)
         cr_skip_test("the script installs packages only as root");
-    EXPECT_PRINTS(0, "setup: missing to build: ", SETUP);
-    EXPECT_OUT("git (revision in results)");
-    EXPECT_OUT(
-        "setup: installing as root, with apt-get: env DEBIAN_FRONTEND=noninteractive apt-get install -y ");
-    EXPECT_OUT("setup: to install nothing, interrupt this and run: make bench SETUP=0\n");
-    cr_expect(strstr(out, "missing to build") < strstr(out, "installing as root"), "%s", out);
-    EXPECT_PRINTS(0, "install -y --no-install-recommends git ", "cat calls");
+    EXPECT(0, SETUP);
+    const char *command = strstr(out, "apt-get install -y ");
+    cr_assert(command && strstr(out, "git (") && strstr(out, "git (") < command, "%s", out);
+    EXPECT(0, "tail -n 1 calls | sed 's/.*-recommends //; s/ $//'");
+    cr_expect(strncmp(out, "git ", 4) == 0, "%s", out);
 }
 
 Test(setup, probes_a_compiler_that_a_wrapper_runs)
 {
     put_script("bin/ccache", "#!/bin/sh\nexec \"$@\"\n");
-    EXPECT_PRINTS(4, "cannot build without libc6-dev", "E='SETUP=0 CC=ccache'; " SETUP);
-    EXPECT_PRINTS(0, "missing: git (revision in results)",
-                  "env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup/packages.sh build");
+    EXPECT_PRINTS(4, "libc6-dev", "E='SETUP=0 CC=ccache'; " SETUP);
+    EXPECT_PRINTS(0, "git", "env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup/packages.sh build");
     cr_expect_not(says("libc6-dev"), "%s", out);
 }
 
 Test(setup, setup_0_installs_nothing)
 {
-    EXPECT_PRINTS(0, "missing: git (revision in results)", "E=SETUP=0; " SETUP);
-    EXPECT_OUT(
-        "to install them, run as root: apt-get update && apt-get install -y --no-install-recommends git ");
+    EXPECT_PRINTS(0, "apt-get install -y --no-install-recommends git ", "E=SETUP=0; " SETUP);
     cr_expect_eq(run("test -e calls"), 1, "apt-get was called");
 }

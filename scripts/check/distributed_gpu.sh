@@ -13,15 +13,13 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
 
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
 ranks=${1:-2}
-[[ $ranks =~ ^[1-9][0-9]?$ ]] || { echo "check/distributed_gpu.sh: '$ranks': give a number of ranks from 1 to 99" >&2 && exit 2; }
-list=$("$bench" --list)
-if ! grep -q 'train-cuda  *available' <<<"$list"; then
-    echo "check/distributed_gpu.sh: train-cuda does not run here:$(grep ' train-cuda ' <<<"$list")" >&2
-    exit 4
-fi
+[[ $ranks =~ ^[1-9][0-9]?$ ]] || refuse "'$ranks': give a number of ranks from 1 to 99"
+need_variant train-cuda
 uneven=$(seq -s : "$ranks")
 zero=$(seq -s : 0 $((ranks - 1)))
 all_layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
@@ -33,8 +31,6 @@ vit=$(awk '$1 == "train-vit" && $2 == "available" { print $1 }' <<<"$list")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh
 share_processors
 
 on_ranks() { # number, options ...

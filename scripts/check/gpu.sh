@@ -12,27 +12,14 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
 
 bench=${FDSL_BENCH:-./fdsl-bench}
-list=$("$bench" --list)
-if ! grep -q 'bat  *available' <<<"$list"; then
-    echo "check/gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
-    exit 4
-fi
+need_variant bat
 # Selects all available variants except naive. The grid below adds naive for sizes at which it takes less than a second.
 variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
-sanitize=0
-while (($#)); do
-    case $1 in
-    --sanitize) sanitize=1 ;;
-    --variant)
-        [[ -n ${2:-} ]] || { echo 'check/gpu.sh: --variant: give names, as in bat,fused' >&2 && exit 2; }
-        variants=$2 && shift
-        ;;
-    *) echo "check/gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
-    esac
-    shift
-done
+read_options 0 "$@"
 
 exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
 
@@ -99,8 +86,6 @@ outputs='--dtype f16 --channels 3
 --dtype u8 --res 4500 --out-res 301 --orbits 40
 --dtype bf16 --res 1000 --out-res 7 --channels 3'
 
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh
 share_processors
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then

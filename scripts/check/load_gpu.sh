@@ -13,32 +13,21 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates each check
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 batches=${FDSL_GPU_BATCH:-build/tests/gpu_batch}
-sanitize=0 dir=
 list=$("$bench" --list)
 variants=$(awk '$1 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $2 == "available" { print $1 }' <<<"$list")
-while (($#)); do
-    case $1 in
-    --sanitize) sanitize=1 ;;
-    --variant)
-        [[ -n ${2:-} ]] || { echo 'check/load_gpu.sh: --variant: give names, as in shards-gpu,files-gpu' >&2 && exit 2; }
-        variants=$(tr , '\n' <<<"$2") && shift
-        ;;
-    -*) echo "check/load_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
-    *) dir=$1 ;;
-    esac
-    shift
-done
+read_options 1 "$@"
+variants=$(tr , '\n' <<<"$variants")
 [[ -n $variants ]] || { echo 'check/load_gpu.sh: no GPU variant of load runs here; see fdsl-bench --list' >&2 && exit 4; }
 if [[ -z $dir ]]; then
     dir=$(mktemp -d)
     trap 'rm -rf "$dir"' EXIT
 fi
 
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates each check
 if [[ $list != *'no cufile.h'* ]] && python3 -c 'import ctypes; ctypes.CDLL("libcufile.so.0")' 2>/dev/null; then
     check 'gds is available where cuFile is' test "${variants/gds/}" != "$variants"
 fi

@@ -11,26 +11,15 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates most of them
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 own=${FDSL_GPU_OPS:-build/tests/gpu_ops}
-sanitize=0
 variants=$("$bench" --list | awk '$1 ~ /^ops-(cuda|fused)$/ && $2 == "available" { print $1 }' | paste -sd,)
-while (($#)); do
-    case $1 in
-    --sanitize) sanitize=1 ;;
-    --variant)
-        [[ -n ${2:-} ]] || { echo 'check/ops_gpu.sh: --variant: give names, as in ops-cuda,ops-fused' >&2 && exit 2; }
-        variants=$2 && shift
-        ;;
-    *) echo "check/ops_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
-    esac
-    shift
-done
+read_options 0 "$@"
 [[ -n $variants ]] || { echo 'check/ops_gpu.sh: no GPU variant of ops runs here; see fdsl-bench --list' >&2 && exit 4; }
 
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates most of them
 share_processors
 runner=()
 verify() { # options ...

@@ -5,8 +5,40 @@
 # hangs fails, and the others continue.
 
 refuse() { # reason
+    rm -f "${checks_log:-}"
     echo "${0##*scripts/}: $1" >&2
     exit 2
+}
+
+# Sets `list` to the list of variants. Exits with status 4 if this one cannot run here.
+# shellcheck disable=SC2154  # the script that sources this file sets bench
+need_variant() { # name
+    list=$("$bench" --list)
+    [[ ! $list =~ (^|$'\n')\ *$1\ +available ]] || return 0
+    echo "${0##*scripts/}: $1 does not run here:$(grep " $1 " <<<"$list")" >&2
+    rm -f "$checks_log"
+    exit 4
+}
+
+# Reads [--sanitize] [--variant NAMES] [DIR]: sets `sanitize`, and, if they are given, `variants` and `dir`.
+# shellcheck disable=SC2034  # the script uses these variables
+read_options() { # 1 if the script takes a folder, else 0; arguments ...
+    local operands=$1
+    sanitize=0 dir=
+    while shift && (($#)); do
+        case $1 in
+        --sanitize) sanitize=1 ;;
+        --variant)
+            [[ -n ${2:-} ]] || refuse '--variant: give names, separated by commas'
+            variants=$2 && shift
+            ;;
+        -*) refuse "unknown option '$1'; see --help" ;;
+        *)
+            ((operands)) || refuse "unknown option '$1'; see --help"
+            dir=$1
+            ;;
+        esac
+    done
 }
 
 [[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, the number of parallel checks"
@@ -102,8 +134,8 @@ conclude() { # returns 1 if a check failed or none ran; exits with 2 if ONLY mat
     wait
     passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true
     failed=$(grep -cE '^FAILED +[0-9]+ s  ' "$checks_log") || true
-    rm -f "$checks_log"
     ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches no check"
+    rm -f "$checks_log"
     echo "$passed passed, $failed failed"
     ((failed == 0 && passed > 0))
 }

@@ -11,24 +11,20 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+export JOBS=1 # parallel checks would disturb the measured bubbles
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
 
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
 ranks=${1:-2}
-[[ $ranks =~ ^[2-8]$ ]] || { echo "check/pipeline_gpu.sh: '$ranks': give a number of ranks from 2 to 8" >&2 && exit 2; }
-list=$("$bench" --list)
-if ! grep -q 'train-cuda  *available' <<<"$list"; then
-    echo "check/pipeline_gpu.sh: train-cuda does not run here:$(grep ' train-cuda ' <<<"$list")" >&2
-    exit 4
-fi
+[[ $ranks =~ ^[2-8]$ ]] || refuse "'$ranks': give a number of ranks from 2 to 8"
+need_variant train-cuda
 gpus=$(nvidia-smi -L | grep -c ^GPU)
 [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 variants='train-cuda train-tf32 train-bf16'
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export JOBS=1 # parallel checks would disturb the measured bubbles
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh
 share_processors
 
 pipeline=(mpirun --bind-to none -n "$ranks" "$bench" --data digits --test-size 50 --parallel pipeline --scaling strong)

@@ -11,19 +11,15 @@
 # of the processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
-(($# == 0)) || { echo "check/profile_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2; }
 cd "$(dirname "$0")/../.."
-
-bench=${FDSL_BENCH:-./fdsl-bench}
-list=$("$bench" --list)
-if ! grep -q 'gbase-device  *available' <<<"$list"; then
-    echo "check/profile_gpu.sh: no CUDA variant runs here:$(grep '  gbase-device ' <<<"$list")" >&2
-    exit 4
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+(($# == 0)) || refuse "unknown option '$1'; see --help"
+need_variant gbase-device
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 share_processors
 has() { # tool, the checks that are skipped without it
     command -v "$1" >/dev/null && return

@@ -14,6 +14,8 @@
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
@@ -28,7 +30,7 @@ while (($#)); do
     --engine)
         engine=${2:-}
         [[ $engine =~ ^(cuda|tf32|bf16|amp|vit)$ ]] ||
-            { echo "check/train_gpu.sh: --engine '$engine': the engines are cuda, tf32, bf16, amp and vit" >&2 && exit 2; }
+            refuse "--engine '$engine': the engines are cuda, tf32, bf16, amp and vit"
         shift
         ;;
     --sanitize) sanitize=1 ;;
@@ -36,11 +38,7 @@ while (($#)); do
     esac
     shift
 done
-list=$("$bench" --list)
-if ! grep -q "train-$engine  *available" <<<"$list"; then
-    echo "check/train_gpu.sh: train-$engine does not run here:$(grep " train-$engine " <<<"$list")" >&2
-    exit 4
-fi
+need_variant "train-$engine"
 
 # small, model: the networks of the checks that train; small is for checks with many steps. infer: the variant for inference.
 # nets: the layers and networks to compare with the reference; sanitized: those to run under compute-sanitizer.
@@ -58,8 +56,6 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 share_processors
 
 # Runs a command under a tool of compute-sanitizer. racecheck does not see the barriers of copies by TMA, so it reports races in

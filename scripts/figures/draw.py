@@ -21,22 +21,17 @@ import pathlib
 import sys
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
-import balance  # noqa: E402  (in this folder)
+import bars  # noqa: E402  (in this folder)
 import break_even  # noqa: E402
-import decoding  # noqa: E402
-import distributed  # noqa: E402
 import exchange  # noqa: E402
 import feeding  # noqa: E402
 import fine_tuning  # noqa: E402
 import generating  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
-import loading_ranks  # noqa: E402
 import monitoring  # noqa: E402
-import ops  # noqa: E402
 import pipeline  # noqa: E402
 import pretraining  # noqa: E402
-import roofline  # noqa: E402
 import scaling  # noqa: E402
 from devices import Missing  # noqa: E402
 from plot import FORMATS, ROOT, Failed, draw, exit_status, need_gnuplot, shown_path  # noqa: E402
@@ -55,23 +50,23 @@ FIGURES = {
     "pretraining_accuracy": (pretraining.accuracy, "held-out accuracy vs. images seen: generated or loaded"),
     "ladder": (generating.ladder, "time per image of the paper's variants and fused, with speed-ups"),
     "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
-    "scaling": (scaling.figure, "images per second vs. ranks, with ideal scaling and efficiency"),
+    "scaling": (scaling.generating, "images per second vs. ranks, with ideal scaling and efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),
     "monitor_loading": (monitoring.while_loading, "GPU utilisation, CPU cores and throughput of loaders: files vs. shards"),
-    "roofline": (roofline.figure, "share of the roofline by variant"),
+    "roofline": (bars.roofline, "share of the roofline by variant"),
     "loading": (loading.sizes, "time per sample vs. sample size: files, shards and memcpy"),
     "loading_threads": (loading.threads, "loading throughput vs. threads: files, shards and memcpy"),
     "loading_cold": (loading.cold, "time per sample with a cold and a warm page cache"),
     "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
     "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
-    "loading_ranks": (loading_ranks.figure, "samples per second in loading vs. ranks, with ideal scaling and efficiency"),
-    "decoding": (decoding.figure, "images per second that loaders decode and resize"),
+    "loading_ranks": (scaling.loading, "samples per second in loading vs. ranks, with ideal scaling and efficiency"),
+    "decoding": (bars.decoding, "images per second that loaders decode and resize"),
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
     "pipeline": (pipeline.figure, "bubble of a pipeline vs. micro-batches per step, measured and by formula"),
     "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),
-    "ops": (ops.figure, "speed of steps on embedding sets as a share of the measured bandwidth"),
-    "training_ranks": (distributed.figure, "samples per second in training vs. ranks, with PyTorch DDP, and efficiency"),
-    "balance": (balance.figure, "speed of uneven ranks as a share of the sum of their speeds, by --balance"),
+    "ops": (bars.ops, "speed of steps on embedding sets as a share of the measured bandwidth"),
+    "training_ranks": (scaling.training, "samples per second in training vs. ranks, with PyTorch DDP, and efficiency"),
+    "balance": (bars.balance, "speed of uneven ranks as a share of the sum of their speeds, by --balance"),
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
     "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),

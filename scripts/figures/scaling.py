@@ -1,12 +1,19 @@
-"""The figure of scaling: images per second vs. ranks, from rows of the workload synth. scripts/figures/draw.py documents the
-return value."""
+"""The figures of scaling: rate vs. ranks when generating (synth), loading (load) and training (train). scripts/figures/draw.py
+documents the return values."""
 
 import collections
+import statistics
 
 from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
+from learning import JOB, about_job
+from loading import size_words
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
-from rows import newest, sweep_of
+from rows import Row, newest, sweep_of
 
+LOADING = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant shards --data DIR --verify "
+           "--out results/load_ranks.csv; done")
+TRAINING = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model lenet --batch 64 --epochs 3 "
+            "--out results/ranks.csv")
 KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
 
 
@@ -20,7 +27,7 @@ def line_key(row, kind):
             None if row.on_gpu else threads_per_rank(row))
 
 
-def figure(measured):
+def generating(measured):
     command = "scripts/sweep/run.sh configs/sweep_scaling.tsv"
     lines = collections.defaultdict(dict)
     candidates = [row for row in measured.sweeps if row["rank"] == "all" and row["efficiency"]
@@ -152,3 +159,144 @@ def panel_variables(plot, lines, kinds):
 def shared_devices(lines):
     shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
     return " Some ranks shared a GPU." if shared else ""
+
+
+# ---- Loading and training: one panel -------------------------------------------------------------------------------
+
+
+def one_panel(title, lines, item, notes_of):
+    """Returns (plot, lines, devices) for lines of one kind of scaling, whose blocks are not filled yet. Leaves out the lines of
+    devices that the figure does not show. `notes_of` returns the texts below a line's variant in the legend."""
+    devices = Devices([row for points in lines for row in points], item=item)
+    shown = list(devices.groups)
+    lines = sorted((points for points in lines if device_of(points[0]) in shown),
+                   key=lambda points: (shown.index(device_of(points[0])), devices.order(points[0])))
+    plot = Plot(title)
+    for device, name, whose in devices.names():
+        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
+        for points in (points for points in lines if device_of(points[0]) == device):
+            joined = 0 if same_threads(points) and len(points) > 1 else 0.1
+            plot.legend += [(devices.style(points[-1]) + joined, points[-1]["variant"]), *((0.75, text) for text in notes_of(points[-1]))]
+    return plot, lines, devices
+
+
+def fill_panel(plot, devices, lines, kind, panel_title):
+    plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
+                      "joined": [int(same_threads(points)) for points in lines], **panel_variables(plot, lines, [kind]),
+                      "y_name": "samples per second", "panel_title": [panel_title]}
+
+
+def loading_key(row):
+    """Returns the values that the points of one line share: data, options and sweep. The batch is per rank; ranks divide the
+    samples."""
+    options = (value for column, value in row.settings.items() if column != "batch")
+    return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
+
+
+def best_loading(rows):
+    """Returns one line of several ranks per device and variant. Prefers the line with the most points, then the newest line."""
+    lines = collections.defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        lines[loading_key(row)][row["ranks"]] = row
+    best = {}
+    def worth(points):
+        return len(points), max(row["time_utc"] for row in points.values())
+    for (device, variant, *_), points in lines.items():
+        if max(points) > 1 and worth(points) >= worth(best.get((device, variant), points)):
+            best[device, variant] = points
+    return [[points[ranks] for ranks in sorted(points)] for points in best.values() if any(row["efficiency"] for row in points.values())]
+
+
+def loading(measured):
+    candidates = [row for row in measured.load_sweeps if not row["compute"]]
+    lines = best_loading(candidates)
+    if not lines:
+        raise Missing(LOADING, measured.loads)
+    plot, lines, devices = one_panel("Loading throughput vs. ranks", lines, "samples", lambda row: (
+        f"{size_words(row['sample_bytes'])} per sample", f"cache {row['cache']}"))
+    plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
+    fill_panel(plot, devices, lines, "strong", "strong scaling: ranks divide the samples")
+    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
+                    "95th percentile and the minimum of the slowest rank's times."] + devices.caption()
+    shown = [row for points in lines for row in points]
+    of_ranks = [row for row in newest(candidates) if row["ranks"] > 1]
+    plot.notes += about_yours(of_ranks, of_ranks, shown, ("ranks", "threads", "batch", "data"), LOADING)
+    return plot
+
+
+def job_over_ranks(row, kind):
+    """Returns the values that all points of the figure share. The batch is that of one rank for weak scaling, and the global batch
+    for strong scaling."""
+    batch = row["batch"] / (row["ranks"] if kind == "weak" else 1)
+    return kind, batch, row["train_samples"], row["test_samples"], *(row.settings[column] for column in JOB if column != "batch")
+
+
+def median_point(rows):
+    """Returns a copy of the last row. Its rate is the median over the epochs; rate_low and rate_high are the extremes."""
+    rates = sorted(row["items_per_s"] for row in rows)
+    point = Row(rows[-1], items_per_s=statistics.median(rates), rate_low=rates[0], rate_high=rates[-1], efficiency=None)
+    point.texts, point.source, point.file = rows[-1].texts, rows[-1].source, rows[-1].file
+    return point
+
+
+def trainings_of(rows, kind):
+    """Returns {job: {(device, variant, threads per rank, exchange, sweep): {ranks: point}}} of runs on several ranks. Adds the point
+    of the same sweep on one rank to each line, if there is one."""
+    trainings = collections.defaultdict(list)
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        if row["ranks"] == 1 or row["scaling"] == kind:
+            threads = None if row.on_gpu else row["threads"] / row["ranks"]
+            line = (device_of(row), row["variant"], threads, sweep_of(row), row.get("exchange", ""))
+            trainings[job_over_ranks(row, kind), line, row["ranks"]].append(row)
+    jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for (job, line, ranks), epochs in trainings.items():
+        if ranks > 1:
+            jobs[job][line][ranks] = median_point(epochs)
+            alone = trainings.get((job, (*line[:-1], ""), 1))
+            if alone:
+                jobs[job][line][1] = median_point(alone)
+    return jobs
+
+
+def best_trainings(lines):
+    """Returns one line per device and variant. Prefers the exchange with the most points, then the one with the highest rate on the
+    largest number of ranks."""
+    best = {}
+    def worth(points):
+        return len(points), points[max(points)]["items_per_s"]
+    for (device, variant, *_), points in lines.items():
+        if (device, variant) not in best or worth(points) > worth(best[device, variant]):
+            best[device, variant] = points
+    for points in best.values():
+        for ranks, point in points.items():
+            if 1 in points:
+                point["efficiency"] = point["items_per_s"] / (ranks * points[1]["items_per_s"])
+    return [[points[ranks] for ranks in sorted(points)] for points in best.values()]
+
+
+def best_job(rows):
+    """Returns the lines of one job. Prefers the user's jobs, then the job with the most lines and points, then the newest."""
+    def worth(lines):
+        points = [point for line in lines for point in line]
+        return (any(point.source == "yours" for point in points), len(lines), len(points),
+                max(point["time_utc"] for point in points))
+    jobs = [(best_trainings(lines), kind) for kind in KINDS for lines in trainings_of(rows, kind).values()]
+    return max(jobs, key=lambda job: worth(job[0]), default=([], ""))
+
+
+def training(measured):
+    candidates = [row for row in measured.trains if row["feed"] != "constant" and not row["init"]]
+    lines, kind = best_job(candidates)
+    if not lines:
+        raise Missing(TRAINING, measured.trains)
+    plot, lines, devices = one_panel("Training throughput vs. ranks", lines, "first steps", lambda row: wrap(
+        f"exchange: {row['exchange']}", 200, 11) if row.get("exchange") else [])
+    plot.blocks = [[(row["ranks"], row["items_per_s"], row["rate_low"], row["rate_high"]) for row in points] for points in lines]
+    plot.blocks += [ideal(points) if points[0]["efficiency"] else [(points[0]["ranks"], points[0]["items_per_s"], 0, 0)]
+                    for points in lines]  # without a point on one rank, the ideal is unknown
+    fill_panel(plot, devices, lines, kind, KINDS[kind])
+    plot.caption = [f"{about_job(lines[0][0])} Median of the epochs; whiskers: slowest and fastest epoch. Gray: ideal scaling. "
+                    "Percentages: efficiency relative to one rank."] + devices.caption()
+    shown = [row for points in lines for row in points]
+    plot.notes += about_yours(measured.trains, [], shown, ("ranks", "batch"), TRAINING)
+    return plot

@@ -237,7 +237,8 @@ static enum status next_cell(struct parse *parse, bool *last)
         return refuse(parse, "this last line has no line end and may be incomplete");
     *last = parse->at == parse->end || *parse->at == '\n';
     if (!*last && *parse->at != parse->separator)
-        return refuse(parse, "neither a separator nor a line end follows a cell");
+        return refuse(parse, parse->separator == ',' ? "neither a comma nor a line end follows a cell"
+                                                     : "neither a tab nor a line end follows a cell");
     parse->at += parse->at < parse->end;
     *stop = '\0';
     return add_cell(parse, cell);

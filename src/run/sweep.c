@@ -520,10 +520,10 @@ enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc,
     enum status status = read_table(&sweep, settings->scale);
     if (status == STATUS_OK)
         status = select_runs(&sweep, &first, &last);
-    if (status == STATUS_OK && settings->format == FORMAT_JSON && (settings->list || settings->dry_run))
+    bool lists = settings->list || settings->dry_run;
+    if (status == STATUS_OK && settings->format == FORMAT_JSON && lists)
         status = status_set(STATUS_USAGE, "--table: runs are listed as a table or as CSV; use --format csv");
-    bool one_run = first == last && !settings->dry_run && !settings->list;
-    if (status == STATUS_OK && ranks != 1 && !one_run)
+    if (status == STATUS_OK && (lists ? ranks > 1 : ranks != 1 && first < last)) /* 0: unknown */
         status = status_set(STATUS_USAGE, "--table: a launcher starts one run; name it with --task N");
     if (status != STATUS_OK)
         ;
