@@ -143,9 +143,6 @@ int main(int argc, char *argv[])
 {
     signal(SIGXFSZ, SIG_IGN); /* at the file-size limit, write() fails instead of ending the program */
     file_remove_on_signals();
-    /* CUDA gives streams 8 hardware queues by default, and the streams of one queue wait for each other: a
-     * decoder then waits for training steps. 32 is the maximum. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     struct launcher launcher;
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);

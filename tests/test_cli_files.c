@@ -261,7 +261,7 @@ Test(cli, rows_of_ops_have_the_errors_and_the_digest_of_the_results)
         const double most = types[type].most;
         char command[256];
         snprintf(command, sizeof command,
-                 "--variant ops-naive,ops-omp --rows 500 --columns 64 --loops 1 --warmups 0 --warmup-time 0 "
+                 "--variant ops-naive,ops-omp --rows 500 --dim 64 --loops 1 --warmups 0 --warmup-time 0 "
                  "--format csv --to %s --steps %s --seed %d",
                  types[type].to, i == COUNT_OF(types) ? "compact,convert,hash" : "convert",
                  i == COUNT_OF(types) + 1);

@@ -30,7 +30,7 @@ Test(ops, share_of_bad_rows_is_exact)
         for (size_t c = 0; c < COUNT_OF(columns); c++) {
             struct job job;
             unsigned small = 0, large = 0, nan = 0, infinite = 0, zero = 0;
-            open_well(&job, "--rows 2000 --columns %u --dtype %s --bad 0.05", columns[c], types[t]);
+            open_well(&job, "--rows 2000 --dim %u --dtype %s --bad 0.05", columns[c], types[t]);
             for (uint64_t i = 0; i < 2000; i++) {
                 double norm = norm_of(job.ops, i);
                 nan += isnan(norm);
@@ -49,13 +49,13 @@ Test(ops, share_of_bad_rows_is_exact)
 Test(ops, rows_do_not_depend_on_their_neighbours)
 {
     struct job all, part;
-    open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 5");
-    cr_assert_eq(open_rank(&part, 1, 3, "--rows 100 --columns 7 --duplicates 0.3 --seed 5"), STATUS_OK);
+    open_well(&all, "--rows 100 --dim 7 --duplicates 0.3 --seed 5");
+    cr_assert_eq(open_rank(&part, 1, 3, "--rows 100 --dim 7 --duplicates 0.3 --seed 5"), STATUS_OK);
     cr_expect(part.ops->first == 34 && part.ops->count == 33);
     cr_expect_arr_eq(part.ops->parts->rows, all.ops->parts->rows + 34 * all.ops->row_bytes,
                      33 * all.ops->row_bytes);
     close_job(&all);
-    open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 6");
+    open_well(&all, "--rows 100 --dim 7 --duplicates 0.3 --seed 6");
     cr_expect_arr_neq(part.ops->parts->rows, all.ops->parts->rows + 34 * all.ops->row_bytes,
                       33 * all.ops->row_bytes);
     close_job(&part);
@@ -111,7 +111,7 @@ Test(ops, each_step_has_the_expected_results)
 {
     struct job job;
     void *state;
-    open_well(&job, "--rows 500 --columns 20 --to f32 --bad 0.25");
+    open_well(&job, "--rows 500 --dim 20 --to f32 --bad 0.25");
     const struct variant *variant = set_up(&job, "ops-naive", &state);
     cr_assert_eq(wrong_rows(&job, variant, state, 7, 7), 0);
     uint8_t *kept = results_of(&job, variant, state, OPS_KEPT);
@@ -145,7 +145,7 @@ Test(ops, samples_of_an_epoch_have_no_row_twice)
     struct job job;
     void *state;
     unsigned seen[2][300] = {{0}}, both = 0; /* seen[epoch][row] */
-    open_well(&job, "--rows 300 --columns 5 --steps mask,compact,permute,convert --sample 100");
+    open_well(&job, "--rows 300 --dim 5 --steps mask,compact,permute,convert --sample 100");
     const struct variant *variant = set_up(&job, "ops-naive", &state);
     for (unsigned run = 0; run < 4; run++) {
         cr_assert_eq(wrong_rows(&job, variant, state, run, run), 0);
@@ -166,7 +166,7 @@ Test(ops, dedup_keeps_the_first_row)
 {
     struct job job;
     void *state;
-    open_well(&job, "--rows 400 --columns 6 --dedup --duplicates 0.5");
+    open_well(&job, "--rows 400 --dim 6 --dedup --duplicates 0.5");
     const struct variant *variant = set_up(&job, "ops-naive", &state);
     cr_assert_eq(wrong_rows(&job, variant, state, 0, 0), 0);
     uint8_t *kept = results_of(&job, variant, state, OPS_KEPT);
@@ -215,7 +215,7 @@ Test(ops, omp_is_bit_identical_to_the_oracle)
     char line[256];
     for (size_t c = 0; c < COUNT_OF(columns); c++)
         for (size_t t = 0; t < COUNT_OF(to); t++) {
-            snprintf(line, sizeof line, "--rows %u --columns %u --dtype %s --to %s --bad 0.3 --seed %zu",
+            snprintf(line, sizeof line, "--rows %u --dim %u --dtype %s --to %s --bad 0.3 --seed %zu",
                      columns[c] < 1000 ? rows[(c + t) % 4] : 37, columns[c], types[(c + t) % 3], to[t], c);
             verify_omp(line);
         }
@@ -311,11 +311,11 @@ Test(ops, omp_computes_all_lists_of_steps)
     };
     char line[256];
     for (size_t i = 0; i < COUNT_OF(options); i++) {
-        snprintf(line, sizeof line, "--rows 2003 --columns 50 --bad 0.2 %s", options[i]);
+        snprintf(line, sizeof line, "--rows 2003 --dim 50 --bad 0.2 %s", options[i]);
         verify_omp(line);
     }
-    verify_omp("--rows 100003 --columns 4 --dedup --duplicates 0.2 --bad 0.01");
-    verify_omp("--rows 100003 --columns 2 --to fp8");
+    verify_omp("--rows 100003 --dim 4 --dedup --duplicates 0.2 --bad 0.01");
+    verify_omp("--rows 100003 --dim 2 --to fp8");
 }
 
 /* ---- Verification ---- */
@@ -372,7 +372,7 @@ Test(ops, planted_faults_are_detected)
     struct job job;
     void *state;
     uint64_t wrong;
-    open_well(&job, "--rows 100 --columns 96 --steps mask,compact,permute,convert,hash --to nvfp4");
+    open_well(&job, "--rows 100 --dim 96 --steps mask,compact,permute,convert,hash --to nvfp4");
     fault.real = set_up(&job, "ops-naive", &state);
     struct variant faulty = *fault.real;
     faulty.fetch = faulty_fetch;
@@ -402,7 +402,7 @@ Test(ops, wrong_rows_of_all_chunks_are_counted)
     struct job job;
     void *state;
     uint64_t wrong;
-    open_well(&job, "--rows %d --columns 4096 --steps mask,compact,convert --to f32 --bad 0.5", ROWS);
+    open_well(&job, "--rows %d --dim 4096 --steps mask,compact,convert --to f32 --bad 0.5", ROWS);
     fault.real = set_up(&job, "ops-naive", &state);
     fault.array = OPS_VALUES;
     fault.value_bytes = 4 * 4096;
@@ -432,7 +432,7 @@ Test(ops, results_of_another_run_are_wrong)
     for (size_t i = 0; i < COUNT_OF(steps); i++) {
         struct job job;
         void *state;
-        open_well(&job, "--rows 100 --columns 9 --steps %s", steps[i]);
+        open_well(&job, "--rows 100 --dim 9 --steps %s", steps[i]);
         fault.real = set_up(&job, "ops-naive", &state);
         fault.array = OPS_ARRAYS;
         fault.change = claim_4;
@@ -552,8 +552,8 @@ Test(ops, bad_options_are_refused)
         {"--steps hash --norm-min 1", "--norm-min has an effect only with the step mask"},
         {"--norm-min 1e-16", "--norm-min 1e-16: use 0 or at least 1e-15"},
         {"--norm-min 2 --norm-max 1", "--norm-min 2 is larger than --norm-max 1"},
-        {"--columns 0", "--columns"},
-        {"--columns 65537", "--columns"},
+        {"--dim 0", "--dim"},
+        {"--dim 65537", "--dim"},
         {"--rows 4294967296", "--rows"},
         {"--bad 1.5", "--bad"},
     };
@@ -565,8 +565,8 @@ Test(ops, bad_options_are_refused)
         cr_expect(strstr(status_text(), cases[i].says), "%s: %s", cases[i].line, status_text());
         close_job(&job);
     }
-    cr_expect_eq(open_rank(&job, 0, 1, "--rows 4294967295 --columns 65536"), STATUS_TOO_LARGE);
-    cr_expect(strstr(status_text(), "lower --rows or --columns"), "%s", status_text());
+    cr_expect_eq(open_rank(&job, 0, 1, "--rows 4294967295 --dim 65536"), STATUS_TOO_LARGE);
+    cr_expect(strstr(status_text(), "lower --rows or --dim"), "%s", status_text());
     close_job(&job);
     cr_expect_eq(open_rank(&job, 0, 2, "--dedup"), STATUS_USAGE);
     cr_expect(strstr(status_text(), "--dedup compares all rows"), "%s", status_text());

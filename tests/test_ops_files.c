@@ -80,11 +80,11 @@ Test(ops_files, all_files_are_one_set, .init = make_set, .fini = remove_set)
         }
 }
 
-/* After open(), the options --rows, --columns and --dtype have the values of the files, so that the CSV rows
+/* After open(), the options --rows, --dim and --dtype have the values of the files, so that the CSV rows
  * show these values. */
 Test(ops_files, parameters_are_those_of_the_files, .init = make_set, .fini = remove_set)
 {
-    static const char *const expected[][2] = {{"rows", "18"}, {"columns", "6"}, {"dtype", "f32"}};
+    static const char *const expected[][2] = {{"rows", "18"}, {"dim", "6"}, {"dtype", "f32"}};
     struct job job;
     size_t found = 0;
     open_files(&job, 0, 1, "");
@@ -150,7 +150,7 @@ Test(ops_files, a_file_that_shrinks_is_named, .init = make_set, .fini = remove_s
 
 Test(ops_files, options_of_generated_rows_are_refused, .init = make_set, .fini = remove_set)
 {
-    static const char *const options[] = {"--rows 5", "--columns 6", "--dtype f32", "--bad 0.1",
+    static const char *const options[] = {"--rows 5", "--dim 6", "--dtype f32", "--bad 0.1",
                                           "--duplicates 0"};
     struct job job;
     open_files(&job, 0, 1, "");

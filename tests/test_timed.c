@@ -209,7 +209,7 @@ Test(timed, wrong_timed_rows_are_detected)
 {
     static faulty_run *const faults[] = {first_two, late_by_one, early_unless_last};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
-        expect_caught("ops-naive", "--rows 100 --columns 8" RUNS, faults[i], one_wrong);
-        expect_caught("ops-omp", "--rows 100 --columns 8 --threads 2" RUNS, faults[i], one_wrong);
+        expect_caught("ops-naive", "--rows 100 --dim 8" RUNS, faults[i], one_wrong);
+        expect_caught("ops-omp", "--rows 100 --dim 8 --threads 2" RUNS, faults[i], one_wrong);
     }
 }

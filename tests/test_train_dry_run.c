@@ -146,6 +146,6 @@ Test(train_dry_run, a_dry_run_does_not_generate_the_samples, .timeout = 20)
     EXPECT(0, "timeout 10 $P --variant train-naive --data synth --res 32 --test-size 2000000 --dry-run");
     EXPECT_PRINTS(0, "--batch 101 is more than the 100 samples to train on: a batch has 100",
                   "$P --variant train-naive --train-size 100 --batch 101 --dry-run");
-    EXPECT(0, "timeout 10 $P --variant ops-naive --rows 1000000 --columns 512 --dry-run");
+    EXPECT(0, "timeout 10 $P --variant ops-naive --rows 1000000 --dim 512 --dry-run");
     EXPECT(0, "echo 'dry-run = no' >no.ini && $P --config no.ini " SMALL "--epochs 1");
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "common/check.cuh"
-#include "common/stream.cuh"
 #include "core/phase.h"
 
 uint32_t image_decoder_tolerance(enum decoder kind)
@@ -145,22 +144,6 @@ static bool create_hardware(struct image_decoder *decoder)
     return false;
 }
 
-static enum status open_state(struct image_decoder *decoder, nvjpegJpegState_t *state)
-{
-    int code = nvjpeg.JpegStateCreate(decoder->handle, state);
-    TRY(check_memory(code, cudaGetLastError()));
-    return code == NVJPEG_STATUS_SUCCESS
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "nvjpegJpegStateCreate failed (status %d)", code);
-}
-
-static enum status open_engines(struct image_decoder *decoder)
-{
-    TRY(stream_open(&decoder->stream));
-    CUDA_TRY(cudaEventCreateWithFlags(&decoder->decoded, cudaEventDisableTiming));
-    return open_state(decoder, &decoder->state);
-}
-
 enum status image_decoder_open(struct image_decoder *decoder, enum decoder wanted)
 {
     decoder->kind = DECODER_CPU;
@@ -174,7 +157,7 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
     TRY(status);
     decoder->kind = DECODER_HARDWARE;
     if (wanted != DECODER_HYBRID && create_hardware(decoder))
-        return open_engines(decoder);
+        return STATUS_OK;
     if (wanted == DECODER_HARDWARE)
         return status_set(STATUS_UNAVAILABLE,
                           "--decoder hardware: this GPU has no JPEG engines; use --decoder hybrid or cpu");
@@ -188,17 +171,9 @@ enum status image_decoder_open(struct image_decoder *decoder, enum decoder wante
 
 void image_decoder_close(struct image_decoder *decoder)
 {
-    if (decoder->stream)
-        (void)cudaStreamSynchronize(decoder->stream);
-    if (decoder->state)
-        (void)nvjpeg.JpegStateDestroy(decoder->state);
     if (decoder->handle)
         (void)nvjpeg.Destroy(decoder->handle);
-    destroy(decoder->decoded, decoder->stream);
     decoder->handle = NULL;
-    decoder->state = NULL;
-    decoder->stream = NULL;
-    decoder->decoded = NULL;
 }
 
 /* ---- Batches ---- */
@@ -215,7 +190,11 @@ enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struc
     batch->broken = static_cast<bool *>(calloc(room, sizeof *batch->broken));
     TRY(ALLOCATED(batch->files && batch->sizes && batch->images && batch->broken,
                   "out of memory for batches of %u images", room));
-    return decoder->kind == DECODER_HARDWARE ? STATUS_OK : open_state(decoder, &batch->state);
+    int code = nvjpeg.JpegStateCreate(decoder->handle, &batch->state);
+    TRY(check_memory(code, cudaGetLastError()));
+    return code == NVJPEG_STATUS_SUCCESS
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "nvjpegJpegStateCreate failed (status %d)", code);
 }
 
 void image_batch_close(struct image_batch *batch)
@@ -240,37 +219,22 @@ void image_batch_add(struct image_batch *batch, const uint8_t *file, size_t size
     image->pitch[0] = (size_t)3 * width;
 }
 
-/* Decodes `count` images of the batch, from number `first` on, with a state that expects `*begun` images.
- * Returns nvJPEG's status. */
-static int decode_on(const struct image_decoder *decoder, nvjpegJpegState_t state, uint32_t *begun,
-                     const struct image_batch *batch, uint32_t first, uint32_t count, cudaStream_t stream)
+/* Decodes `count` images of the batch, from number `first` on. Returns nvJPEG's status. */
+static int decode(struct image_decoder *decoder, struct image_batch *batch, uint32_t first, uint32_t count,
+                  cudaStream_t stream)
 {
-    if (count != *begun) {
+    std::unique_lock<std::mutex> guard(decoder->turn, std::defer_lock);
+    if (decoder->kind == DECODER_HARDWARE)
+        guard.lock();
+    if (count != batch->begun) {
         int status =
-            nvjpeg.DecodeBatchedInitialize(decoder->handle, state, (int)count, 1, NVJPEG_OUTPUT_RGBI);
-        *begun = status == NVJPEG_STATUS_SUCCESS ? count : 0;
+            nvjpeg.DecodeBatchedInitialize(decoder->handle, batch->state, (int)count, 1, NVJPEG_OUTPUT_RGBI);
+        batch->begun = status == NVJPEG_STATUS_SUCCESS ? count : 0;
         if (status != NVJPEG_STATUS_SUCCESS)
             return status;
     }
-    return nvjpeg.DecodeBatched(decoder->handle, state, batch->files + first, batch->sizes + first,
+    return nvjpeg.DecodeBatched(decoder->handle, batch->state, batch->files + first, batch->sizes + first,
                                 static_cast<nvjpegImage_t *>(batch->images) + first, stream);
-}
-
-/* Sets `*code` to nvJPEG's status. */
-static enum status decode(struct image_decoder *decoder, struct image_batch *batch, uint32_t first,
-                          uint32_t count, cudaStream_t stream, int *code)
-{
-    if (decoder->kind != DECODER_HARDWARE) {
-        *code = decode_on(decoder, batch->state, &batch->begun, batch, first, count, stream);
-        return STATUS_OK;
-    }
-    std::lock_guard<std::mutex> guard(decoder->turn);
-    *code = decode_on(decoder, decoder->state, &decoder->begun, batch, first, count, decoder->stream);
-    if (*code == NVJPEG_STATUS_SUCCESS) {
-        CUDA_TRY(cudaEventRecord(decoder->decoded, decoder->stream));
-        CUDA_TRY(cudaStreamWaitEvent(stream, decoder->decoded, 0));
-    }
-    return STATUS_OK;
 }
 
 /* Fails if memory or CUDA, and not an image, is the cause of nvJPEG's status. */
@@ -288,11 +252,10 @@ enum status image_batch_decode(struct image_decoder *decoder, struct image_batch
     if (batch->count == 0)
         return STATUS_OK;
     memset(batch->broken, 0, batch->count * sizeof *batch->broken);
-    int code, own;
-    TRY(decode(decoder, batch, 0, batch->count, stream, &code));
+    int code = decode(decoder, batch, 0, batch->count, stream);
     TRY(check_cause(code));
     for (uint32_t i = 0; code != NVJPEG_STATUS_SUCCESS && i < batch->count; i++) {
-        TRY(decode(decoder, batch, i, 1, stream, &own));
+        int own = decode(decoder, batch, i, 1, stream);
         TRY(check_cause(own));
         batch->broken[i] = own != NVJPEG_STATUS_SUCCESS;
     }

@@ -18,22 +18,16 @@ struct nvjpegJpegState;
 struct image_decoder {
     enum decoder kind; /* never DECODER_AUTO; if DECODER_CPU, do not call image_batch_decode() */
     struct nvjpegHandle *handle;
-    /* For the engines, all batches share one state and one stream: nvJPEG creates streams of its own for each
-     * state, and streams that share a hardware queue with a training step wait for the step (see main.c). The
-     * engines decode one batch at a time, so calls from several threads take turns. `decoded` is recorded
-     * after each batch. */
+    /* The engines decode one batch at a time, so concurrent calls from several threads slow each other
+     * down. */
     std::mutex turn;
-    struct nvjpegJpegState *state;
-    uint32_t begun; /* number of images that `state` expects per batch */
-    cudaStream_t stream;
-    cudaEvent_t decoded;
     std::atomic<uint64_t> bytes; /* memory that nvJPEG has allocated, pinned and on the device */
 };
 
 /* A batch of at most `room` files, and nvJPEG's memory for it. One thread at a time can use it. */
 struct image_batch {
-    struct nvjpegJpegState *state; /* NULL for the engines, which use the decoder's */
-    uint32_t room, count, begun;   /* `begun`: number of images that `state` expects per batch */
+    struct nvjpegJpegState *state;
+    uint32_t room, count, begun; /* `begun`: number of images that nvJPEG expects per batch */
     const uint8_t **files;
     size_t *sizes;
     void *images; /* nvjpegImage_t per file */
@@ -62,9 +56,8 @@ void image_batch_close(struct image_batch *batch);
 void image_batch_add(struct image_batch *batch, const uint8_t *file, size_t size, uint8_t *pixels,
                      uint32_t width);
 
-/* Decodes the batch; later work on the stream waits for it. If nvJPEG refuses the batch, decodes each image
- * alone, and sets `broken` of those that it refuses again. STATUS_FAILED on CUDA errors. Thread safe for
- * different batches. */
+/* Decodes the batch on the stream. If nvJPEG refuses the batch, decodes each image alone, and sets `broken`
+ * of those that it refuses again. STATUS_FAILED on CUDA errors. Thread safe for different batches. */
 enum status image_batch_decode(struct image_decoder *decoder, struct image_batch *batch, cudaStream_t stream);
 
 #endif

@@ -43,16 +43,16 @@ sanitized() {
         for mode in --resident '--chunk 16 --ring 2'; do
             # shellcheck disable=SC2086  # a mode is a list of options
             for steps in $whole $permuted; do
-                verify $mode --steps $steps --rows 301 --columns 31,768 "${types[@]}" --bad 0.3
+                verify $mode --steps $steps --rows 301 --dim 31,768 "${types[@]}" --bad 0.3
             done
             # shellcheck disable=SC2086
-            verify $mode --steps $permuted --rows 301 --columns 768 --dedup --duplicates 0.3 --to nvfp4
+            verify $mode --steps $permuted --rows 301 --dim 768 --dedup --duplicates 0.3 --to nvfp4
             # shellcheck disable=SC2086
-            verify $mode --steps permute --rows 301 --columns 768 --sample 100
+            verify $mode --steps permute --rows 301 --dim 768 --sample 100
         done
-        verify --resident --steps $whole --rows 5 --columns 65536 --to fp8
+        verify --resident --steps $whole --rows 5 --dim 65536 --to fp8
         # With this many rows, each block reuses the slots of its ring of output tiles.
-        [[ $tool != racecheck ]] || verify --resident --steps $whole --rows 50021 --columns 31 --to f16
+        [[ $tool != racecheck ]] || verify --resident --steps $whole --rows 50021 --dim 31 --to f16
         # shellcheck disable=SC2043
         [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick
     done
@@ -66,44 +66,44 @@ everything() {
         for steps in $whole $permuted; do
             # shellcheck disable=SC2086  # a mode is a list of options
             {
-                verify $mode --steps $steps --rows 257 --columns 31,768 --dtype f32,f16,bf16 "${types[@]}" --bad 0.3
-                verify $mode --steps $steps --rows 1,67 --columns 1,3,96,4096 "${types[@]}" --bad 0.3
+                verify $mode --steps $steps --rows 257 --dim 31,768 --dtype f32,f16,bf16 "${types[@]}" --bad 0.3
+                verify $mode --steps $steps --rows 1,67 --dim 1,3,96,4096 "${types[@]}" --bad 0.3
             }
         done
         for steps in mask mask,compact compact convert hash permute mask,convert compact,permute,hash mask,permute,convert; do
             # shellcheck disable=SC2086
-            verify $mode --steps $steps --rows 0,1,1021 --columns 3,96
+            verify $mode --steps $steps --rows 0,1,1021 --dim 3,96
         done
         # shellcheck disable=SC2086
         {
-            verify $mode --steps $whole --rows 0,1,999 --columns 768 --bad 0,1 "${types[@]}"
-            verify $mode --steps $whole --rows 2,1021 --columns 5,768 --dedup --duplicates 0,0.4 --to f16,nvfp4
-            verify $mode --steps $permuted --rows 1,1021 --columns 768 --dedup --duplicates 0.4 --to bf16,nvfp4
-            verify $mode --steps compact,hash --rows 1021 --columns 768 --dedup --duplicates 1
-            verify $mode --steps mask,compact,permute --rows 1,1021 --columns 31,768 --sample 1
-            verify $mode --steps mask,compact,permute --rows 1021 --columns 31,768 --sample 100,970
-            verify $mode --steps permute,convert --rows 1021 --columns 31,768 --sample 100 "${types[@]}"
-            verify $mode --steps $whole --to fp8 --fp8 nan --rows 1021 --columns 31,768 --norm-max 1e19
+            verify $mode --steps $whole --rows 0,1,999 --dim 768 --bad 0,1 "${types[@]}"
+            verify $mode --steps $whole --rows 2,1021 --dim 5,768 --dedup --duplicates 0,0.4 --to f16,nvfp4
+            verify $mode --steps $permuted --rows 1,1021 --dim 768 --dedup --duplicates 0.4 --to bf16,nvfp4
+            verify $mode --steps compact,hash --rows 1021 --dim 768 --dedup --duplicates 1
+            verify $mode --steps mask,compact,permute --rows 1,1021 --dim 31,768 --sample 1
+            verify $mode --steps mask,compact,permute --rows 1021 --dim 31,768 --sample 100,970
+            verify $mode --steps permute,convert --rows 1021 --dim 31,768 --sample 100 "${types[@]}"
+            verify $mode --steps $whole --to fp8 --fp8 nan --rows 1021 --dim 31,768 --norm-max 1e19
         }
         # shellcheck disable=SC2086
-        [[ $mode == *--ring\ 2* ]] || verify $mode --steps $whole --rows 1000001 --columns 1,3,31 --to f16
+        [[ $mode == *--ring\ 2* ]] || verify $mode --steps $whole --rows 1000001 --dim 1,3,31 --to f16
         # Rows of up to 49,024 bytes are gathered with bulk copies, several per block if they are short.
         # shellcheck disable=SC2086
-        [[ $mode != --resident* ]] || verify $mode --steps permute --rows 1021 --columns 4,1532,1536,6144,12256,12260 --sample 1,100
+        [[ $mode != --resident* ]] || verify $mode --steps permute --rows 1021 --dim 4,1532,1536,6144,12256,12260 --sample 1,100
     done
     # Tests rows that do not fit into the stages, tiles of several megabytes, and many tiles.
     for steps in $whole $permuted; do
-        verify --resident --steps "$steps" --rows 37 --columns 9000,16384,20001,65536 --to f16,mxfp4
-        verify --chunk 4 --steps "$steps" --rows 37 --columns 16384,65535 --dtype f16 --to fp8
+        verify --resident --steps "$steps" --rows 37 --dim 9000,16384,20001,65536 --to f16,mxfp4
+        verify --chunk 4 --steps "$steps" --rows 37 --dim 16384,65535 --dtype f16 --to fp8
     done
-    verify --resident --steps $whole --rows 1000001 --columns 768 --to fp8
-    verify --steps $whole --rows 300007 --columns 768 --to f16
-    verify --resident --steps permute --rows 300007 --columns 768 --sample 8192
+    verify --resident --steps $whole --rows 1000001 --dim 768 --to fp8
+    verify --steps $whole --rows 300007 --dim 768 --to f16
+    verify --resident --steps permute --rows 300007 --dim 768 --sample 8192
     if command -v mpirun >/dev/null; then
         for mode in --resident '--chunk 64'; do
             # shellcheck disable=SC2086
             check "3 ranks: $mode" mpirun -n 3 --oversubscribe "$bench" --workload ops --variant "$variants" --verify --loops 2 --warmups 0 \
-                --warmup-time 0 --threads 2 $mode --steps $permuted --rows 2,10007 --columns 31,768 --to f16,mxfp4
+                --warmup-time 0 --threads 2 $mode --steps $permuted --rows 2,10007 --dim 31,768 --to f16,mxfp4
         done
     fi
     check 'a set that does not fit is refused' fails_with 2 'gpu-memory-limit allows 0.001049 GB; drop --resident' \

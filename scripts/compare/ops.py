@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the workload ops with PyTorch: typical user code, vectorised code, and torch.compile.
 
-    scripts/compare/ops.py [--bench PROGRAM] [--variant NAMES] [--device cuda|cpu] [--rows N] [--columns D] [--batch K]
+    scripts/compare/ops.py [--bench PROGRAM] [--variant NAMES] [--device cuda|cpu] [--rows N] [--dim D] [--batch K]
                            [--loop-rows N] [--repeats N] [--file] [--out FILE.csv]
 
 Tasks:
@@ -45,7 +45,7 @@ STEPS = {"mask": ["--steps", "mask"], "f16": ["--steps", "mask,compact,convert",
 def make_rows(torch, options):
     """Returns rows with norms near 1. Every 20th row is bad. The kinds of bad rows alternate: too small, too large, NaN, infinity,
     zero."""
-    rows = torch.randn(options.rows, options.columns, device=options.device) / math.sqrt(options.columns)
+    rows = torch.randn(options.rows, options.dim, device=options.device) / math.sqrt(options.dim)
     bad = [rows[19 + 20 * kind::100] for kind in range(5)]
     bad[0].mul_(1e-3)
     bad[1].mul_(1e3)
@@ -150,7 +150,7 @@ def measure(torch, options):
         del rows
         if options.device == "cuda":
             torch.cuda.empty_cache()
-        common = ["--rows", str(options.rows), "--columns", str(options.columns)]
+        common = ["--rows", str(options.rows), "--dim", str(options.dim)]
         common += ["--resident"] if options.device == "cuda" else []
         for task, steps in STEPS.items():
             more = [*steps, *common, *(["--sample", str(options.batch)] if task == "gather" else [])]
@@ -162,7 +162,7 @@ def measure(torch, options):
 
 
 def print_table(options, results):
-    print(f"{options.rows} rows of {options.columns} values, f32")
+    print(f"{options.rows} rows of {options.dim} values, f32")
     print(f"{'task':8} {'implementation':16} {'time':>12} {'rows/s':>10} {'speed':>10}")
     for task in dict.fromkeys(task for task, _, _ in results):
         timed = [(name, seconds) for of, name, seconds in results if of == task]
@@ -178,7 +178,7 @@ def main():
     parser.add_argument("--variant")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rows", type=int, default=4000000)
-    parser.add_argument("--columns", type=int, default=768)
+    parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--loop-rows", type=int, default=20000)
     parser.add_argument("--repeats", type=int, default=20)
@@ -197,8 +197,8 @@ def main():
     if options.out:
         with open(options.out, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["task", "implementation", "time_s", "rows", "columns"])
-            writer.writerows([*result, options.rows, options.columns] for result in results)
+            writer.writerow(["task", "implementation", "time_s", "rows", "dim"])
+            writer.writerows([*result, options.rows, options.dim] for result in results)
 
 
 if __name__ == "__main__":

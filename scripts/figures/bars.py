@@ -138,7 +138,7 @@ def decoding(measured):
 # ---- Embedding sets: bytes per second as a share of the measured bandwidth, from rows of the workload ops ----
 
 STEPPING = "scripts/sweep/run.sh configs/sweep_ops.tsv"
-SET = ("data", "tensor", "columns", "bad", "duplicates", "norm_min", "norm_max")  # equal in all bars
+SET = ("data", "tensor", "dim", "bad", "duplicates", "norm_min", "norm_max")  # equal in all bars
 STEPS = ("mask", "compact", "permute", "convert", "hash")
 # A reference bandwidth: its colour (plots/common.gp) and its name in the legend.
 IN_GPU, TO_GPU, ON_CPU = (6, "a copy in GPU memory"), (3, "copies to the GPU"), (5, "STREAM triad on the CPU")
@@ -194,12 +194,12 @@ def ops(measured):
     x_high = max(100, 20 * -(-max(100 * row["stream_share"] for row in shown) // 20))
     plot.finish((IN_GPU, TO_GPU, ON_CPU), "100 % is the speed of", 0.5 * x_high, x_high, wide=True)
     first = shown[0]
-    plot.caption = [f"{'Rows of files' if first['data'] else 'Generated rows'} of {first['columns']} values, "
+    plot.caption = [f"{'Rows of files' if first['data'] else 'Generated rows'} of {first['dim']} values, "
                     f"{DEFAULTS['ops']['dtype']} unless stated. Bytes that any program must move (with copies to the GPU: bytes of "
                     "the rows) per second, as a share of the bandwidth that the same run measured (docs/ops.md)."]
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.embeddings, newest(measured.embeddings), shown,
-                              ("ranks", "rows", "columns", "threads", "bad", "duplicates", "seed"), STEPPING)
+                              ("ranks", "rows", "dim", "threads", "bad", "duplicates", "seed"), STEPPING)
     return plot
 
 

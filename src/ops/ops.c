@@ -34,7 +34,7 @@ static const struct option_spec options[] = {
              "with two axes"},
     {"rows", "N", OPTION_COUNT, AT(rows), .fallback = "65536", .maximum = INPUT_ROWS_MAX, .column = COLUMN,
      .help = "rows of the generated set"},
-    {"columns", "N", OPTION_COUNT, AT(columns), .fallback = "768", .minimum = 1, .maximum = COLUMNS_MAX,
+    {"dim", "N", OPTION_COUNT, AT(columns), .fallback = "768", .minimum = 1, .maximum = COLUMNS_MAX,
      .column = COLUMN, .help = "values per row"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f32", .choices = types, .column = COLUMN,
      .help = "element type of the generated rows"},
@@ -199,7 +199,7 @@ static void ops_close(void *input)
 /* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
 static enum status check_data(const struct options *given, const struct ops_parameters *parameters)
 {
-    static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
+    static const char *const generated[] = {"rows", "dim", "dtype", "bad", "duplicates"};
     for (size_t i = 0; parameters->data && i < COUNT_OF(generated); i++)
         if (options_given(given, generated[i]))
             return status_set(
@@ -212,7 +212,7 @@ static enum status check_data(const struct options *given, const struct ops_para
     return STATUS_OK;
 }
 
-/* With --data: sets --rows, --columns and --dtype to those of the files, so that CSV rows show them. */
+/* With --data: sets --rows, --dim and --dtype to those of the files, so that CSV rows show them. */
 static void describe_set(const struct embeddings *set, struct ops_parameters *parameters)
 {
     parameters->rows = set->rows;

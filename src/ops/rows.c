@@ -163,11 +163,11 @@ static enum status generate_rows(struct ops_job *job)
 {
     struct ops *ops = &job->ops;
     uint64_t bytes = ops->count * ops->row_bytes;
-    TRY(memory_check(bytes, "the rows", "lower --rows or --columns"));
+    TRY(memory_check(bytes, "the rows", "lower --rows or --dim"));
     if (job->described)
         return STATUS_OK;
     job->memory = ops_allocate(bytes);
-    TRY(ALLOCATED(job->memory, "out of memory for the rows; lower --rows or --columns"));
+    TRY(ALLOCATED(job->memory, "out of memory for the rows; lower --rows or --dim"));
     parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
     job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
     ops->part_count = 1;
