@@ -79,7 +79,7 @@ struct config {
     const char *path; /* path of the file; points into the arguments of main(); NULL: no file */
     int file_options; /* argv[1] to argv[file_options] come from the file */
     int *lines;       /* owned: argv[i] comes from line lines[i] of the file; NULL without file options */
-    bool is_row;      /* set by the caller: the command line is a row of --table, with the options for all rows */
+    bool is_row; /* set by the caller: the command line is a row of --table, with the options for all rows */
     char **command; /* what follows "--" on the command line, NULL-terminated; NULL without "--"; not owned */
 };
 

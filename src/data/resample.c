@@ -1,11 +1,11 @@
 #include "data/resample.h"
 
-#include <immintrin.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #if defined __x86_64__
+#include <immintrin.h>
 #endif
 
 #define PIXEL RESAMPLE_PIXEL_BYTES

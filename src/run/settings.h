@@ -83,7 +83,8 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Returns whether the options request only work that needs no variant: --help, --version, --list, --columns, --env or
+/* Returns whether the options request only work that needs no variant: --help, --version, --list, --columns,
+ * --env or
  * --verify-set. */
 bool settings_informational(const struct settings *settings);
 

@@ -789,7 +789,8 @@ static uint64_t limit_of(const struct data_request *request, int part)
     return limit ? limit : UINT64_MAX;
 }
 
-static enum status open_idx(const struct data_request *request, struct data *data)
+/* The three functions below are not inlined: their paths would be on the stack together. */
+static __attribute__((noinline)) enum status open_idx(const struct data_request *request, struct data *data)
 {
     static const char *const names[DATA_PARTS][2] = {
         {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"},
@@ -827,7 +828,7 @@ static bool any_cifar(const char *folder)
 }
 
 /* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. */
-static enum status open_cifar(const struct data_request *request, struct data *data)
+static __attribute__((noinline)) enum status open_cifar(const struct data_request *request, struct data *data)
 {
     char paths[CIFAR_BATCHES][PATH_MAX], path[PATH_MAX];
     const char *learn[CIFAR_BATCHES + 1] = {NULL}, *const test[] = {path, NULL};
@@ -961,7 +962,8 @@ static bool is_class(const char *folder, const char *part)
     return found;
 }
 
-static enum status open_datasets(const struct data_request *request, struct data *data)
+static __attribute__((noinline)) enum status open_datasets(const struct data_request *request,
+                                                           struct data *data)
 {
     static const char *const trains[] = {"train", "Train", "TRAIN"},
                              *const tested[] = {"test", "Test", "TEST"},

@@ -5,6 +5,7 @@ variant=naive res=512 vertices=1000 batch=32 revision=0123456789ab
 while [ $# -gt 0 ]; do
     case $1 in
     --env) echo "host,revision" && echo "here,${STUB_REVISION-$revision}" && exit ;;
+    --columns) exec "${0%/*}/../../../fdsl-bench" --columns --format csv ;;
     --list) echo "  gbase  available" && echo "  bat  available" && exit ;;
     --variant) variant=$2 ;;
     --res) res=$2 ;;
