@@ -191,8 +191,13 @@ enum status status_restore(const struct failure *failure)
 
 bool status_repeats(enum status status, const struct failure *before)
 {
-    return status == before->status && strcmp(subject, before->subject) == 0 &&
-           strcmp(message, before->text) == 0;
+    const struct failure now = status_save(status);
+    return failure_same(&now, before);
+}
+
+bool failure_same(const struct failure *a, const struct failure *b)
+{
+    return a->status == b->status && strcmp(a->subject, b->subject) == 0 && strcmp(a->text, b->text) == 0;
 }
 
 void status_launched(int rank, int ranks)

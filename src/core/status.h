@@ -79,6 +79,9 @@ enum status status_restore(const struct failure *failure);
  */
 bool status_repeats(enum status status, const struct failure *before);
 
+/* Returns whether two kept failures are the same: code, subject and message. */
+bool failure_same(const struct failure *a, const struct failure *b);
+
 /* Selects between the name of a command-line option and the name of the field of struct fdsl_config, for
  * messages of code that the program and the library share. `status_names_fields` is a constant of the
  * program (false) and of the library (true). */

@@ -938,36 +938,26 @@ static enum status refuse(const struct runner *runner, const struct variant_entr
 
 /* A variant that --variant all skips. */
 struct skipped {
-    const char *name;
-    char *reason; /* owned; NULL after say_skipped() has named the variant */
+    const char *name; /* NULL after say_skipped() has named the variant */
+    struct failure reason;
 };
 
-/* Joins the names of the variants that were skipped for this reason. Frees their copies of the reason. */
-static void join_skipped(struct skipped *skipped, size_t count, const char *reason, char *names, size_t size)
-{
-    for (size_t i = 0; i < count; i++)
-        if (skipped[i].reason && strcmp(skipped[i].reason, reason) == 0) {
-            text_join(names, size, ", ", "%s", skipped[i].name);
-            free(skipped[i].reason);
-            skipped[i].reason = NULL;
-        }
-}
-
 /* Says in one line which variants were skipped, grouped by the reason. Does not repeat a line in later
- * combinations. Frees the reasons. */
+ * combinations. */
 static void say_skipped(const struct runner *runner, struct skipped *skipped, size_t count)
 {
     struct settings *settings = runner->settings;
     char text[1024] = "";
     for (size_t i = 0; i < count; i++) {
-        FREED char *reason = skipped[i].reason;
         char names[512] = "";
-        if (!reason)
+        if (!skipped[i].name)
             continue;
-        skipped[i].reason = NULL;
-        text_join(names, sizeof names, ", ", "%s", skipped[i].name);
-        join_skipped(skipped + i, count - i, reason, names, sizeof names);
-        text_join(text, sizeof text, "; ", "%s (%s)", names, reason);
+        for (size_t j = i; j < count; j++)
+            if (skipped[j].name && failure_same(&skipped[j].reason, &skipped[i].reason)) {
+                text_join(names, sizeof names, ", ", "%s", skipped[j].name);
+                skipped[j].name = NULL;
+            }
+        text_join(text, sizeof text, "; ", "%s (%s)", names, skipped[i].reason.text);
     }
     if (count == 0 || strstr(settings->skipped, text))
         return;
@@ -995,7 +985,7 @@ static enum status keep_runnable(struct runner *runner)
         else if (!all)
             return refuse(runner, entry, status);
         else
-            skipped[count++] = (struct skipped){entry->name, strdup(status_text())};
+            skipped[count++] = (struct skipped){entry->name, status_save(status)};
     }
     say_skipped(runner, skipped, count);
     settings->variant_count = kept;
@@ -1044,7 +1034,7 @@ static enum status run_variants(struct runner *runner)
             wrong++;
             status = STATUS_OK;
         } else if (status == STATUS_UNAVAILABLE && all && count + 1 < settings->variant_count) {
-            skipped[count++] = (struct skipped){settings->variants[i]->name, strdup(status_text())};
+            skipped[count++] = (struct skipped){settings->variants[i]->name, status_save(status)};
             status = STATUS_OK;
         }
     }

@@ -607,19 +607,8 @@ static enum status data_fill(struct source_reader *reader, struct data_range ran
     return status;
 }
 
-/* Prefixes an error with --data, unless the message begins with it or with the path of the data. */
-static enum status data_named(const struct data_request *request, enum status status)
-{
-    const char *text = status_text();
-    const size_t length = strcspn(request->name, "?");
-    const bool path =
-        strncmp(text, request->name, length) == 0 && text[length] && strchr("/ :", text[length]);
-    return status == STATUS_OK || path || strncmp(text, "--data ", 7) == 0
-               ? status
-               : status_prefix(status, "--data %s", request->name);
-}
-
-/* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. */
+/* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
+ * of generated samples names --data; an error of files names the file. */
 static enum status data_read(const struct data_request *request, const char *source, const void *parameters,
                              struct data_range range, uint64_t limit, struct data *data, enum data_part part)
 {
@@ -629,7 +618,9 @@ static enum status data_read(const struct data_request *request, const char *sou
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
-    return data_named(request, status);
+    return status == STATUS_OK || !data_is_generated(request->name)
+               ? status
+               : status_prefix(status, "--data %s", request->name);
 }
 
 /* ---- Opening ---- */
@@ -916,7 +907,7 @@ static enum status read_datasets(const struct data_request *request, const char 
         tell_skipped(request, readers, data);
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
-    return data_named(request, status);
+    return status;
 }
 
 /* Finds the folder of a part of a data set. Its name may also begin with a capital or have only capitals. */
