@@ -313,8 +313,8 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
     if (is_image && image.depth == 1)
         return finish_image(worker, &image, number);
     return status_set(STATUS_FAILED,
-                      "its %s is not an image: --decode reads PNG, JPEG, and arrays of |u1, <f2 or <f4 with "
-                      "two or three axes in C order; name another member with --image, or drop --decode",
+                      "its %s is not an image: --decode reads JPEG, PNG, WebP, and arrays of |u1, <f2 or <f4 "
+                      "with two or three axes in C order; name another member with --image, or drop --decode",
                       member->extension);
 }
 

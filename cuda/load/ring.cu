@@ -16,10 +16,9 @@
 #include "core/timer.h"
 #include "machine/host.h"
 
-/* ---- Plans of chunks ---- */
+/* ---- Plans of chunks: which samples a chunk contains. Its pieces have samples of a single shard each ----
+ */
 
-/* The part of a ring that decides which samples a chunk contains: consecutive samples of a share. A chunk
- * consists of pieces, each with samples of a single shard. */
 /* Asks the operating system to read the shards of the next segments into the page cache. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {

@@ -22,10 +22,9 @@
 #include "data/resample.h"
 #include "train/model.h"
 
-#define AUGMENT_CHANNELS_MAX   3
-#define AUGMENT_MAGNITUDE_MAX  30
-#define AUGMENT_OPERATIONS_MAX 16 /* maximum operations per sample */
-#define AUGMENT_LEVELS         256
+#define AUGMENT_CHANNELS_MAX  3
+#define AUGMENT_MAGNITUDE_MAX 30
+#define AUGMENT_LEVELS        256
 
 /* The operations of RandAugment. Each is equally likely. */
 enum augment_operation {

@@ -78,7 +78,8 @@ const struct column train_columns[] = {
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;
-    int moments = optimizer->kind != OPTIMIZER_SGD ? 2 : optimizer->momentum > 0 ? 1 : 0;
+    const bool plain = optimizer->kind == OPTIMIZER_SGD && optimizer->momentum == 0;
+    const int moments = plain ? 0 : optimizer_moments(optimizer->kind);
     const int arrays = 1 + moments + train_averages(train);
     return (double)train->model->parameters * arrays * sizeof(float);
 }
