@@ -16,6 +16,7 @@
 #include "run/formats.h"
 
 #define OPTIONS_MAX 512 /* more options than the program has */
+#define HINT_MAX    600 /* longest arguments that fit into a message, in bytes */
 
 /* A run of the program. */
 struct run {
@@ -53,7 +54,7 @@ static enum status refuse(const struct sweep *sweep, size_t line, const char *fo
 
 static enum status out_of_memory(const struct sweep *sweep)
 {
-    return status_set(STATUS_EXHAUSTED, "%s: out of memory for its runs", sweep->path);
+    return status_set(STATUS_EXHAUSTED, "%s: out of memory for its tasks", sweep->path);
 }
 
 /* ---- Runs ---- */
@@ -124,6 +125,69 @@ static void free_runs(struct sweep *sweep)
     sweep->count = 0;
 }
 
+/* ---- The command line ---- */
+
+/* Returns the common option that an argument of the command line names, in full or abbreviated, or NULL. */
+static const struct option_spec *option_of(const struct sweep *sweep, const char *argument)
+{
+    const struct option_table *common = &sweep->settings->options.tables[0];
+    const struct option_spec *found = NULL;
+    size_t length = strncmp(argument, "--", 2) == 0 ? strcspn(argument + 2, "=") : 0;
+    for (size_t i = 0; length > 0 && i < common->count; i++) {
+        const char *name = common->specs[i].name;
+        if (strncmp(name, argument + 2, length) == 0 && (!found || strlen(name) == length))
+            found = &common->specs[i];
+    }
+    return found;
+}
+
+/* Returns the index of the argument after the option at `at`, which has been parsed without an error. */
+static int next_option(const struct sweep *sweep, int at)
+{
+    const struct option_spec *spec = option_of(sweep, sweep->argv[at]);
+    return at + (spec && spec->kind != OPTION_FLAG && !strchr(sweep->argv[at], '=') ? 2 : 1);
+}
+
+/* Returns whether the command line has the option, also if it only switches it off (--verify=no). */
+static bool on_command_line(const struct sweep *sweep, const char *name)
+{
+    for (int i = 1; i < sweep->argc; i = next_option(sweep, i)) {
+        const struct option_spec *spec = option_of(sweep, sweep->argv[i]);
+        if (spec && strcmp(spec->name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Writes the command line without the options in `left_out`, as a shell reads it. */
+static void write_arguments(FILE *stream, const struct sweep *sweep, const char *const *left_out)
+{
+    for (int i = 1, next; i < sweep->argc; i = next) {
+        const struct option_spec *spec = option_of(sweep, sweep->argv[i]);
+        next = next_option(sweep, i);
+        for (int j = i; (!spec || !is_one_of(spec->name, left_out)) && j < next && j < sweep->argc; j++)
+            write_quoted(stream, sweep->argv[j]);
+    }
+}
+
+/* Returns the command of a task, with the options for all tasks: as a text that the caller frees, or NULL if
+ * memory runs out. */
+static char *describe_command(const struct sweep *sweep, const struct run *run)
+{
+    static const char *const own[] = {"table", "task", "scale", "list", "dry-run", "format", NULL};
+    char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+    if (!stream)
+        return NULL;
+    fputs(run->command, stream);
+    write_arguments(stream, sweep, own);
+    if (text_close(stream))
+        return text;
+    free(text);
+    return NULL;
+}
+
 /* ---- The table ---- */
 
 /* Returns whether a run may have the option. All runs would write to one file if an option named a file that
@@ -131,8 +195,8 @@ static void free_runs(struct sweep *sweep)
 static bool is_allowed(const struct option_spec *spec)
 {
     static const char *const inputs[] = {"checkpoint", "class", "data", "init", "preset-file", NULL};
-    static const char *const refused[] = {"dry-run", "list",    "env",  "verbose", "version",
-                                          "help",    "prepare", "task", "scale",   NULL};
+    static const char *const refused[] = {"columns", "dry-run", "list", "env",   "verbose", "version",
+                                          "help",    "prepare", "task", "scale", NULL};
     const char *argument = spec->argument ? spec->argument : "";
     return !is_one_of(spec->name, refused) &&
            (is_one_of(spec->name, inputs) || (!strstr(argument, "FILE") && !strstr(argument, "DIR")));
@@ -149,7 +213,7 @@ static enum status check_column(const struct sweep *sweep, size_t column, size_t
             known = spec;
     }
     if (known && !is_allowed(known))
-        return refuse(sweep, line, "column '%s' cannot be used in a table of runs", name);
+        return refuse(sweep, line, "column '%s' cannot be used in a table", name);
     if (table_column(&sweep->table, name) != column)
         return refuse(sweep, line, "column '%s' occurs twice", name);
     if (known)
@@ -185,6 +249,9 @@ static enum status read_row(const struct sweep *sweep, size_t row, bool scaled, 
             return refuse(sweep, run->line, "column '%s' is empty; write - to omit the option", name);
         if (strcmp(value, "-") == 0)
             continue;
+        if (on_command_line(sweep, name))
+            return refuse(sweep, run->line, "--%s is given here and on the command line; drop one of them",
+                          name);
         if (strcmp(name, "checkpoint") == 0 && !reads_checkpoint(table, row))
             return refuse(sweep, run->line,
                           "column 'checkpoint' can be used only with infer, which reads it");
@@ -220,7 +287,7 @@ static enum status read_rows(struct sweep *sweep, bool scaled)
         TRY(add_run(sweep, &run));
         const struct run *last = &sweep->runs[sweep->count - 1], *first = find_run(sweep, last, scaled);
         if (!scaled && first != last)
-            return refuse(sweep, last->line, "the same run as line %zu", first->line);
+            return refuse(sweep, last->line, "the same task as line %zu", first->line);
     }
     return STATUS_OK;
 }
@@ -293,12 +360,14 @@ static enum status scale_runs(struct sweep *sweep, uint64_t most)
 static enum status read_table(struct sweep *sweep, uint64_t most)
 {
     struct table *table = &sweep->table;
+    if (on_command_line(sweep, "ranks"))
+        return status_set(STATUS_USAGE, "--ranks does not apply to --table: ranks is a column of the table");
     if (table_read_by_hand(sweep->path, table) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--table");
     for (size_t i = 0; i < table->columns; i++)
         TRY(check_column(sweep, i, table->header_line));
     if (table->rows == 0)
-        return status_set(STATUS_USAGE, "%s: no runs; give a line of option names, then one line per run",
+        return status_set(STATUS_USAGE, "%s: no tasks; give a line of option names, then one line per task",
                           sweep->path);
     TRY(read_rows(sweep, most > 0));
     return most > 0 ? scale_runs(sweep, most) : STATUS_OK;
@@ -333,56 +402,76 @@ static enum status perform_run(const struct sweep *sweep, const struct run *run,
 static void write_header(FILE *stream, int format)
 {
     if (format == FORMAT_CSV)
-        fputs("run,line,ranks,status,reason,command\n", stream);
+        fputs("task,line,ranks,status,reason,command,option\n", stream);
 }
 
-/* Writes a line about a run. `reason` says why it cannot run here, if `status` is STATUS_UNAVAILABLE. */
-static void write_answer(FILE *stream, int format, size_t number, const struct run *run, enum status status,
-                         const char *reason)
+/* Writes a line about a run. `reason` says why it cannot run here, or what is wrong with it, and `option`
+ * names the option or file at fault; both are "" if `status` is STATUS_OK. */
+static enum status write_answer(FILE *stream, const struct sweep *sweep, size_t number, enum status status,
+                                const char *reason, const char *option)
 {
-    if (format == FORMAT_CSV) {
-        fprintf(stream, "%zu,%zu,%llu,%d,", number, run->line, (unsigned long long)run->ranks, (int)status);
+    const struct run *run = &sweep->runs[number - 1];
+    unsigned long long ranks = (unsigned long long)run->ranks;
+    FREED char *command = describe_command(sweep, run);
+    TRY(ALLOCATED(command, "out of memory for the command of a task"));
+    if (sweep->settings->format == FORMAT_CSV) {
+        fprintf(stream, "%zu,%zu,%llu,%d,", number, run->line, ranks, status_exit(status));
         text_csv_field(stream, reason);
         fputc(',', stream);
-        text_csv_field(stream, run->command);
+        text_csv_field(stream, command);
+        fputc(',', stream);
+        text_csv_field(stream, option);
         fputc('\n', stream);
-        return;
+        return STATUS_OK;
     }
-    fprintf(stream, "run %zu, line %zu", number, run->line);
+    fprintf(stream, "task %zu, line %zu", number, run->line);
     if (run->ranks > 1)
-        fprintf(stream, ", %llu ranks", (unsigned long long)run->ranks);
-    fprintf(stream, "%s%s: %s\n", status == STATUS_OK ? "" : ", cannot run here: ", reason, run->command);
+        fprintf(stream, ", %llu ranks", ranks);
+    fprintf(stream, "%s%s: %s\n", status == STATUS_OK ? "" : ", cannot run here: ", reason, command);
+    return STATUS_OK;
 }
 
-/* Checks the runs from `first` to `last`. The caller has directed stdout to /dev/null and stderr to `said`.
- * Writes one line for each run to `answers`. On an error, prints the messages of that run to descriptor
- * `errors`. */
+/* Checks a run, and writes its line to `answers`. The caller has directed stdout to /dev/null and stderr to
+ * `said`. On an error, prints the messages of the run to descriptor `errors` and returns its status. */
+static enum status check_run(const struct sweep *sweep, size_t number, FILE *answers, FILE *said, int errors)
+{
+    static char messages[4096]; /* static: a small stack must suffice for a run */
+    int exit_status;
+    rewind(said);
+    if (ftruncate(fileno(said), 0) != 0)
+        return status_set(STATUS_FAILED, "--table: %s", strerror(errno));
+    enum status status = perform_run(sweep, &sweep->runs[number - 1], true, &exit_status);
+    struct failure failure = status_save(status);
+    bool wrong = status != STATUS_OK && status != STATUS_UNAVAILABLE;
+    rewind(said);
+    size_t count = fread(messages, 1, sizeof messages - 1, said);
+    messages[count] = '\0';
+    if (wrong)
+        (void)file_write_all(errors, messages, count);
+    for (char *end = messages; (end = strchr(end, '\n'));)
+        *end = ' ';
+    text_append(messages, sizeof messages, "%s", status == STATUS_OK ? "" : status_text());
+    if (!wrong || sweep->settings->format == FORMAT_CSV)
+        TRY(write_answer(answers, sweep, number, status, status == STATUS_OK ? "" : messages,
+                         status == STATUS_OK || !status_subject() ? "" : status_subject()));
+    return wrong ? status_restore(&failure) : STATUS_OK;
+}
+
+/* Checks the runs from `first` to `last`; see check_run(). The first error ends the check, but CSV has a line
+ * for every run. Then the most severe error is returned, the first of several. */
 static enum status check_runs(const struct sweep *sweep, size_t first, size_t last, FILE *answers, FILE *said,
                               int errors)
 {
-    static char messages[4096]; /* static: a small stack must suffice for a run */
+    struct failure worst = {.status = STATUS_OK};
     write_header(answers, sweep->settings->format);
     for (size_t number = first; number <= last; number++) {
-        const struct run *run = &sweep->runs[number - 1];
-        int exit_status;
-        rewind(said);
-        if (ftruncate(fileno(said), 0) != 0)
-            return status_set(STATUS_FAILED, "--table: %s", strerror(errno));
-        enum status status = perform_run(sweep, run, true, &exit_status);
-        rewind(said);
-        size_t count = fread(messages, 1, sizeof messages - 1, said);
-        messages[count] = '\0';
-        if (status != STATUS_OK && status != STATUS_UNAVAILABLE) {
-            (void)file_write_all(errors, messages, count);
-            return status;
-        }
-        for (char *end = messages; (end = strchr(end, '\n'));)
-            *end = ' ';
-        text_append(messages, sizeof messages, "%s", status == STATUS_OK ? "" : status_text());
-        write_answer(answers, sweep->settings->format, number, run, status,
-                     status == STATUS_OK ? "" : messages);
+        enum status status = check_run(sweep, number, answers, said, errors);
+        if (status_severity(status) > status_severity(worst.status))
+            worst = status_save(status);
+        if (status != STATUS_OK && sweep->settings->format != FORMAT_CSV)
+            break;
     }
-    return STATUS_OK;
+    return worst.status == STATUS_OK ? STATUS_OK : status_restore(&worst);
 }
 
 /* Prints the runs without checking them. */
@@ -390,7 +479,7 @@ static enum status list(const struct sweep *sweep, size_t first, size_t last)
 {
     write_header(stdout, sweep->settings->format);
     for (size_t number = first; number <= last; number++)
-        write_answer(stdout, sweep->settings->format, number, &sweep->runs[number - 1], STATUS_OK, "");
+        TRY(write_answer(stdout, sweep, number, STATUS_OK, "", ""));
     return format_flush();
 }
 
@@ -439,7 +528,7 @@ static enum status select_runs(const struct sweep *sweep, size_t *first, size_t 
         TRY(parse_count("--task", text, 1, (double)count, &from));
         to = from;
         if (colon)
-            TRY(parse_count("--task A:B", colon + 1, (double)from, (double)count, &to));
+            TRY(parse_count("--task N:M", colon + 1, (double)from, (double)count, &to));
     }
     *first = (size_t)from;
     *last = (size_t)to;
@@ -452,12 +541,23 @@ static enum status check_ranks(const struct sweep *sweep, size_t number)
     const struct run *run = &sweep->runs[number - 1];
     if (sweep->ranks == 0 || sweep->ranks == run->ranks)
         return STATUS_OK;
-    return status_set(
-        STATUS_UNAVAILABLE,
-        "%s, line %zu: this run needs ranks (%llu): mpirun --bind-to none -n %llu fdsl-bench --table %s "
-        "--task %zu",
-        sweep->path, run->line, (unsigned long long)run->ranks, (unsigned long long)run->ranks, sweep->path,
-        number);
+    FREED char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+    TRY(ALLOCATED(stream, "out of memory"));
+    write_arguments(stream, sweep, (const char *const[]){"task", NULL});
+    TRY(ALLOCATED(text_close(stream), "out of memory"));
+    unsigned long long ranks = (unsigned long long)run->ranks;
+    if (strlen(text) > HINT_MAX)
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "%s, line %zu: this task needs %llu rank%s: repeat the command with --task %zu under "
+            "mpirun --bind-to none -n %llu",
+            sweep->path, run->line, ranks, ranks == 1 ? "" : "s", number, ranks);
+    return status_set(STATUS_UNAVAILABLE,
+                      "%s, line %zu: this task needs %llu rank%s: mpirun --bind-to none -n %llu fdsl-bench%s "
+                      "--task %zu",
+                      sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
 }
 
 /* Calls `check` or performs a run in a process of its own, so that no run inherits the state of another one.
@@ -504,7 +604,7 @@ static enum status run_all(const struct sweep *sweep, size_t first, size_t last)
     }
     return worst == STATUS_OK
                ? STATUS_OK
-               : status_set(worst, "%s: %zu of %zu runs failed", sweep->path, failed, last - first + 1);
+               : status_set(worst, "%s: %zu of %zu tasks failed", sweep->path, failed, last - first + 1);
 }
 
 enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc, char *argv[],
@@ -522,9 +622,9 @@ enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc,
         status = select_runs(&sweep, &first, &last);
     bool lists = settings->list || settings->dry_run;
     if (status == STATUS_OK && settings->format == FORMAT_JSON && lists)
-        status = status_set(STATUS_USAGE, "--table: runs are listed as a table or as CSV; use --format csv");
+        status = status_set(STATUS_USAGE, "--table: tasks are listed as a table or as CSV; use --format csv");
     if (status == STATUS_OK && (lists ? ranks > 1 : ranks != 1 && first < last)) /* 0: unknown */
-        status = status_set(STATUS_USAGE, "--table: a launcher starts one run; name it with --task N");
+        status = status_set(STATUS_USAGE, "--table: a launcher starts one task; name it with --task N");
     if (status != STATUS_OK)
         ;
     else if (settings->list)
