@@ -208,7 +208,7 @@ Test(sweep, the_program_quotes_commands_for_a_shell)
 {
     put("t.tsv", "variant\tclass\nnaive\ta b'c$d\n");
     shell("words=$(" TABLE "--list --format csv | sed -n '2s/.*,\\(.*\\),$/\\1/p'); eval \"set -- $words\"; "
-                           "printf '%%s\n' \"$@\"");
+          "printf '%%s\n' \"$@\"");
     cr_expect_str_eq(out, "fdsl-bench\n--variant=naive\n--class=a b'c$d\n");
 }
 
@@ -241,6 +241,46 @@ Test(sweep, the_program_runs_the_rows_of_a_table)
     shell(TABLE "--out none.csv");
     expect(2, "t.tsv, line 3: --vertices: 'x'");
     cr_expect(!exists("none.csv"));
+}
+
+Test(sweep, several_tasks_print_one_header)
+{
+    put("t.tsv", HEADER TASK("8") TASK("9") TASK("7"));
+    shell(TABLE "--format csv 2>/dev/null");
+    cr_expect_eq(status, 0);
+    cr_expect_eq(count_of(out, "schema,"), 1, "%s", out);
+    cr_expect_eq(count_of(out, "\n"), 4);
+    cr_expect_eq(number(out, 3, "vertices"), 7);
+    shell(TABLE "--format json");
+    expect_line(2, "use --format csv, or --out FILE");
+}
+
+/* Starts a sweep in the background, whose second task takes long, and waits until that task is running. */
+#define SECOND_TASK_RUNS                                                \
+    "$FDSL_BENCH --table t.tsv --out r.csv >printed 2>&1 & parent=$!; " \
+    "until [ -s r.csv ] && sleep 0.5 && child=$(pgrep -P $parent); do sleep 0.1; done; "
+
+Test(sweep, an_interrupted_table_says_which_tasks_are_left)
+{
+    put("t.tsv",
+        "variant\tres\tmin-time\tmax-time\nnaive\t32\t0\t0\nnaive\t32,64\t60\t60\nomp\t32\t60\t60\n");
+    shell(SECOND_TASK_RUNS "kill -TERM $parent; wait $parent; echo $?; cat printed; kill -0 $child");
+    expect(1, "143\n");
+    expect(1, "interrupted: 1 of 3 tasks are done; continue with --task 2:3: task 2 (line 3) starts again");
+    expect(1, "interrupted: 0 of 2 combinations are done, with their rows in r.csv; the task starts again");
+    cr_expect(!says("repeat") && !says("--res"), "%s", out);
+}
+
+Test(sweep, the_signal_that_ended_a_task_is_reported)
+{
+    put("t.tsv", "variant\tres\tmin-time\tmax-time\nnaive\t32\t0\t0\nnaive\t32\t60\t60\nomp\t32\t0\t0\n");
+    shell(SECOND_TASK_RUNS "kill -KILL $child; wait $parent; echo $?; cat printed");
+    expect(0, "1\n");
+    expect(0, "t.tsv, line 3: the task was ended by signal 9 (Killed)");
+    expect(0, "1 of 3 tasks failed");
+    shell("rm r.csv; " SECOND_TASK_RUNS "kill -KILL $parent; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.2; "
+          "read -r a b state d </proc/$child/stat && [ $state != Z ] || exit 7; done");
+    cr_expect_eq(status, 7, "the task outlived its parent");
 }
 
 Test(sweep, options_of_the_command_line_apply_to_every_row)

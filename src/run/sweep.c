@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -560,48 +562,204 @@ static enum status check_ranks(const struct sweep *sweep, size_t number)
                       sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
 }
 
-/* Calls `check` or performs a run in a process of its own, so that no run inherits the state of another one.
- * Returns its status. The child ends when this process ends. */
-static enum status in_child(const struct sweep *sweep, size_t number)
+/* ---- Processes ---- */
+
+/* What run_all() keeps about the process of the current run. */
+struct process {
+    pid_t pid;
+    int output; /* the process's stdout, if it prints CSV; otherwise -1 */
+    char *line; /* owned: the first line of this output, as far as it was read; NULL after it */
+    size_t length;
+    char *header;      /* owned: the latest header that was printed; NULL: none */
+    int signal_number; /* a signal that this process got while it waited; 0: none */
+};
+
+/* The signals that end a sweep, except those that are ignored, and SIGCHLD. */
+static void signals_awaited(sigset_t *set)
 {
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid < 0)
-        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(errno));
-    if (pid == 0) {
-        int exit_status = 0;
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        enum status status = number == 0 ? check(sweep, 1, sweep->count, false)
-                                         : perform_run(sweep, &sweep->runs[number - 1], false, &exit_status);
-        if (status != STATUS_OK)
-            status_print();
-        if (fflush(stdout) != 0 && status == STATUS_OK)
-            status = STATUS_FAILED;
-        _exit(status_exit(status));
+    static const int ending[] = {SIGHUP, SIGINT, SIGTERM};
+    sigemptyset(set);
+    sigaddset(set, SIGCHLD);
+    for (size_t i = 0; i < COUNT_OF(ending); i++) {
+        struct sigaction action;
+        if (sigaction(ending[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(set, ending[i]);
     }
-    int ended;
-    pid_t waited;
-    while ((waited = waitpid(pid, &ended, 0)) < 0 && errno == EINTR)
-        ;
-    return waited == pid && WIFEXITED(ended) ? (enum status)WEXITSTATUS(ended) : STATUS_FAILED;
+}
+
+/* Prints bytes of a run's CSV. Leaves out the first line if it is the header that was printed before. */
+static void pass_on(struct process *process, const char *bytes, size_t count)
+{
+    const char *end = process->length == SIZE_MAX ? NULL : memchr(bytes, '\n', count);
+    size_t head = process->length == SIZE_MAX ? 0 : end ? (size_t)(end - bytes) + 1 : count;
+    char *line = head > 0 ? realloc(process->line, process->length + head + 1) : NULL;
+    if (line) {
+        memcpy(line + process->length, bytes, head);
+        process->length += head;
+        line[process->length] = '\0';
+        process->line = line;
+    } else {
+        head = 0; /* print all bytes; also if memory runs out */
+    }
+    if (line && end) {
+        if (process->header && strcmp(process->header, line) == 0) {
+            free(line);
+        } else {
+            fputs(line, stdout);
+            free(process->header);
+            process->header = line;
+        }
+        process->line = NULL;
+        process->length = SIZE_MAX;
+    }
+    if (!line || end)
+        fwrite(bytes + head, 1, count - head, stdout);
+    fflush(stdout);
+}
+
+/* Reads the output that is there. At its end, closes it. */
+static void read_output(struct process *process)
+{
+    char bytes[4096];
+    ssize_t count;
+    while ((count = read(process->output, bytes, sizeof bytes)) > 0)
+        pass_on(process, bytes, (size_t)count);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    close(process->output);
+    process->output = -1;
+}
+
+/* Waits until the process ends, and passes its output and signals on. The awaited signals are blocked, and
+ * `notices` is a signalfd for them. Returns the status as of waitpid(). */
+static int await(struct process *process, int notices)
+{
+    int ended = 0;
+    while (waitpid(process->pid, &ended, WNOHANG) == 0) {
+        struct pollfd ready[] = {{.fd = notices, .events = POLLIN},
+                                 {.fd = process->output, .events = POLLIN}};
+        struct signalfd_siginfo notice;
+        if (poll(ready, COUNT_OF(ready), -1) < 0 && errno != EINTR)
+            continue;
+        if (ready[1].revents)
+            read_output(process);
+        if ((ready[0].revents & POLLIN) && read(notices, &notice, sizeof notice) == sizeof notice &&
+            notice.ssi_signo != SIGCHLD) {
+            process->signal_number = (int)notice.ssi_signo;
+            kill(process->pid, process->signal_number);
+        }
+    }
+    if (process->output >= 0)
+        read_output(process);
+    if (process->output >= 0)
+        close(process->output);
+    if (process->line) /* a line without an end */
+        fputs(process->line, stdout);
+    free(process->line);
+    process->line = NULL;
+    return ended;
+}
+
+/* Performs a run, or checks the runs from `first` to `last` if `number` is 0, in a process of its own. */
+static void be_child(const struct sweep *sweep, size_t number, size_t first, size_t last)
+{
+    int exit_status = 0;
+    file_say_on_signal("%s", "");
+    enum status status = number == 0 ? check(sweep, first, last, false)
+                                     : perform_run(sweep, &sweep->runs[number - 1], false, &exit_status);
+    if (status != STATUS_OK)
+        status_print();
+    if (fflush(stdout) != 0 && status == STATUS_OK)
+        status = STATUS_FAILED;
+    _exit(status_exit(status));
+}
+
+/* Calls be_child() in a new process, so that no run inherits the state of another one. Returns its status.
+ * The process ends when this process ends. A signal that ends this process is passed on to it first. */
+static enum status in_child(const struct sweep *sweep, size_t number, size_t first, size_t last,
+                            struct process *process)
+{
+    bool csv = number > 0 && sweep->settings->format == FORMAT_CSV;
+    int ends[2] = {-1, -1};
+    sigset_t awaited, before;
+    pid_t parent = getpid();
+    signals_awaited(&awaited);
+    int notices = signalfd(-1, &awaited, SFD_CLOEXEC);
+    if (notices < 0 || (csv && pipe2(ends, O_CLOEXEC) != 0))
+        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(errno));
+    fflush(NULL);
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    process->pid = fork();
+    if (process->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent || (csv && dup2(ends[1], STDOUT_FILENO) < 0))
+            _exit(STATUS_FAILED);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        be_child(sweep, number, first, last);
+    }
+    int cause = errno, ended = 0;
+    if (csv)
+        close(ends[1]);
+    process->output = ends[0];
+    process->length = 0;
+    if (csv)
+        (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    if (process->pid > 0)
+        ended = await(process, notices);
+    else if (csv)
+        close(ends[0]);
+    close(notices);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (process->signal_number)
+        raise(process->signal_number); /* ends this process, with the message of file_say_on_signal() */
+    if (process->pid < 0)
+        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(cause));
+    if (WIFEXITED(ended))
+        return (enum status)WEXITSTATUS(ended);
+    char line[32] = "";
+    if (number > 0)
+        snprintf(line, sizeof line, ", line %zu", sweep->runs[number - 1].line);
+    enum status status =
+        status_set(STATUS_FAILED, "%s%s: %s was ended by signal %d (%s)", sweep->path, line,
+                   number > 0 ? "the task" : "the check", WTERMSIG(ended), strsignal(WTERMSIG(ended)));
+    status_print();
+    return status;
+}
+
+/* Sets the message that is printed if a signal ends the sweep during run `number`. */
+static void prepare_farewell(const struct sweep *sweep, size_t number, size_t first, size_t last,
+                             size_t failed)
+{
+    char which[64], failures[64] = "";
+    snprintf(which, sizeof which, number < last ? "%zu:%zu" : "%zu", number, last);
+    if (failed > 0)
+        snprintf(failures, sizeof failures, " (%zu failed)", failed);
+    file_say_on_signal(
+        "%zu of %zu tasks are done%s; continue with --task %s: task %zu (line %zu) starts again "
+        "from its beginning",
+        number - first, last - first + 1, failures, which, number, sweep->runs[number - 1].line);
 }
 
 static enum status run_all(const struct sweep *sweep, size_t first, size_t last)
 {
-    enum status worst = in_child(sweep, 0);
+    struct process process = {.output = -1};
+    enum status worst = in_child(sweep, 0, first, last, &process);
     if (worst != STATUS_OK)
         return status_set(worst, "%s: nothing was run", sweep->path);
     size_t failed = 0;
     for (size_t number = first; number <= last; number++) {
+        prepare_farewell(sweep, number, first, last, failed);
         enum status status = check_ranks(sweep, number);
         if (status != STATUS_OK)
             status_print();
         else
-            status = in_child(sweep, number);
+            status = in_child(sweep, number, first, last, &process);
         failed += status != STATUS_OK;
         if (status_severity(status) > status_severity(worst))
             worst = status;
     }
+    file_say_on_signal("%s", "");
+    free(process.header);
     return worst == STATUS_OK
                ? STATUS_OK
                : status_set(worst, "%s: %zu of %zu tasks failed", sweep->path, failed, last - first + 1);
@@ -623,6 +781,9 @@ enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc,
     bool lists = settings->list || settings->dry_run;
     if (status == STATUS_OK && settings->format == FORMAT_JSON && lists)
         status = status_set(STATUS_USAGE, "--table: tasks are listed as a table or as CSV; use --format csv");
+    if (status == STATUS_OK && settings->format == FORMAT_JSON && first < last && !lists)
+        status = status_set(STATUS_USAGE, "--table: several tasks would print several JSON documents; use "
+                                          "--format csv, or --out FILE for their rows");
     if (status == STATUS_OK && (lists ? ranks > 1 : ranks != 1 && first < last)) /* 0: unknown */
         status = status_set(STATUS_USAGE, "--table: a launcher starts one task; name it with --task N");
     if (status != STATUS_OK)
