@@ -92,13 +92,13 @@ Test(sweep, a_table_with_an_error_runs_nothing)
         {"variant\tvert\nnaive\t1\n", "t.tsv, line 1: unknown column 'vert'; did you mean 'vertices'?"},
         {"variant\tbatch \nnaive\t1\n", "t.tsv, line 1: unknown column 'batch '"},
         {"variant\t\nnaive\t1\n", "t.tsv, line 1: unknown column ''"},
-        {"variant\tout\nnaive\tx.csv\n", "t.tsv, line 1: column 'out' cannot be used in a table of runs"},
-        {"variant\thelp\nnaive\tyes\n", "t.tsv, line 1: column 'help' cannot be used in a table of runs"},
-        {"variant\tconfig\nnaive\tx.ini\n",
-         "t.tsv, line 1: column 'config' cannot be used in a table of runs"},
-        {"variant\tprepare\nnaive\tx\n", "t.tsv, line 1: column 'prepare' cannot be used in a table of runs"},
+        {"variant\tout\nnaive\tx.csv\n", "t.tsv, line 1: column 'out' cannot be used in a table"},
+        {"variant\thelp\nnaive\tyes\n", "t.tsv, line 1: column 'help' cannot be used in a table"},
+        {"variant\tcolumns\nnaive\tyes\n", "t.tsv, line 1: column 'columns' cannot be used in a table"},
+        {"variant\tconfig\nnaive\tx.ini\n", "t.tsv, line 1: column 'config' cannot be used in a table"},
+        {"variant\tprepare\nnaive\tx\n", "t.tsv, line 1: column 'prepare' cannot be used in a table"},
         {"variant\texport-step\ntrain-naive\tx\n",
-         "t.tsv, line 1: column 'export-step' cannot be used in a table of runs"},
+         "t.tsv, line 1: column 'export-step' cannot be used in a table"},
         {"variant\tcheckpoint\ntrain-naive\tx\n",
          "t.tsv, line 2: column 'checkpoint' can be used only with infer"},
         {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv, line 1: column 'batch' occurs twice"},
@@ -110,13 +110,13 @@ Test(sweep, a_table_with_an_error_runs_nothing)
         {"variant\tbatch\nnaive\t\n", "t.tsv, line 2: column 'batch' is empty"},
         {"variant\tverify\nnaive\tmaybe\n", "t.tsv, line 2: --verify: 'maybe' is not one of"},
         {"variant\tbatch\nnaive\tyes\n", "t.tsv, line 2: --batch needs a value"},
-        {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv, line 4: the same run as line 2"},
-        {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv, line 3: the same run as line 2"},
+        {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv, line 4: the same task as line 2"},
+        {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv, line 3: the same task as line 2"},
         {"variant\tranks\nnaive\ttwo\n", "t.tsv, line 2: --ranks: 'two' is not a whole number"},
         {"variant\tranks\n-\t2\n", "t.tsv, line 2: no option is given"},
         {"batch\n3\n", "t.tsv, line 2: --variant NAME is missing"},
-        {"variant\n", "t.tsv: no runs"},
-        {"", "t.tsv: no runs"},
+        {"variant\n", "t.tsv: no tasks"},
+        {"", "t.tsv: no tasks"},
     };
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         sweep(faults[i].table, "");
@@ -176,15 +176,26 @@ Test(sweep, the_program_checks_all_runs_of_a_table)
 {
     put("t.tsv", "variant\tranks\tbatch\nnaive\t-\t2\ngbase\t-\t3\n");
     shell("CUDA_VISIBLE_DEVICES= " TABLE "--dry-run --format csv | cut -d , -f 1-4");
-    cr_expect_str_eq(out, "run,line,ranks,status\n1,2,1,0\n2,3,1,4\n");
+    cr_expect_str_eq(out, "task,line,ranks,status\n1,2,1,0\n2,3,1,4\n");
     shell("CUDA_VISIBLE_DEVICES= " TABLE "--dry-run --format csv --task 1 | tail -n 1");
-    cr_expect_str_eq(out, "1,2,1,0,,fdsl-bench --variant=naive --batch=2\n");
+    cr_expect_str_eq(out, "1,2,1,0,,fdsl-bench --variant=naive --batch=2,\n");
     put("t.tsv", "variant,ranks,scaling,batch\nnaive,1,-,2\nnaive,4,\"weak,strong\",2\n");
     shell(TABLE "--list --format csv | tail -n 1");
-    cr_expect_str_eq(out, "2,3,4,0,,\"fdsl-bench --variant=naive --scaling=weak,strong --batch=2\"\n");
+    cr_expect_str_eq(out, "2,3,4,0,,\"fdsl-bench --variant=naive --scaling=weak,strong --batch=2\",\n");
     shell(TABLE "--dry-run");
     expect(2, "--scaling strong: more ranks (4) than images (--batch 2)");
     expect(2, "fdsl-bench: t.tsv, line 3: 1 of 2 combinations failed\n");
+    put("t.tsv", "variant\tbatch\nnaive\t2\nnaive\tx\nnaive\t3\nnaiv\t4\n");
+    shell(TABLE "--dry-run --format csv 2>/dev/null");
+    expect(2, "2,3,1,2,\"t.tsv, line 3: --batch: 'x' is not a whole number");
+    expect(2, ",fdsl-bench --variant=naive --batch=x,batch\n3,4,1,0,,");
+    expect(2, "\n4,5,1,2,");
+    shell(TABLE "--dry-run --format csv >/dev/null");
+    expect_line(2, "fdsl-bench: t.tsv, line 3: --batch: 'x'");
+    shell(TABLE "--dry-run --task 1 --seed=3 --out 'a b.csv' --max-time=5 --verify");
+    expect(2, "--seed is an option of the workload");
+    shell(TABLE "--dry-run --task 1 --out 'a b.csv' --max-time=5 --verify");
+    expect(0, "task 1, line 2: fdsl-bench --variant=naive --batch=2 --out 'a b.csv' --max-time=5 --verify\n");
     shell(TABLE "--dry-run --task 1 >/dev/full");
     cr_expect_eq(status, 1);
     shell("$FDSL_BENCH --table gone");
@@ -196,8 +207,8 @@ Test(sweep, the_program_checks_all_runs_of_a_table)
 Test(sweep, the_program_quotes_commands_for_a_shell)
 {
     put("t.tsv", "variant\tclass\nnaive\ta b'c$d\n");
-    shell("words=$(" TABLE
-          "--list --format csv | sed -n '2s/.*,//p'); eval \"set -- $words\"; printf '%%s\n' \"$@\"");
+    shell("words=$(" TABLE "--list --format csv | sed -n '2s/.*,\\(.*\\),$/\\1/p'); eval \"set -- $words\"; "
+          "printf '%%s\n' \"$@\"");
     cr_expect_str_eq(out, "fdsl-bench\n--variant=naive\n--class=a b'c$d\n");
 }
 
@@ -216,17 +227,60 @@ Test(sweep, the_program_runs_the_rows_of_a_table)
     shell(TABLE "--format csv | grep -c ^synth/");
     expect(0, "1\n");
     shell(TABLE);
-    expect(4, "t.tsv, line 3: this run needs ranks (3): mpirun --bind-to none -n 3 fdsl-bench --table t.tsv "
+    expect(4, "t.tsv, line 3: this task needs 3 ranks: mpirun --bind-to none -n 3 fdsl-bench --table t.tsv "
               "--task 2");
-    expect(4, "t.tsv: 1 of 2 runs failed");
+    expect(4, "t.tsv: 1 of 2 tasks failed");
     shell(TABLE "--task 2");
     cr_expect_eq(status, 4);
+    shell(TABLE "--tas 1:2 --scale=2 --out 'a b.csv' --bind=none");
+    expect(4, "t.tsv, line 2: this task needs 2 ranks: mpirun --bind-to none -n 2 fdsl-bench --table t.tsv "
+              "--scale=2 --out 'a b.csv' --bind=none --task 2");
     shell("PMI_SIZE=2 PMI_RANK=0 " TABLE "--list");
-    expect(2, "--table: a launcher starts one run; name it with --task N");
+    expect(2, "--table: a launcher starts one task; name it with --task N");
     put("t.tsv", HEADER TASK("30") TASK("x"));
     shell(TABLE "--out none.csv");
     expect(2, "t.tsv, line 3: --vertices: 'x'");
     cr_expect(!exists("none.csv"));
+}
+
+Test(sweep, several_tasks_print_one_header)
+{
+    put("t.tsv", HEADER TASK("8") TASK("9") TASK("7"));
+    shell(TABLE "--format csv 2>/dev/null");
+    cr_expect_eq(status, 0);
+    cr_expect_eq(count_of(out, "schema,"), 1, "%s", out);
+    cr_expect_eq(count_of(out, "\n"), 4);
+    cr_expect_eq(number(out, 3, "vertices"), 7);
+    shell(TABLE "--format json");
+    expect_line(2, "use --format csv, or --out FILE");
+}
+
+/* Starts a sweep in the background, whose second task takes long, and waits until that task is running. */
+#define SECOND_TASK_RUNS                                                \
+    "$FDSL_BENCH --table t.tsv --out r.csv >printed 2>&1 & parent=$!; " \
+    "until [ -s r.csv ] && sleep 0.5 && child=$(pgrep -P $parent); do sleep 0.1; done; "
+
+Test(sweep, an_interrupted_table_says_which_tasks_are_left)
+{
+    put("t.tsv",
+        "variant\tres\tmin-time\tmax-time\nnaive\t32\t0\t0\nnaive\t32,64\t60\t60\nomp\t32\t60\t60\n");
+    shell(SECOND_TASK_RUNS "kill -TERM $parent; wait $parent; echo $?; cat printed; kill -0 $child");
+    expect(1, "143\n");
+    expect(1, "interrupted: 1 of 3 tasks are done; continue with --task 2:3: task 2 (line 3) starts again");
+    expect(1, "interrupted: 0 of 2 combinations are done, with their rows in r.csv; the task starts again");
+    cr_expect(!says("repeat") && !says("--res"), "%s", out);
+}
+
+Test(sweep, the_signal_that_ended_a_task_is_reported)
+{
+    put("t.tsv", "variant\tres\tmin-time\tmax-time\nnaive\t32\t0\t0\nnaive\t32\t60\t60\nomp\t32\t0\t0\n");
+    shell(SECOND_TASK_RUNS "kill -KILL $child; wait $parent; echo $?; cat printed");
+    expect(0, "1\n");
+    expect(0, "t.tsv, line 3: the task was ended by signal 9 (Killed)");
+    expect(0, "1 of 3 tasks failed");
+    shell("rm r.csv; " SECOND_TASK_RUNS "kill -KILL $parent; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.2; "
+          "read -r a b state d </proc/$child/stat && [ $state != Z ] || exit 7; done");
+    cr_expect_eq(status, 7, "the task outlived its parent");
 }
 
 Test(sweep, options_of_the_command_line_apply_to_every_row)
@@ -235,9 +289,10 @@ Test(sweep, options_of_the_command_line_apply_to_every_row)
         const char *options, *words;
     } faults[] = {
         {"--batch 3", "--batch is an option of the workload"},
-        {"--max-time 3", "t.tsv, line 2: --max-time"},
+        {"--max-time 3", "t.tsv, line 2: --max-time is given here and on the command line"},
+        {"--ranks 2 --dry-run", "ranks is a column of the table"},
         {"--task 3", "--task: '3' is out of range"},
-        {"--task 2:1", "--task A:B: '1' is out of range"},
+        {"--task 2:1", "--task N:M: '1' is out of range"},
         {"--list --format json", "use --format csv"},
         {"-- true", "--table does not apply to -- COMMAND"},
     };
@@ -246,6 +301,12 @@ Test(sweep, options_of_the_command_line_apply_to_every_row)
         shell(TABLE "%s", faults[i].options);
         expect(2, faults[i].words);
     }
+    put("t.tsv", "variant\tverify\nnaive\tyes\nnaive\tno\n");
+    shell(TABLE "--verify=no --dry-run");
+    expect(2, "t.tsv, line 2: --verify is given here and on the command line; drop one of them");
+    shell(TABLE "--verify --task 2");
+    expect(2, "--verify is given here and on the command line");
+    put("t.tsv", HEADER TASK("8") TASK("9"));
     shell("$FDSL_BENCH --variant naive --task 1");
     expect(2, "--task works only with --table FILE");
     shell(TABLE "--threads 1 --format csv 2>/dev/null");

@@ -63,7 +63,10 @@ static void prepare_farewell(const struct settings *settings, const struct sweep
     }
     const char *where = settings->out ? settings->out : "stdout only, because --out FILE was not given";
     const char *in = settings->out ? "in" : "on";
-    if (axes_describe_rest(&settings->axes, number, rest, sizeof rest))
+    if (settings->options.config->is_row) /* a table refuses --res and other options of its columns */
+        file_say_on_signal("%s, with their rows %s %s; the task starts again from its beginning", done, in,
+                           where);
+    else if (axes_describe_rest(&settings->axes, number, rest, sizeof rest))
         file_say_on_signal("%s, with their rows %s %s; to continue, repeat the same command%s%s", done, in,
                            where, *rest ? " with " : "", rest);
     else

@@ -128,7 +128,9 @@ static void say_what_is_kept(const struct runner *runner)
         return; /* sweep.c sets the message */
     describe_rows(runner, rows, sizeof rows);
     describe_remedy(runner, remedy, sizeof remedy);
-    if (folder && runner->checkpointed)
+    if (settings->options.config->is_row)
+        file_say_on_signal("kept: %s; the task starts again from its beginning", rows);
+    else if (folder && runner->checkpointed)
         file_say_on_signal(
             "kept: %s; the latest checkpoint is in %s; to continue, repeat the same command with --resume",
             rows, folder);

@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +18,7 @@
 #include "run/formats.h"
 
 #define OPTIONS_MAX 512 /* more options than the program has */
+#define HINT_MAX    600 /* longest arguments that fit into a message, in bytes */
 
 /* A run of the program. */
 struct run {
@@ -53,7 +56,7 @@ static enum status refuse(const struct sweep *sweep, size_t line, const char *fo
 
 static enum status out_of_memory(const struct sweep *sweep)
 {
-    return status_set(STATUS_EXHAUSTED, "%s: out of memory for its runs", sweep->path);
+    return status_set(STATUS_EXHAUSTED, "%s: out of memory for its tasks", sweep->path);
 }
 
 /* ---- Runs ---- */
@@ -124,6 +127,69 @@ static void free_runs(struct sweep *sweep)
     sweep->count = 0;
 }
 
+/* ---- The command line ---- */
+
+/* Returns the common option that an argument of the command line names, in full or abbreviated, or NULL. */
+static const struct option_spec *option_of(const struct sweep *sweep, const char *argument)
+{
+    const struct option_table *common = &sweep->settings->options.tables[0];
+    const struct option_spec *found = NULL;
+    size_t length = strncmp(argument, "--", 2) == 0 ? strcspn(argument + 2, "=") : 0;
+    for (size_t i = 0; length > 0 && i < common->count; i++) {
+        const char *name = common->specs[i].name;
+        if (strncmp(name, argument + 2, length) == 0 && (!found || strlen(name) == length))
+            found = &common->specs[i];
+    }
+    return found;
+}
+
+/* Returns the index of the argument after the option at `at`, which has been parsed without an error. */
+static int next_option(const struct sweep *sweep, int at)
+{
+    const struct option_spec *spec = option_of(sweep, sweep->argv[at]);
+    return at + (spec && spec->kind != OPTION_FLAG && !strchr(sweep->argv[at], '=') ? 2 : 1);
+}
+
+/* Returns whether the command line has the option, also if it only switches it off (--verify=no). */
+static bool on_command_line(const struct sweep *sweep, const char *name)
+{
+    for (int i = 1; i < sweep->argc; i = next_option(sweep, i)) {
+        const struct option_spec *spec = option_of(sweep, sweep->argv[i]);
+        if (spec && strcmp(spec->name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Writes the command line without the options in `left_out`, as a shell reads it. */
+static void write_arguments(FILE *stream, const struct sweep *sweep, const char *const *left_out)
+{
+    for (int i = 1, next; i < sweep->argc; i = next) {
+        const struct option_spec *spec = option_of(sweep, sweep->argv[i]);
+        next = next_option(sweep, i);
+        for (int j = i; (!spec || !is_one_of(spec->name, left_out)) && j < next && j < sweep->argc; j++)
+            write_quoted(stream, sweep->argv[j]);
+    }
+}
+
+/* Returns the command of a task, with the options for all tasks: as a text that the caller frees, or NULL if
+ * memory runs out. */
+static char *describe_command(const struct sweep *sweep, const struct run *run)
+{
+    static const char *const own[] = {"table", "task", "scale", "list", "dry-run", "format", NULL};
+    char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+    if (!stream)
+        return NULL;
+    fputs(run->command, stream);
+    write_arguments(stream, sweep, own);
+    if (text_close(stream))
+        return text;
+    free(text);
+    return NULL;
+}
+
 /* ---- The table ---- */
 
 /* Returns whether a run may have the option. All runs would write to one file if an option named a file that
@@ -131,8 +197,8 @@ static void free_runs(struct sweep *sweep)
 static bool is_allowed(const struct option_spec *spec)
 {
     static const char *const inputs[] = {"checkpoint", "class", "data", "init", "preset-file", NULL};
-    static const char *const refused[] = {"dry-run", "list",    "env",  "verbose", "version",
-                                          "help",    "prepare", "task", "scale",   NULL};
+    static const char *const refused[] = {"columns", "dry-run", "list", "env",   "verbose", "version",
+                                          "help",    "prepare", "task", "scale", NULL};
     const char *argument = spec->argument ? spec->argument : "";
     return !is_one_of(spec->name, refused) &&
            (is_one_of(spec->name, inputs) || (!strstr(argument, "FILE") && !strstr(argument, "DIR")));
@@ -149,7 +215,7 @@ static enum status check_column(const struct sweep *sweep, size_t column, size_t
             known = spec;
     }
     if (known && !is_allowed(known))
-        return refuse(sweep, line, "column '%s' cannot be used in a table of runs", name);
+        return refuse(sweep, line, "column '%s' cannot be used in a table", name);
     if (table_column(&sweep->table, name) != column)
         return refuse(sweep, line, "column '%s' occurs twice", name);
     if (known)
@@ -185,6 +251,9 @@ static enum status read_row(const struct sweep *sweep, size_t row, bool scaled, 
             return refuse(sweep, run->line, "column '%s' is empty; write - to omit the option", name);
         if (strcmp(value, "-") == 0)
             continue;
+        if (on_command_line(sweep, name))
+            return refuse(sweep, run->line, "--%s is given here and on the command line; drop one of them",
+                          name);
         if (strcmp(name, "checkpoint") == 0 && !reads_checkpoint(table, row))
             return refuse(sweep, run->line,
                           "column 'checkpoint' can be used only with infer, which reads it");
@@ -220,7 +289,7 @@ static enum status read_rows(struct sweep *sweep, bool scaled)
         TRY(add_run(sweep, &run));
         const struct run *last = &sweep->runs[sweep->count - 1], *first = find_run(sweep, last, scaled);
         if (!scaled && first != last)
-            return refuse(sweep, last->line, "the same run as line %zu", first->line);
+            return refuse(sweep, last->line, "the same task as line %zu", first->line);
     }
     return STATUS_OK;
 }
@@ -293,12 +362,14 @@ static enum status scale_runs(struct sweep *sweep, uint64_t most)
 static enum status read_table(struct sweep *sweep, uint64_t most)
 {
     struct table *table = &sweep->table;
+    if (on_command_line(sweep, "ranks"))
+        return status_set(STATUS_USAGE, "--ranks does not apply to --table: ranks is a column of the table");
     if (table_read_by_hand(sweep->path, table) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--table");
     for (size_t i = 0; i < table->columns; i++)
         TRY(check_column(sweep, i, table->header_line));
     if (table->rows == 0)
-        return status_set(STATUS_USAGE, "%s: no runs; give a line of option names, then one line per run",
+        return status_set(STATUS_USAGE, "%s: no tasks; give a line of option names, then one line per task",
                           sweep->path);
     TRY(read_rows(sweep, most > 0));
     return most > 0 ? scale_runs(sweep, most) : STATUS_OK;
@@ -333,56 +404,76 @@ static enum status perform_run(const struct sweep *sweep, const struct run *run,
 static void write_header(FILE *stream, int format)
 {
     if (format == FORMAT_CSV)
-        fputs("run,line,ranks,status,reason,command\n", stream);
+        fputs("task,line,ranks,status,reason,command,option\n", stream);
 }
 
-/* Writes a line about a run. `reason` says why it cannot run here, if `status` is STATUS_UNAVAILABLE. */
-static void write_answer(FILE *stream, int format, size_t number, const struct run *run, enum status status,
-                         const char *reason)
+/* Writes a line about a run. `reason` says why it cannot run here, or what is wrong with it, and `option`
+ * names the option or file at fault; both are "" if `status` is STATUS_OK. */
+static enum status write_answer(FILE *stream, const struct sweep *sweep, size_t number, enum status status,
+                                const char *reason, const char *option)
 {
-    if (format == FORMAT_CSV) {
-        fprintf(stream, "%zu,%zu,%llu,%d,", number, run->line, (unsigned long long)run->ranks, (int)status);
+    const struct run *run = &sweep->runs[number - 1];
+    unsigned long long ranks = (unsigned long long)run->ranks;
+    FREED char *command = describe_command(sweep, run);
+    TRY(ALLOCATED(command, "out of memory for the command of a task"));
+    if (sweep->settings->format == FORMAT_CSV) {
+        fprintf(stream, "%zu,%zu,%llu,%d,", number, run->line, ranks, status_exit(status));
         text_csv_field(stream, reason);
         fputc(',', stream);
-        text_csv_field(stream, run->command);
+        text_csv_field(stream, command);
+        fputc(',', stream);
+        text_csv_field(stream, option);
         fputc('\n', stream);
-        return;
+        return STATUS_OK;
     }
-    fprintf(stream, "run %zu, line %zu", number, run->line);
+    fprintf(stream, "task %zu, line %zu", number, run->line);
     if (run->ranks > 1)
-        fprintf(stream, ", %llu ranks", (unsigned long long)run->ranks);
-    fprintf(stream, "%s%s: %s\n", status == STATUS_OK ? "" : ", cannot run here: ", reason, run->command);
+        fprintf(stream, ", %llu ranks", ranks);
+    fprintf(stream, "%s%s: %s\n", status == STATUS_OK ? "" : ", cannot run here: ", reason, command);
+    return STATUS_OK;
 }
 
-/* Checks the runs from `first` to `last`. The caller has directed stdout to /dev/null and stderr to `said`.
- * Writes one line for each run to `answers`. On an error, prints the messages of that run to descriptor
- * `errors`. */
+/* Checks a run, and writes its line to `answers`. The caller has directed stdout to /dev/null and stderr to
+ * `said`. On an error, prints the messages of the run to descriptor `errors` and returns its status. */
+static enum status check_run(const struct sweep *sweep, size_t number, FILE *answers, FILE *said, int errors)
+{
+    static char messages[4096]; /* static: a small stack must suffice for a run */
+    int exit_status;
+    rewind(said);
+    if (ftruncate(fileno(said), 0) != 0)
+        return status_set(STATUS_FAILED, "--table: %s", strerror(errno));
+    enum status status = perform_run(sweep, &sweep->runs[number - 1], true, &exit_status);
+    struct failure failure = status_save(status);
+    bool wrong = status != STATUS_OK && status != STATUS_UNAVAILABLE;
+    rewind(said);
+    size_t count = fread(messages, 1, sizeof messages - 1, said);
+    messages[count] = '\0';
+    if (wrong)
+        (void)file_write_all(errors, messages, count);
+    for (char *end = messages; (end = strchr(end, '\n'));)
+        *end = ' ';
+    text_append(messages, sizeof messages, "%s", status == STATUS_OK ? "" : status_text());
+    if (!wrong || sweep->settings->format == FORMAT_CSV)
+        TRY(write_answer(answers, sweep, number, status, status == STATUS_OK ? "" : messages,
+                         status == STATUS_OK || !status_subject() ? "" : status_subject()));
+    return wrong ? status_restore(&failure) : STATUS_OK;
+}
+
+/* Checks the runs from `first` to `last`; see check_run(). The first error ends the check, but CSV has a line
+ * for every run. Then the most severe error is returned, the first of several. */
 static enum status check_runs(const struct sweep *sweep, size_t first, size_t last, FILE *answers, FILE *said,
                               int errors)
 {
-    static char messages[4096]; /* static: a small stack must suffice for a run */
+    struct failure worst = {.status = STATUS_OK};
     write_header(answers, sweep->settings->format);
     for (size_t number = first; number <= last; number++) {
-        const struct run *run = &sweep->runs[number - 1];
-        int exit_status;
-        rewind(said);
-        if (ftruncate(fileno(said), 0) != 0)
-            return status_set(STATUS_FAILED, "--table: %s", strerror(errno));
-        enum status status = perform_run(sweep, run, true, &exit_status);
-        rewind(said);
-        size_t count = fread(messages, 1, sizeof messages - 1, said);
-        messages[count] = '\0';
-        if (status != STATUS_OK && status != STATUS_UNAVAILABLE) {
-            (void)file_write_all(errors, messages, count);
-            return status;
-        }
-        for (char *end = messages; (end = strchr(end, '\n'));)
-            *end = ' ';
-        text_append(messages, sizeof messages, "%s", status == STATUS_OK ? "" : status_text());
-        write_answer(answers, sweep->settings->format, number, run, status,
-                     status == STATUS_OK ? "" : messages);
+        enum status status = check_run(sweep, number, answers, said, errors);
+        if (status_severity(status) > status_severity(worst.status))
+            worst = status_save(status);
+        if (status != STATUS_OK && sweep->settings->format != FORMAT_CSV)
+            break;
     }
-    return STATUS_OK;
+    return worst.status == STATUS_OK ? STATUS_OK : status_restore(&worst);
 }
 
 /* Prints the runs without checking them. */
@@ -390,7 +481,7 @@ static enum status list(const struct sweep *sweep, size_t first, size_t last)
 {
     write_header(stdout, sweep->settings->format);
     for (size_t number = first; number <= last; number++)
-        write_answer(stdout, sweep->settings->format, number, &sweep->runs[number - 1], STATUS_OK, "");
+        TRY(write_answer(stdout, sweep, number, STATUS_OK, "", ""));
     return format_flush();
 }
 
@@ -439,7 +530,7 @@ static enum status select_runs(const struct sweep *sweep, size_t *first, size_t 
         TRY(parse_count("--task", text, 1, (double)count, &from));
         to = from;
         if (colon)
-            TRY(parse_count("--task A:B", colon + 1, (double)from, (double)count, &to));
+            TRY(parse_count("--task N:M", colon + 1, (double)from, (double)count, &to));
     }
     *first = (size_t)from;
     *last = (size_t)to;
@@ -452,59 +543,226 @@ static enum status check_ranks(const struct sweep *sweep, size_t number)
     const struct run *run = &sweep->runs[number - 1];
     if (sweep->ranks == 0 || sweep->ranks == run->ranks)
         return STATUS_OK;
-    return status_set(
-        STATUS_UNAVAILABLE,
-        "%s, line %zu: this run needs ranks (%llu): mpirun --bind-to none -n %llu fdsl-bench --table %s "
-        "--task %zu",
-        sweep->path, run->line, (unsigned long long)run->ranks, (unsigned long long)run->ranks, sweep->path,
-        number);
+    FREED char *text = NULL;
+    size_t bytes;
+    FILE *stream = open_memstream(&text, &bytes);
+    TRY(ALLOCATED(stream, "out of memory"));
+    write_arguments(stream, sweep, (const char *const[]){"task", NULL});
+    TRY(ALLOCATED(text_close(stream), "out of memory"));
+    unsigned long long ranks = (unsigned long long)run->ranks;
+    if (strlen(text) > HINT_MAX)
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "%s, line %zu: this task needs %llu rank%s: repeat the command with --task %zu under "
+            "mpirun --bind-to none -n %llu",
+            sweep->path, run->line, ranks, ranks == 1 ? "" : "s", number, ranks);
+    return status_set(STATUS_UNAVAILABLE,
+                      "%s, line %zu: this task needs %llu rank%s: mpirun --bind-to none -n %llu fdsl-bench%s "
+                      "--task %zu",
+                      sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
 }
 
-/* Calls `check` or performs a run in a process of its own, so that no run inherits the state of another one.
- * Returns its status. The child ends when this process ends. */
-static enum status in_child(const struct sweep *sweep, size_t number)
+/* ---- Processes ---- */
+
+/* What run_all() keeps about the process of the current run. */
+struct process {
+    pid_t pid;
+    int output; /* the process's stdout, if it prints CSV; otherwise -1 */
+    char *line; /* owned: the first line of this output, as far as it was read; NULL after it */
+    size_t length;
+    char *header;      /* owned: the latest header that was printed; NULL: none */
+    int signal_number; /* a signal that this process got while it waited; 0: none */
+};
+
+/* The signals that end a sweep, except those that are ignored, and SIGCHLD. */
+static void signals_awaited(sigset_t *set)
 {
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid < 0)
-        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(errno));
-    if (pid == 0) {
-        int exit_status = 0;
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        enum status status = number == 0 ? check(sweep, 1, sweep->count, false)
-                                         : perform_run(sweep, &sweep->runs[number - 1], false, &exit_status);
-        if (status != STATUS_OK)
-            status_print();
-        if (fflush(stdout) != 0 && status == STATUS_OK)
-            status = STATUS_FAILED;
-        _exit(status_exit(status));
+    static const int ending[] = {SIGHUP, SIGINT, SIGTERM};
+    sigemptyset(set);
+    sigaddset(set, SIGCHLD);
+    for (size_t i = 0; i < COUNT_OF(ending); i++) {
+        struct sigaction action;
+        if (sigaction(ending[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(set, ending[i]);
     }
-    int ended;
-    pid_t waited;
-    while ((waited = waitpid(pid, &ended, 0)) < 0 && errno == EINTR)
-        ;
-    return waited == pid && WIFEXITED(ended) ? (enum status)WEXITSTATUS(ended) : STATUS_FAILED;
+}
+
+/* Prints bytes of a run's CSV. Leaves out the first line if it is the header that was printed before. */
+static void pass_on(struct process *process, const char *bytes, size_t count)
+{
+    const char *end = process->length == SIZE_MAX ? NULL : memchr(bytes, '\n', count);
+    size_t head = process->length == SIZE_MAX ? 0 : end ? (size_t)(end - bytes) + 1 : count;
+    char *line = head > 0 ? realloc(process->line, process->length + head + 1) : NULL;
+    if (line) {
+        memcpy(line + process->length, bytes, head);
+        process->length += head;
+        line[process->length] = '\0';
+        process->line = line;
+    } else {
+        head = 0; /* print all bytes; also if memory runs out */
+    }
+    if (line && end) {
+        if (process->header && strcmp(process->header, line) == 0) {
+            free(line);
+        } else {
+            fputs(line, stdout);
+            free(process->header);
+            process->header = line;
+        }
+        process->line = NULL;
+        process->length = SIZE_MAX;
+    }
+    if (!line || end)
+        fwrite(bytes + head, 1, count - head, stdout);
+    fflush(stdout);
+}
+
+/* Reads the output that is there. At its end, closes it. */
+static void read_output(struct process *process)
+{
+    char bytes[4096];
+    ssize_t count;
+    while ((count = read(process->output, bytes, sizeof bytes)) > 0)
+        pass_on(process, bytes, (size_t)count);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    close(process->output);
+    process->output = -1;
+}
+
+/* Waits until the process ends, and passes its output and signals on. The awaited signals are blocked, and
+ * `notices` is a signalfd for them. Returns the status as of waitpid(). */
+static int await(struct process *process, int notices)
+{
+    int ended = 0;
+    while (waitpid(process->pid, &ended, WNOHANG) == 0) {
+        struct pollfd ready[] = {{.fd = notices, .events = POLLIN},
+                                 {.fd = process->output, .events = POLLIN}};
+        struct signalfd_siginfo notice;
+        if (poll(ready, COUNT_OF(ready), -1) < 0 && errno != EINTR)
+            continue;
+        if (ready[1].revents)
+            read_output(process);
+        if ((ready[0].revents & POLLIN) && read(notices, &notice, sizeof notice) == sizeof notice &&
+            notice.ssi_signo != SIGCHLD) {
+            process->signal_number = (int)notice.ssi_signo;
+            kill(process->pid, process->signal_number);
+        }
+    }
+    if (process->output >= 0)
+        read_output(process);
+    if (process->output >= 0)
+        close(process->output);
+    if (process->line) /* a line without an end */
+        fputs(process->line, stdout);
+    free(process->line);
+    process->line = NULL;
+    return ended;
+}
+
+/* Performs a run, or checks the runs from `first` to `last` if `number` is 0, in a process of its own. */
+static void be_child(const struct sweep *sweep, size_t number, size_t first, size_t last)
+{
+    int exit_status = 0;
+    file_say_on_signal("%s", "");
+    enum status status = number == 0 ? check(sweep, first, last, false)
+                                     : perform_run(sweep, &sweep->runs[number - 1], false, &exit_status);
+    if (status != STATUS_OK)
+        status_print();
+    if (fflush(stdout) != 0 && status == STATUS_OK)
+        status = STATUS_FAILED;
+    _exit(status_exit(status));
+}
+
+/* Calls be_child() in a new process, so that no run inherits the state of another one. Returns its status.
+ * The process ends when this process ends. A signal that ends this process is passed on to it first. */
+static enum status in_child(const struct sweep *sweep, size_t number, size_t first, size_t last,
+                            struct process *process)
+{
+    bool csv = number > 0 && sweep->settings->format == FORMAT_CSV;
+    int ends[2] = {-1, -1};
+    sigset_t awaited, before;
+    pid_t parent = getpid();
+    signals_awaited(&awaited);
+    int notices = signalfd(-1, &awaited, SFD_CLOEXEC);
+    if (notices < 0 || (csv && pipe2(ends, O_CLOEXEC) != 0))
+        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(errno));
+    fflush(NULL);
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    process->pid = fork();
+    if (process->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent || (csv && dup2(ends[1], STDOUT_FILENO) < 0))
+            _exit(STATUS_FAILED);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        be_child(sweep, number, first, last);
+    }
+    int cause = errno, ended = 0;
+    if (csv)
+        close(ends[1]);
+    process->output = ends[0];
+    process->length = 0;
+    if (csv)
+        (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    if (process->pid > 0)
+        ended = await(process, notices);
+    else if (csv)
+        close(ends[0]);
+    close(notices);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (process->signal_number)
+        raise(process->signal_number); /* ends this process, with the message of file_say_on_signal() */
+    if (process->pid < 0)
+        return status_set(STATUS_FAILED, "--table: no process can be started: %s", strerror(cause));
+    if (WIFEXITED(ended))
+        return (enum status)WEXITSTATUS(ended);
+    char line[32] = "";
+    if (number > 0)
+        snprintf(line, sizeof line, ", line %zu", sweep->runs[number - 1].line);
+    enum status status =
+        status_set(STATUS_FAILED, "%s%s: %s was ended by signal %d (%s)", sweep->path, line,
+                   number > 0 ? "the task" : "the check", WTERMSIG(ended), strsignal(WTERMSIG(ended)));
+    status_print();
+    return status;
+}
+
+/* Sets the message that is printed if a signal ends the sweep during run `number`. */
+static void prepare_farewell(const struct sweep *sweep, size_t number, size_t first, size_t last,
+                             size_t failed)
+{
+    char which[64], failures[64] = "";
+    snprintf(which, sizeof which, number < last ? "%zu:%zu" : "%zu", number, last);
+    if (failed > 0)
+        snprintf(failures, sizeof failures, " (%zu failed)", failed);
+    file_say_on_signal(
+        "%zu of %zu tasks are done%s; continue with --task %s: task %zu (line %zu) starts again "
+        "from its beginning",
+        number - first, last - first + 1, failures, which, number, sweep->runs[number - 1].line);
 }
 
 static enum status run_all(const struct sweep *sweep, size_t first, size_t last)
 {
-    enum status worst = in_child(sweep, 0);
+    struct process process = {.output = -1};
+    enum status worst = in_child(sweep, 0, first, last, &process);
     if (worst != STATUS_OK)
         return status_set(worst, "%s: nothing was run", sweep->path);
     size_t failed = 0;
     for (size_t number = first; number <= last; number++) {
+        prepare_farewell(sweep, number, first, last, failed);
         enum status status = check_ranks(sweep, number);
         if (status != STATUS_OK)
             status_print();
         else
-            status = in_child(sweep, number);
+            status = in_child(sweep, number, first, last, &process);
         failed += status != STATUS_OK;
         if (status_severity(status) > status_severity(worst))
             worst = status;
     }
+    file_say_on_signal("%s", "");
+    free(process.header);
     return worst == STATUS_OK
                ? STATUS_OK
-               : status_set(worst, "%s: %zu of %zu runs failed", sweep->path, failed, last - first + 1);
+               : status_set(worst, "%s: %zu of %zu tasks failed", sweep->path, failed, last - first + 1);
 }
 
 enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc, char *argv[],
@@ -522,9 +780,12 @@ enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc,
         status = select_runs(&sweep, &first, &last);
     bool lists = settings->list || settings->dry_run;
     if (status == STATUS_OK && settings->format == FORMAT_JSON && lists)
-        status = status_set(STATUS_USAGE, "--table: runs are listed as a table or as CSV; use --format csv");
+        status = status_set(STATUS_USAGE, "--table: tasks are listed as a table or as CSV; use --format csv");
+    if (status == STATUS_OK && settings->format == FORMAT_JSON && first < last && !lists)
+        status = status_set(STATUS_USAGE, "--table: several tasks would print several JSON documents; use "
+                                          "--format csv, or --out FILE for their rows");
     if (status == STATUS_OK && (lists ? ranks > 1 : ranks != 1 && first < last)) /* 0: unknown */
-        status = status_set(STATUS_USAGE, "--table: a launcher starts one run; name it with --task N");
+        status = status_set(STATUS_USAGE, "--table: a launcher starts one task; name it with --task N");
     if (status != STATUS_OK)
         ;
     else if (settings->list)
