@@ -327,7 +327,7 @@ static enum status ops_verify(const void *input, const struct variant *variant, 
 
 const struct workload workload_ops = {
     .name = "ops",
-    .schema = "ops/1",
+    .schema = "ops/2",
     .summary = "validates, filters, samples, converts and hashes sets of embeddings",
     .item = "rows",
     .options = options,
