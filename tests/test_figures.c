@@ -530,8 +530,7 @@ Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
     cr_expect(says("\tmask; f16 rows\n") && says("\tmask, compact, convert to f16\n"), "%s", out);
     cr_expect(says("ops-omp, Made-up 9000 (yours)") && says("STREAM triad on the CPU"), "%s", out);
     cr_expect(
-        says(
-            "2 of your rows are on no line, because other parameters differ: ops-omp, rows 1000, columns 64"),
+        says("2 of your rows are on no line, because other parameters differ: ops-omp, rows 1000, dim 64"),
         "%s", out);
 }
 
