@@ -69,7 +69,8 @@ static enum status inform(struct settings *settings)
     if (settings->verify_set)
         return verify_set_run(settings->verify_set);
     if (settings->columns)
-        return columns_print(settings->workload_name ? settings->workload : NULL, settings->format);
+        return columns_print(settings->workload_name || settings->variant_names ? settings->workload : NULL,
+                             settings->format);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);

@@ -369,6 +369,32 @@ Test(cli, refuses_options_that_contradict_each_other)
 }
 
 /* The images of TINY are 32 x 32. */
+/* --columns describes rows, and refuses what it would ignore. */
+Test(cli, columns_are_described_with_choices_units_and_without_other_options)
+{
+    static const struct refusal refusals[] = {
+        {"--out x.csv", "--out does not apply to --columns"},
+        {"--table x.csv", "--table does not apply to --columns"},
+        {"--list", "--list does not apply to --columns"},
+        {"--env", "--env does not apply to --columns"},
+        {"--verify", "--verify does not apply to --columns"},
+        {"--batch 3", "--batch does not apply to --columns"},
+        {"-- true", "does not apply to -- COMMAND"},
+        {"31 --workload ops --variant ops-omp", "the number of values per row is --dim"},
+        {"--columns=31 --variant ops-omp", "the number of values per row is --dim"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), "--columns ");
+    expect_prints("TYPE is one of: f32, f16, bf16, fp8, nvfp4, mxfp4 |", "--columns --workload ops");
+    expect_prints("| `chunk` | integer | KiB | first | `--chunk`, default 16384: ",
+                  "--columns --variant ops-omp");
+    expect_prints("| `dedup` | flag |  | first | `--dedup`: ", "--columns --workload ops");
+    cr_expect(!strstr(out, "is one of |") && !strstr(out, "this page") && !strstr(out, "default 0: drop"));
+    expect_prints("| `copy_share` | real |  | none |", "--columns --workload load");
+    cr_expect(strstr(out, "| `flops` | real | FLOP | computed |"), "%s", out);
+    run_well("--columns --format csv");
+    cr_expect(strstr(out, "TYPE is one of: f32, f16, bf16, fp8, nvfp4, mxfp4"), "%s", out);
+}
+
 Test(cli, refuses_impossible_outputs)
 {
     static const struct refusal refusals[] = {

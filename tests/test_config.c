@@ -83,6 +83,12 @@ Test(config, invalid_lines_are_named)
 }
 #endif
 
+Test(config, a_size_of_rows_is_not_a_request_to_describe_columns)
+{
+    put_text("c.ini", "variant = ops-omp\ncolumns = 31\n");
+    EXPECT_PRINTS(2, "the number of values per row is --dim", "$P --config c.ini");
+}
+
 Test(config, an_option_given_twice_is_refused)
 {
     EXPECT_PRINTS(2, "--res is given twice; drop one of them",

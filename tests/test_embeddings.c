@@ -164,8 +164,10 @@ Test(embeddings, files_of_different_types_or_columns_are_refused)
     put_npy("a.npy", "<f4", "1, 5", 20);
     put_npy("b.npy", "<f4", "1, 4", 16);
     put_npy("c.npy", "<f2", "1, 5", 10);
-    expect_refusal("a.npy,b.npy", "", STATUS_FAILED, "b.npy has 4 columns", "a.npy has 5 of f32");
-    expect_refusal("a.npy,c.npy", "", STATUS_FAILED, "c.npy has 5 columns of f16", "a.npy has 5 of f32");
+    expect_refusal("a.npy,b.npy", "", STATUS_FAILED, "b.npy has 4 values per row of f32",
+                   "a.npy has 5 of f32");
+    expect_refusal("a.npy,c.npy", "", STATUS_FAILED, "c.npy has 5 values per row of f16",
+                   "a.npy has 5 of f32");
 }
 
 /* If a mapped file becomes shorter, reading a missing page must cause an error, not a signal. */
@@ -245,8 +247,8 @@ Test(embeddings, bad_npy_files_are_refused)
         {"<i4", "3, 5", "no tensor of float32", 60},
         {"<f4", "3, 5, 1", "no tensor of float32", 60},
         {"<f4", "", "no tensor of float32", 4},
-        {"<f4", "3, 0", "0 columns", 0},
-        {"<f4", "0, 65537", "65537 columns", 0},
+        {"<f4", "3, 0", "0 values per row", 0},
+        {"<f4", "0, 65537", "65537 values per row", 0},
         {"<f4", "3, 5", "requires", 64},
         {"<f4", "288230376151711744, 288230376151711744", "more values than any file", 64},
     };

@@ -167,7 +167,9 @@ Test(make, images_contain_libraries_that_are_opened_by_name)
     static const char *const recipes[] = {"Dockerfile", "fdsl-bench.def"};
     EXPECT(0, "grep -oE 'libcufile[.]so[.][0-9]+' cuda/load/gds.cu | sort -u >name && [ -s name ] && "
               "grep -qF '\"libnvjpeg.so.\" TEXT(NVJPEG_VER_MAJOR)' cuda/load/image_decoder.cu && "
-              "echo libnvjpeg.so.12 >name2");
+              "sed -n 's/^FROM nvidia.cuda:\\([0-9]*\\)[.].*/libnvjpeg.so.\\1/p' "
+              "scripts/packaging/Dockerfile >name2 && "
+              "[ -s name2 ]");
     for (size_t i = 0; i < COUNT_OF(recipes); i++) {
         EXPECT(0, "sed '/^FROM ubuntu/,$d; /^Stage: final/,$d' scripts/packaging/%s >stage", recipes[i]);
         EXPECT(0, "grep \"cp .*/$(cat name) /opt/fdsl-bench/lib/\" stage");

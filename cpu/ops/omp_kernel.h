@@ -1,6 +1,5 @@
-/* The functions of `ops-omp` that are compiled once per instruction set: omp_simd.h implements them, and one
- * file per instruction set defines its vectors. Results are bit-identical to the definitions in ops/row.h.
- * All functions are single-threaded and have no state. */
+/* The functions of `ops-omp` that are compiled once per instruction set, from omp_simd.c. Results are
+ * bit-identical to the definitions in ops/row.h. All functions are single-threaded and have no state. */
 #ifndef FDSL_CPU_OPS_OMP_KERNEL_H
 #define FDSL_CPU_OPS_OMP_KERNEL_H
 

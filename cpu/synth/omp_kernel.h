@@ -14,7 +14,7 @@
 
 #define OMP_LANES_MAX 16
 
-/* Maximum number of major steps of lines that are walked in vectors; omp_simd.h gives the reason. */
+/* Maximum number of major steps of lines that are walked in vectors; omp_simd.c gives the reason. */
 #define OMP_MAJOR_MAX 1024
 
 /* The steps of lines of up to OMP_SHORT = 2^OMP_SHORT_BITS pixels come from a table. */

@@ -1,5 +1,4 @@
-/* Queries of devices (machine/device.h), and their memory and streams for libfdsl (machine/device_memory.h).
- */
+/* Queries of devices, and their memory and streams for libfdsl (machine/device.h). */
 #include "machine/device.h"
 
 #include <stdio.h>

@@ -650,8 +650,8 @@ enum status delivery_fetch(void *state, void *result)
 
 /* ---- Checks of batches ---- */
 
-/* For --verify: compares batches on the device with the data set. The plain reader (data/plain.h) reads the
- * samples again, and the host converts them. */
+/* For --verify: compares batches on the device with the data set. The plain reader (data/plain_reader.h)
+ * reads the samples again, and the host converts them. */
 
 /* Slots are copied in groups of about this size, because even a small copy takes 10 to 20 µs. */
 #define GROUP_BYTES (4u << 20)

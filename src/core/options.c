@@ -988,6 +988,13 @@ static void cut(char *first, const char *last)
         memmove(first, last + 1, strlen(last + 1) + 1);
 }
 
+void options_describe(const struct option_spec *spec, char *text, size_t size)
+{
+    text_append(text, size, "%s", spec->help);
+    for (size_t c = 0; spec->kind == OPTION_CHOICE && spec->choices[c]; c++)
+        text_append(text, size, "%s %s", c ? "," : ":", spec->choices[c]);
+}
+
 static void print_option(FILE *stream, const struct option_spec *spec, const char *const *defaults)
 {
     char label[128] = "  ", text[1024] = "";
@@ -997,9 +1004,7 @@ static void print_option(FILE *stream, const struct option_spec *spec, const cha
     if (spec->kind != OPTION_FLAG)
         text_append(label, sizeof label, " %s", spec->argument ? spec->argument : "VALUE");
 
-    text_append(text, sizeof text, "%s", spec->help);
-    for (size_t c = 0; spec->kind == OPTION_CHOICE && spec->choices[c]; c++)
-        text_append(text, sizeof text, "%s %s", c ? "," : ":", spec->choices[c]);
+    options_describe(spec, text, sizeof text);
     const char *fallback = default_of(spec, defaults);
     char *usual = strstr(text, " (default: ");
     if (usual && fallback != spec->fallback) /* `defaults` overrides the help text */

@@ -161,6 +161,9 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
  * command to which they do not apply. */
 enum status options_check_only(const struct options *options, const char *what, const char *const *allowed);
 
+/* Appends the sentence of --help about an option, with the words of a choice. */
+void options_describe(const struct option_spec *spec, char *text, size_t size);
+
 /* Writes the value as text for a CSV row: "" for an option without a value, 0 or 1 for a flag, the shortest
  * text that parses to the same double for a real number. A text option with a maximum above its minimum is a
  * list of numbers: equal values give equal texts. */

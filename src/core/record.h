@@ -35,8 +35,9 @@ enum combine {
     COMBINE_MIN,
     COMBINE_MEAN,
     COMBINE_MAX,
-    COMBINE_SUM, /* of hashes: modulo 2^64 */
-    COMBINE_NONE /* none: the ranks measure it at different times; or the runner computes it for all ranks */
+    COMBINE_SUM,      /* of hashes: modulo 2^64 */
+    COMBINE_COMPUTED, /* the runner computes it from the samples and the work of all ranks */
+    COMBINE_NONE      /* none: the ranks measure it at different times */
 };
 
 struct column {

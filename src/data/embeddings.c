@@ -95,13 +95,13 @@ static enum status check_tensor(const struct tensor *tensor)
     uint64_t columns = tensor->shape[tensor->axes - 1];
     return columns > 0 && columns <= EMBEDDINGS_COLUMNS_MAX
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "it has %" PRIu64 " columns; 1 to %d are supported", columns,
-                            EMBEDDINGS_COLUMNS_MAX);
+               : status_set(STATUS_FAILED, "it has %" PRIu64 " values per row; 1 to %d are supported",
+                            columns, EMBEDDINGS_COLUMNS_MAX);
 }
 
 /* ---- Adding files ---- */
 
-/* Refuses a part whose type or number of columns differs from that of the first part. */
+/* Refuses a part whose type or number of values per row differs from that of the first part. */
 static enum status check_same(const struct embeddings *set, const struct tensor_file *file,
                               const struct tensor *tensor)
 {
@@ -109,13 +109,13 @@ static enum status check_same(const struct embeddings *set, const struct tensor_
     if (set->part_count == 0 || (set->columns == columns && set->dtype == tensor->dtype))
         return STATUS_OK;
     const struct embeddings_part *first = &set->parts[0];
-    return status_set(STATUS_FAILED,
-                      "%s%s%.100s has %" PRIu64 " columns of %s, but %s%s%.100s has %" PRIu32
-                      " of %s; a set has one type and number of columns: select tensors with --tensor, or "
-                      "leave a file out",
-                      file->path, *tensor->name ? ": " : "", tensor->name, columns,
-                      dtype_names[tensor->dtype], first->file, *first->tensor ? ": " : "", first->tensor,
-                      set->columns, dtype_names[set->dtype]);
+    return status_set(
+        STATUS_FAILED,
+        "%s%s%.100s has %" PRIu64 " values per row of %s, but %s%s%.100s has %" PRIu32
+        " of %s; a set has one type and number of values per row: select tensors with --tensor, or "
+        "leave a file out",
+        file->path, *tensor->name ? ": " : "", tensor->name, columns, dtype_names[tensor->dtype], first->file,
+        *first->tensor ? ": " : "", first->tensor, set->columns, dtype_names[set->dtype]);
 }
 
 static enum status add_part(struct embeddings *set, const struct embeddings_file *file,

@@ -61,8 +61,8 @@ static const struct option_spec options[] = {
              "counts it. With skip, all data are first compared with the index of --prepare, if there is "
              "one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), .column = COLUMN,
-     .help = "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, .npy files as their "
-             "headers say"},
+     .help = "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, WebP files with libwebp, "
+             ".npy files as their headers say"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = FIT_RES_MAX, .column = COLUMN,
      .help = "width and height of the decoded images (default: as stored); implies --decode"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), .fallback = "resize", .choices = fit_names, .column = COLUMN,
@@ -527,9 +527,9 @@ static enum status check_closely(void *input, bool closely)
 }
 
 /* A run with control->whole sets control->seen[i] to its number of correct deliveries of sample i. A delivery
- * is correct if it has the hash over all bytes that the plain reader (data/plain.h) computed. This function
- * counts the samples whose number of correct deliveries differs from the number that the epoch requires.
- * Skipped samples do not count as wrong. */
+ * is correct if it has the hash over all bytes that the plain reader (data/plain_reader.h) computed. This
+ * function counts the samples whose number of correct deliveries differs from the number that the epoch
+ * requires. Skipped samples do not count as wrong. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {

@@ -55,7 +55,7 @@ FDSL_C_END
 /* ---- Memory and streams, for libfdsl, whose callers need no CUDA of their own ---- */
 
 /* A stream is a cudaStream_t. Functions with the parameter `device` make that device current, except
- * device_check_pointer(). cuda/common/device_memory.cu implements the functions. In builds without CUDA they
+ * device_check_pointer(). cuda/common/device.cu implements the functions. In builds without CUDA they
  * return STATUS_UNAVAILABLE. */
 
 FDSL_C_BEGIN

@@ -31,7 +31,7 @@ static const struct option_spec options[] = {
              "a pattern, or several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors "
-             "with two axes"},
+             "with two axes, or if a file has none, those with one axis, each as one row"},
     {"rows", "N", OPTION_COUNT, AT(rows), .fallback = "65536", .maximum = INPUT_ROWS_MAX, .column = COLUMN,
      .help = "rows of the generated set"},
     {"dim", "N", OPTION_COUNT, AT(columns), .fallback = "768", .minimum = 1, .maximum = COLUMNS_MAX,
@@ -327,7 +327,7 @@ static enum status ops_verify(const void *input, const struct variant *variant, 
 
 const struct workload workload_ops = {
     .name = "ops",
-    .schema = "ops/1",
+    .schema = "ops/2",
     .summary = "validates, filters, samples, converts and hashes sets of embeddings",
     .item = "rows",
     .options = options,

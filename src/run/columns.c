@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "core/array.h"
+#include "core/options.h"
+#include "core/text.h"
 #include "run/formats.h"
 
 /* ---- The columns of all workloads ---- */
@@ -21,65 +23,66 @@ static const struct column run_columns[] = {
     {"driver", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the GPU driver; only for GPU variants"},
     {"cuda", VALUE_WORD, COMBINE_FIRST, "", .about = "version of the CUDA runtime; only for GPU variants"},
     {"ranks", VALUE_INTEGER, COMBINE_FIRST, "", .about = "number of ranks"},
-    {"rank", VALUE_INTEGER, COMBINE_NONE, "", .about = "the rank, or all for the row of all ranks together"},
+    {"rank", VALUE_INTEGER, COMBINE_COMPUTED, "",
+     .about = "the number of the rank, from 0; the word all in the row of all ranks together"},
     {"threads", VALUE_INTEGER, COMBINE_SUM, "", .about = "CPU threads of the variant"},
     {"scaling", VALUE_WORD, COMBINE_FIRST, "", .about = "with several ranks, the value of --scaling"},
     {"ranks_per_device", VALUE_INTEGER, COMBINE_MAX, "", .about = "ranks that share the GPU"},
 };
 
 static const struct column result_columns[] = {
-    {"warmups", VALUE_INTEGER, COMBINE_NONE, "", .about = "untimed runs before the samples"},
-    {"samples", VALUE_INTEGER, COMBINE_NONE, "", .about = "timed runs"},
-    {"settled", VALUE_FLAG, COMBINE_NONE, "",
-     .about = "whether the error of the median fell below --max-error"},
-    {"median_error", VALUE_REAL, COMBINE_NONE, "",
+    {"warmups", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "untimed runs before the samples"},
+    {"samples", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "timed runs"},
+    {"settled", VALUE_FLAG, COMBINE_COMPUTED, "",
+     .about = "yes or no: whether the error of the median fell below --max-error"},
+    {"median_error", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "half the width of the median's 95 % confidence interval, relative to the median"},
-    {"time_min_s", VALUE_REAL, COMBINE_NONE, "s", .about = "shortest time of a run"},
-    {"time_median_s", VALUE_REAL, COMBINE_NONE, "s", .about = "median time of a run"},
-    {"time_mean_s", VALUE_REAL, COMBINE_NONE, "s", .about = "mean time of a run"},
-    {"time_p95_s", VALUE_REAL, COMBINE_NONE, "s", .about = "95th percentile of the time of a run"},
-    {"time_p99_s", VALUE_REAL, COMBINE_NONE, "s", .about = "99th percentile of the time of a run"},
-    {"time_sd_s", VALUE_REAL, COMBINE_NONE, "s", .about = "standard deviation of the time of a run"},
-    {"wall_s", VALUE_REAL, COMBINE_NONE, "s",
+    {"time_min_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "shortest time of a run"},
+    {"time_median_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "median time of a run"},
+    {"time_mean_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "mean time of a run"},
+    {"time_p95_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "95th percentile of the time of a run"},
+    {"time_p99_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "99th percentile of the time of a run"},
+    {"time_sd_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "standard deviation of the time of a run"},
+    {"wall_s", VALUE_REAL, COMBINE_COMPUTED, "s",
      .about = "median wall time of a run, even if the other columns are GPU time"},
-    {"items", VALUE_REAL, COMBINE_NONE, "", .about = "items that a run processes: images, samples, ..."},
-    {"items_per_s", VALUE_REAL, COMBINE_NONE, "items/s", .about = "items divided by the median time"},
-    {"bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+    {"items", VALUE_REAL, COMBINE_COMPUTED, "", .about = "items that a run processes: images, samples, ..."},
+    {"items_per_s", VALUE_REAL, COMBINE_COMPUTED, "items/s", .about = "items divided by the median time"},
+    {"bytes_per_s", VALUE_REAL, COMBINE_COMPUTED, "bytes/s",
      .about = "bytes of the generated images or delivered samples divided by the median time"},
-    {"flops", VALUE_REAL, COMBINE_NONE, "FLOP",
+    {"flops", VALUE_REAL, COMBINE_COMPUTED, "FLOP",
      .about = "floating-point operations that a run needs at least"},
-    {"bytes", VALUE_REAL, COMBINE_NONE, "bytes", .about = "bytes that a run must move at least"},
-    {"peak_flops_per_s", VALUE_REAL, COMBINE_NONE, "FLOP/s",
+    {"bytes", VALUE_REAL, COMBINE_COMPUTED, "bytes", .about = "bytes that a run must move at least"},
+    {"peak_flops_per_s", VALUE_REAL, COMBINE_COMPUTED, "FLOP/s",
      .about = "peak rate of the units that do these operations"},
-    {"peak_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+    {"peak_bytes_per_s", VALUE_REAL, COMBINE_COMPUTED, "bytes/s",
      .about = "peak rate of the memory or bus that moves these bytes"},
-    {"bound", VALUE_WORD, COMBINE_NONE, "", .about = "the limit that gives the least time of a run"},
-    {"roofline_share", VALUE_REAL, COMBINE_NONE, "",
+    {"bound", VALUE_WORD, COMBINE_COMPUTED, "", .about = "the limit that gives the least time of a run"},
+    {"roofline_share", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "least time of a run by the roofline, divided by the median time"},
-    {"time_cv", VALUE_REAL, COMBINE_NONE, "", .about = "standard deviation divided by the mean time"},
-    {"outliers", VALUE_INTEGER, COMBINE_NONE, "", .about = "samples that are outliers"},
-    {"throttled", VALUE_WORD, COMBINE_NONE, "",
+    {"time_cv", VALUE_REAL, COMBINE_COMPUTED, "", .about = "standard deviation divided by the mean time"},
+    {"outliers", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "samples that are outliers"},
+    {"throttled", VALUE_WORD, COMBINE_COMPUTED, "",
      .about = "why the GPU's clocks were throttled during the timed runs"},
     {"sm_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
      .about = "median clock of the multiprocessors during the timed runs"},
     {"memory_clock_mhz", VALUE_INTEGER, COMBINE_MIN, "MHz",
      .about = "median clock of the GPU's memory during the timed runs"},
-    {"energy_j_per_item", VALUE_REAL, COMBINE_NONE, "J", .about = "energy of the whole GPU per item"},
+    {"energy_j_per_item", VALUE_REAL, COMBINE_COMPUTED, "J", .about = "energy of the whole GPU per item"},
     {"instruction_set", VALUE_WORD, COMBINE_COMMON, "",
      .about = "instruction set of the variant's arithmetic on the CPU"},
-    {"speedup", VALUE_REAL, COMBINE_NONE, "",
+    {"speedup", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "time per item of the baseline, divided by that of this variant"},
-    {"baseline", VALUE_WORD, COMBINE_NONE, "", .about = "the variant that speedup compares with"},
-    {"imbalance", VALUE_REAL, COMBINE_NONE, "",
+    {"baseline", VALUE_WORD, COMBINE_COMPUTED, "", .about = "the variant that speedup compares with"},
+    {"imbalance", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "median time of the slowest rank, divided by the mean over the ranks"},
-    {"efficiency", VALUE_REAL, COMBINE_NONE, "",
+    {"efficiency", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "parallel efficiency of all ranks relative to rank 0 alone; 1 is ideal"},
 };
 
 static const struct column check_columns[] = {
     {"cache", VALUE_WORD, COMBINE_FIRST, "", .about = "state of the page cache at the start of a run"},
     {"verified", VALUE_FLAG, COMBINE_FIRST, "",
-     .about = "whether --verify compared the results with the reference"},
+     .about = "yes or no: whether --verify compared the results with the reference"},
     {"wrong", VALUE_INTEGER, COMBINE_SUM, "", .about = "wrong items; empty if they were not checked"},
 };
 
@@ -103,21 +106,38 @@ static enum status add_columns(struct column **table, size_t *count, const struc
     return STATUS_OK;
 }
 
+/* Returns the unit of an option's value, which its placeholder in --help names; "" without a unit. */
+static const char *unit_of(const struct option_spec *spec)
+{
+    static const char *const units[][2] = {
+        {"KIB", "KiB"}, {"PIXELS", "pixels"}, {"EPOCHS", "epochs"}, {"PERCENT", "%"}, {"MS", "ms"}};
+    if (spec->kind == OPTION_BYTES)
+        return "bytes";
+    for (size_t i = 0; i < COUNT_OF(units); i++)
+        if ((spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL) && spec->argument &&
+            strcmp(spec->argument, units[i][0]) == 0)
+            return units[i][1];
+    return "";
+}
+
 static enum status add_option(struct column **table, size_t *count, const struct option_spec *spec)
 {
     static const enum value_type types[] = {
         [OPTION_FLAG] = VALUE_SWITCH, [OPTION_COUNT] = VALUE_INTEGER, [OPTION_BYTES] = VALUE_INTEGER,
         [OPTION_REAL] = VALUE_REAL,   [OPTION_CHOICE] = VALUE_WORD,   [OPTION_TEXT] = VALUE_WORD,
         [OPTION_OUTPUT] = VALUE_WORD};
-    char name[64];
+    char name[64], about[1024] = "";
     options_column(spec, name, sizeof name);
+    options_describe(spec, about, sizeof about);
+    if (spec->kind == OPTION_FLAG)
+        text_append(about, sizeof about, " (1: given; 0: not given)");
     const struct column column = {
         .name = strdup(name),
         .type = types[spec->kind],
         .combine = strcmp(name, "batch") == 0 ? COMBINE_SUM : COMBINE_FIRST, /* each rank has its share */
-        .unit = "",
-        .about = spec->help};
-    TRY(ALLOCATED(column.name, "out of memory for the columns"));
+        .unit = unit_of(spec),
+        .about = strdup(about)};
+    TRY(ALLOCATED(column.name && column.about, "out of memory for the columns"));
     return add_columns(table, count, &column, 1);
 }
 
@@ -156,8 +176,9 @@ static const char *const type_names[] = {
     [VALUE_INTEGER] = "integer", [VALUE_REAL] = "real",   [VALUE_WORD] = "word",
     [VALUE_FLAG] = "flag",       [VALUE_SWITCH] = "flag", [VALUE_HASH] = "hash"};
 static const char *const combine_names[] = {
-    [COMBINE_FIRST] = "first", [COMBINE_COMMON] = "common", [COMBINE_MIN] = "min",  [COMBINE_MEAN] = "mean",
-    [COMBINE_MAX] = "max",     [COMBINE_SUM] = "sum",       [COMBINE_NONE] = "none"};
+    [COMBINE_FIRST] = "first",       [COMBINE_COMMON] = "common", [COMBINE_MIN] = "min",
+    [COMBINE_MEAN] = "mean",         [COMBINE_MAX] = "max",       [COMBINE_SUM] = "sum",
+    [COMBINE_COMPUTED] = "computed", [COMBINE_NONE] = "none"};
 
 /* Returns the option whose value a column shows, or NULL. */
 static const struct option_spec *option_of(const struct workload *workload, const char *column)
@@ -224,7 +245,8 @@ static enum status print_columns(const struct described *described, const struct
         CLOSED_BY(row_free) struct row row = {0};
         column_row(described, &columns[i], &row);
         TRY(row_check(&row));
-        const char *option = row_get_word(&row, "option"), *fallback = row_get_word(&row, "default");
+        const char *option = row_get_word(&row, "option");
+        const char *fallback = columns[i].type == VALUE_SWITCH ? "" : row_get_word(&row, "default");
         printf("| `%s` | %s | %s | %s | ", columns[i].name, row_get_word(&row, "type"), columns[i].unit,
                row_get_word(&row, "ranks"));
         if (*option)
@@ -262,19 +284,23 @@ static enum status print_page(const struct workload *only)
 {
     static const struct workload none = {0};
     const struct described common = {.workload = &none};
-    puts("# Columns\n\n"
-         "`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
-         "programs, and\n"
-         "`--workload NAME` prints the columns of one workload in the order of its rows.\n\n"
-         "An empty cell means that a value is unknown or does not apply. With several ranks there is one row "
-         "per rank, "
-         "and one\nwith `rank` = `all`. The column *all ranks* tells how that row combines the values of the "
-         "ranks: "
-         "`first` takes\nthe value of rank 0, `common` the value that all ranks share; `min`, `mean`, `max` "
-         "and `sum` need a "
-         "value of every\nrank; `none` means that the value is empty, or computed from the samples and the "
-         "work of all ranks "
-         "([ranks.md](ranks.md#time)).");
+    puts("# Columns\n");
+    if (!only)
+        puts("`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
+             "programs, and\n`--workload NAME` prints the columns of one workload in the order of its rows. "
+             "In CSV and JSON, `option` is the\noption whose value the column shows, and `argument` tells "
+             "whether this option takes a value; it does not if it is\na flag, or if there is no option.\n");
+    puts("An empty cell means that a value is unknown or does not apply. A column of the type `flag` that "
+         "shows "
+         "an option is\n1 if the option is given, else 0; other flags are `yes` or `no`. In JSON, all flags "
+         "are "
+         "`true` or `false`.\n\n"
+         "With several ranks there is one row per rank, and one with `rank` = `all`. The column *all ranks* "
+         "tells how that row\ncombines the values of the ranks: `first` takes the value of rank 0, `common` "
+         "the "
+         "value that all ranks share; `min`,\n`mean`, `max` and `sum` need a value of every rank; `computed` "
+         "means that the value is computed from the samples and the\nwork of all ranks "
+         "([ranks.md](ranks.md#time)); `none` means that the value is empty.");
     if (only)
         return print_workload(only, false);
     puts("\n## All workloads\n\nFirst:");

@@ -328,7 +328,7 @@ void ranks_combine(const struct row *rows, int count, struct row *total)
         }
         if (how == COMBINE_FIRST || (how == COMBINE_COMMON && same))
             row_copy(total, column, &rows[0]);
-        else if (how != COMBINE_COMMON && how != COMBINE_NONE && known)
+        else if (how != COMBINE_COMMON && how != COMBINE_COMPUTED && how != COMBINE_NONE && known)
             combine(rows, count, column, how, &total->values[column]);
     }
 }

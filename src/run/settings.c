@@ -40,7 +40,8 @@ static const struct option_spec specs[] = {
      .help = "list all variants, or only the variants of --workload or --variant. If a variant cannot run "
              "here, the list says why. Scripts can use --format csv or json"},
     {"columns", NULL, OPTION_FLAG, AT(columns),
-     .help = "describe the columns of the rows, of all workloads or of --workload, as a page of Markdown; "
+     .help = "describe the columns of the rows, of all workloads or of that of --workload or --variant, as a "
+             "page of Markdown; "
              "scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify),
      .help = "compare results with the reference before and after the timing; if results are wrong, no row "
@@ -668,6 +669,28 @@ static bool asks_about_prepare(int argc, char *argv[])
     return help && prepare;
 }
 
+/* Explains `--columns 31`, which may be meant as the size of a row. `--columns` takes no value. */
+static enum status check_columns_value(const struct settings *settings, int argc, char *argv[])
+{
+    const char *value = options_peek(specs, COUNT_OF(specs), argc, argv, "columns");
+    if (!value || !*value || strspn(value, "0123456789,:x") != strlen(value) ||
+        !option_in_table(settings->workload->options, settings->workload->option_count, "dim"))
+        return STATUS_OK;
+    return status_option(STATUS_USAGE, "columns",
+                         " describes the columns of the rows and takes no value; the number of values per "
+                         "row is --dim");
+}
+
+/* Refuses options that --columns would ignore. */
+static enum status check_columns(const struct settings *settings)
+{
+    if (settings->command)
+        return status_option(STATUS_USAGE, "columns", " does not apply to -- COMMAND; leave one out");
+    return options_check_only(
+        &settings->options, "--columns",
+        (const char *const[]){"columns", "workload", "variant", "format", "config", NULL});
+}
+
 enum status settings_read(struct settings *settings, const struct config *config)
 {
     int argc = config->argc;
@@ -700,12 +723,15 @@ enum status settings_read(struct settings *settings, const struct config *config
         .explain_context = settings};
     if (found != STATUS_OK)
         return found;
+    TRY(check_columns_value(settings, argc, argv));
     TRY(options_parse(&settings->options, argc, argv));
     if (settings->help || settings->version)
         return STATUS_OK;
     if (settings->verify_set)
         return options_check_only(&settings->options, "--verify-set",
                                   (const char *const[]){"verify-set", "config", NULL});
+    if (settings->columns)
+        return check_columns(settings);
     if (sweeps && settings->command)
         return status_set(STATUS_USAGE, "--table does not apply to -- COMMAND; leave one out");
     if (sweeps && !settings_informational(settings))
