@@ -72,6 +72,14 @@ Test(status, a_kept_failure_is_recorded_again)
     cr_expect_str_eq(status_subject(), "batch");
 }
 
+Test(status, appended_text_keeps_the_subject)
+{
+    status_option(STATUS_USAGE, "batch", " is too large");
+    cr_expect_eq(status_append(STATUS_USAGE, "; use %d", 3), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "--batch is too large; use 3");
+    cr_expect_str_eq(status_subject(), "batch");
+}
+
 Test(status, codes_are_the_documented_exit_statuses)
 {
     cr_expect(STATUS_OK == 0 && STATUS_FAILED == 1 && STATUS_USAGE == 2 && STATUS_WRONG == 3 &&
@@ -329,6 +337,32 @@ Test(status, a_warning_is_not_repeated_with_another_context, .init = cr_redirect
                   "fdsl-bench: warning: --n 2: x: 2\nfdsl-bench: --n 2: a note\n"
                   "fdsl-bench: warning: --n 3: x: 3\nfdsl-bench: --n 3: a note\n"
                   "fdsl-bench: warning: x: 12\n");
+}
+
+Test(status, an_option_that_an_error_states_is_printed_once, .init = cr_redirect_stderr)
+{
+    static const char *const contexts[] = {"--n 1 --fit crop --out 2", "--fit crop --n 1", "--n 1 --fit crop",
+                                           "--fit crop", "--x-fit crop --n 1"};
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
+        status_set_context(contexts[i]);
+        struct failure kept = status_save(status_value(STATUS_USAGE, "fit", "crop", ": too %s", "large"));
+        status_set(STATUS_FAILED, "another");
+        (void)status_restore(&kept);
+        status_print();
+    }
+    cr_expect_str_eq(status_subject(), "fit");
+    status_set_context("--fit crop");
+    status_option(STATUS_USAGE, "fit", ": too large");
+    status_print();
+    status_set(STATUS_USAGE, "--fit crop: it only looks like the option");
+    status_print();
+    status_set_context("");
+    expect_stderr(
+        "fdsl-bench: --n 1 --out 2: --fit crop: too large\nfdsl-bench: --n 1: --fit crop: too large\n"
+        "fdsl-bench: --n 1: --fit crop: too large\nfdsl-bench: --fit crop: too large\n"
+        "fdsl-bench: --x-fit crop --n 1: --fit crop: too large\n"
+        "fdsl-bench: --fit crop: --fit: too large\n"
+        "fdsl-bench: --fit crop: --fit crop: it only looks like the option\n");
 }
 
 /* The room for held warnings is limited; a warning that does not fit must be printed at once. */

@@ -415,7 +415,7 @@ Test(checkpoint, options_are_compared_as_values)
     must(resume_with(was, 4, is, 4));
     is[1].whole = 10;
     cr_expect_eq(resume_with(was, 4, is, 4), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "batch=20 in the checkpoint, 10 now; choose --batch so"), "%s",
+    cr_expect(strstr(status_text(), "batch=20 in the checkpoint, 10 now; use --batch 20"), "%s",
               status_text());
     is[0].word = (char *)"0.5,0.26,1";
     cr_expect_eq(resume_with(was, 4, is, 4), STATUS_USAGE);

@@ -563,11 +563,13 @@ static void expect_whole_set(const char *variant, unsigned batch)
     EXPECT(0, TWENTY "--epochs 4 --batch 20 --checkpoint k%u --resume", variant, batch);
     EXPECT(0, TWENTY "--epochs 5 --batch 33 --checkpoint k%u --resume", variant, batch);
     EXPECT(2, TWENTY "--epochs 6 --batch 19 --checkpoint k%u --resume", variant, batch);
-    cr_expect(strstr(out, "batch=20 in the checkpoint, 19 now"), "%s", out);
+    cr_expect(strstr(out, "batch=20 in the checkpoint, 19 now; use --batch 20"), "%s", out);
     EXPECT(0, "rm -r k%u", batch);
     EXPECT(0, "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 1", variant);
     EXPECT_PRINTS(0, "--batch 2 is more than the 1 sample to train on: a batch has 1",
                   "$P --variant %s --train-size 1 --test-size 1 --epochs 1 --batch 2", variant);
+    EXPECT_PRINTS(0, "the default of --batch, 64, is more than the 1 sample to train on: a batch has 1",
+                  "$P --variant %s --train-size 1 --test-size 1 --epochs 1", variant);
 }
 
 /* A batch has at most the samples of the set, in every engine for CPUs. */

@@ -193,8 +193,7 @@ static void clear(struct worker *worker)
     losses_clear(&worker->losses);
     worker->decoded.jpeg_warnings = 0;
     worker->decode_s = worker->augment_s = 0;
-    worker->status = STATUS_OK;
-    worker->failure[0] = '\0';
+    worker->failure.status = STATUS_OK;
     if (worker->load->control->timed_calls)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
 }
@@ -206,9 +205,9 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
     worker->epoch = epoch;
     worker->delivered = 0;
     order_make(&verifier->plan, epoch, number, &worker->order);
-    worker->status = worker->reader->epoch(worker);
-    if (worker->status != STATUS_OK) /* copy the message, because status_text() is per thread */
-        snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
+    enum status status = worker->reader->epoch(worker);
+    if (status != STATUS_OK) /* keep the message, because status_text() is per thread */
+        worker->failure = status_save(status);
     else
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
@@ -249,8 +248,8 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time)
             read_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,
                        number * load->epochs + i);
         for (int w = 0; w < threads; w++)
-            if (reader->workers[w].status != STATUS_OK)
-                return status_set(reader->workers[w].status, "%s", reader->workers[w].failure);
+            if (reader->workers[w].failure.status != STATUS_OK)
+                return status_restore(&reader->workers[w].failure);
     }
     return finish(reader, number);
 }

@@ -50,8 +50,7 @@ struct worker {
     int32_t *labels; /* labels of the batch, with --compute train */
     uint32_t label_count;
 
-    enum status status;
-    char failure[1024]; /* error message, if the run failed */
+    struct failure failure; /* of the run; STATUS_OK if it succeeded */
 };
 
 /* Reads and delivers the samples of worker->order. Each variant passes such a function to reader_open(). */

@@ -251,13 +251,12 @@ static enum status files_uring_epoch(struct worker *worker)
     enum status status = read_files(worker, uring);
     if (status == STATUS_OK)
         return STATUS_OK;
-    char reason[1024];
-    snprintf(reason, sizeof reason, "%s", status_text());
+    const struct failure failure = status_save(status);
     while (uring->idle_count < iodepth &&
            wait_for_one(&uring->ring) == STATUS_OK) /* wait for chains in flight */
         while (reap_calls(worker, uring) != STATUS_OK)
             ;
-    return status_set(status, "%s", reason);
+    return status_restore(&failure);
 }
 
 static enum status files_uring_probe(const struct resources *resources)
@@ -609,12 +608,11 @@ static enum status shards_uring_epoch(struct worker *worker)
     enum status status = take_all(worker);
     if (status == STATUS_OK)
         return STATUS_OK;
-    char reason[1024];
-    snprintf(reason, sizeof reason, "%s", status_text());
+    const struct failure failure = status_save(status);
     drain(uring);
     for (uint32_t s = 0; s < worker->order.segment_count; s++)
         close_segment(uring, s);
-    return status_set(status, "%s", reason);
+    return status_restore(&failure);
 }
 
 static enum status shards_uring_probe(const struct resources *resources)

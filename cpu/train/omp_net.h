@@ -215,6 +215,11 @@ struct net {
     uint64_t bytes;
 };
 
+static inline size_t positions_of(const struct shape *shape)
+{
+    return (size_t)shape->depth * shape->height * shape->width;
+}
+
 /* Returns whether the input of the network (or of its stage) is the samples. Samples need no gradient. */
 static inline bool net_begins(const struct net *net)
 {

@@ -58,11 +58,6 @@ static size_t row_pitch(size_t count)
     return (round_up(count, LINE) / LINE | 1) * LINE;
 }
 
-static size_t positions_of(const struct shape *shape)
-{
-    return (size_t)shape->depth * shape->height * shape->width;
-}
-
 /* ---- Blocks ---- */
 
 static bool works_in_place(const struct layer *layer)

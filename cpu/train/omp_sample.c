@@ -93,11 +93,6 @@ static void copy_inner(const struct shape *inner, const struct shape *outer, con
         }
 }
 
-static size_t positions_of(const struct shape *shape)
-{
-    return (size_t)shape->depth * shape->height * shape->width;
-}
-
 /* Returns the zero-padded input, built in `room`, or the input itself if the convolution has no padding. */
 static const float *with_zeros(const struct block *block, const float *in, float *room)
 {

@@ -525,13 +525,13 @@ static enum status read_share(struct output_queue *queue, enum status (*read)(st
     return STATUS_OK;
 }
 
-/* Reads the worker's share and stores its status in the queue. */
+/* Reads the worker's share and stores a failure in the queue. */
 static void work(struct output_queue *queue, enum status (*read)(struct output_queue *queue))
 {
-    queue->status = read_share(queue, read);
-    if (queue->status == STATUS_OK)
+    enum status status = read_share(queue, read);
+    if (status == STATUS_OK)
         return;
-    snprintf(queue->failure, sizeof queue->failure, "%s", status_text()); /* messages are per thread */
+    queue->failure = status_save(status); /* messages are per thread */
     give_up(queue->delivery);
 }
 
@@ -543,12 +543,12 @@ static enum status stop_after_failure(struct delivery *delivery)
     (void)cudaDeviceSynchronize();
     for (uint32_t w = 0; w < delivery->workers; w++) {
         struct output_queue *queue = &delivery->queues[w];
-        if (queue->status != STATUS_OK && (!first || (first->stopped && !queue->stopped)))
+        if (queue->failure.status != STATUS_OK && (!first || (first->stopped && !queue->stopped)))
             first = queue;
         for (uint32_t b = 0; b < delivery->buffers; b++)
             queue->buffers[b].waiting = false;
     }
-    return status_set(first->status, "%s", first->failure);
+    return status_restore(&first->failure);
 }
 
 static void begin_share(struct output_queue *queue, uint64_t number)
@@ -562,7 +562,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     losses_clear(&queue->losses);
     queue->jpeg_warnings = 0;
     queue->stopped = false;
-    queue->failure[0] = '\0';
+    queue->failure.status = STATUS_OK;
 }
 
 /* Initialises all shares before any thread runs, because threads may read from each other's shares. */
@@ -628,7 +628,7 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
         return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", delivery->workers);
     }
     for (uint32_t w = 0; w < delivery->workers; w++)
-        if (delivery->queues[w].status != STATUS_OK)
+        if (delivery->queues[w].failure.status != STATUS_OK)
             return stop_after_failure(delivery);
     return finish_run(delivery, number);
 }

@@ -73,9 +73,8 @@ struct output_queue {
 
     struct losses losses;   /* samples that could not be read in this run */
     uint64_t jpeg_warnings; /* accepted warnings of libjpeg in this run (data/image_formats.h) */
-    enum status status;
-    bool stopped;       /* failed only because another worker failed */
-    char failure[1024]; /* error message, if the run failed */
+    bool stopped;           /* failed only because another worker failed */
+    struct failure failure; /* of the run; STATUS_OK if it succeeded */
 
     /* For --verify */
     struct plain plain;

@@ -64,7 +64,7 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     share->opened = opened;
     if (!share->broken)
         return STATUS_OK;
-    snprintf(opened->failure, sizeof opened->failure, "%s", status_text());
+    opened->failure = status_save(status);
     return share->queue->delivery->load->given->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
@@ -274,7 +274,7 @@ static enum status piece_fault(const struct output_queue *queue, const struct pi
 {
     const struct dataset *dataset = queue->delivery->load->dataset;
     if (piece->broken)
-        return status_set(STATUS_FAILED, "%s", piece->opened->failure);
+        return status_restore(&piece->opened->failure);
     return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s': %s", dataset->path,
                       dataset->files[piece->shard].name, (unsigned long long)(piece->offset + piece->got),
                       dataset->samples[sample].key,
@@ -453,10 +453,9 @@ static enum status ring_read(struct output_queue *queue)
     enum status status = read_all(worker);
     if (status == STATUS_OK)
         return end_share(worker, &worker->ring->shares[queue->number]);
-    char reason[1024];
-    snprintf(reason, sizeof reason, "%s", status_text());
+    const struct failure failure = status_save(status);
     abandon(worker);
-    return status_set(status, "%s", reason);
+    return status_restore(&failure);
 }
 
 enum status ring_run(void *state, uint64_t number, struct run_time *time)

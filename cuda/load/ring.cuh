@@ -21,7 +21,7 @@
 struct open_shard {
     void *handle;   /* owned by the variant; may be NULL */
     uint32_t users; /* atomic: pieces that read the shard, plus one while a share has more samples in it */
-    char failure[1024]; /* error message, if the shard could not be opened */
+    struct failure failure; /* if the shard could not be opened */
 };
 
 /* With --decode, the memory for images, in bytes. */

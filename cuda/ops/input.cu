@@ -29,8 +29,7 @@ struct stream {
     uint64_t next, launched;            /* the next slice to copy; number of chunks launched */
     std::unique_ptr<uint64_t[]> copied; /* slices copied, per buffer */
     bool launching, failed;
-    enum status status;
-    char message[1100];
+    struct failure failure;
 };
 
 static uint64_t divide_up(uint64_t value, uint64_t by)
@@ -47,10 +46,8 @@ static uint64_t rows_of_chunk(const struct stream *stream, uint64_t chunk)
 static void fail(struct stream *stream, enum status status)
 {
     std::lock_guard<std::mutex> guard(stream->lock);
-    if (!stream->failed) {
-        stream->status = status;
-        snprintf(stream->message, sizeof stream->message, "%s", status_text());
-    }
+    if (!stream->failed)
+        stream->failure = status_save(status);
     stream->failed = true;
     stream->changed.notify_all();
 }
@@ -197,7 +194,7 @@ static enum status stream_rows(struct gpu_ops *gpu, gpu_chunk_function *pass, ui
     if (!target)
         gpu->summary.copied_bytes += gpu->ops->count * gpu->ops->row_bytes;
     if (stream.failed)
-        return status_set(stream.status, "%s", stream.message);
+        return status_restore(&stream.failure);
     /* Waits for all copies, because the caller may then overwrite the buffers. */
     CUDA_TRY(cudaStreamSynchronize(gpu->copies));
     return ops_check_rows(gpu->ops);

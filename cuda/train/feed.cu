@@ -131,7 +131,7 @@ static void CUDART_CB draw_on_host(void *argument)
     enum status status =
         generator_make(feed->generator, &listed, batch->count, feed->staging, nullptr, nullptr);
     if (status != STATUS_OK && feed->drawn == STATUS_OK) {
-        snprintf(feed->reason, sizeof feed->reason, "%s", status_text());
+        feed->failure = status_save(status);
         __atomic_store_n(&feed->drawn, status, __ATOMIC_RELEASE);
     }
     free(batch);
@@ -141,7 +141,7 @@ static void CUDART_CB draw_on_host(void *argument)
 static enum status check_drawn(const struct device_feed *feed)
 {
     const enum status drawn = __atomic_load_n(&feed->drawn, __ATOMIC_ACQUIRE);
-    return drawn == STATUS_OK ? STATUS_OK : status_set(drawn, "%s", feed->reason);
+    return drawn == STATUS_OK ? STATUS_OK : status_restore(&feed->failure);
 }
 
 /* The host may be many steps ahead of the stream, so each batch has its own argument. */

@@ -41,7 +41,7 @@ struct device_feed {
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
     uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
     enum status drawn; /* first failure of draw_on_host(), or STATUS_OK; written by a thread of CUDA */
-    char reason[256];  /* its error message; valid if `drawn` is not STATUS_OK */
+    struct failure failure; /* its failure; valid if `drawn` is not STATUS_OK */
     cudaStream_t stream;
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* index of the buffer taken last */

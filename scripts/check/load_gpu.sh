@@ -18,8 +18,8 @@ source scripts/check/parallel.sh # checks run in parallel, because CUDA initiali
 
 bench=${FDSL_BENCH:-./fdsl-bench}
 batches=${FDSL_GPU_BATCH:-build/tests/gpu_batch}
-list=$("$bench" --list)
-variants=$(awk '$1 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $2 == "available" { print $1 }' <<<"$list")
+list=$("$bench" --list --format csv) # workload, variant, platform ("" if it is not built), available, ...
+variants=$(awk -F, '$1 == "load" && $2 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $4 == "yes" { print $2 }' <<<"$list")
 read_options 1 "$@"
 variants=$(tr , '\n' <<<"$variants")
 [[ -n $variants ]] || { echo 'check/load_gpu.sh: no GPU variant of load runs here; see fdsl-bench --list' >&2 && exit 4; }
@@ -28,7 +28,7 @@ if [[ -z $dir ]]; then
     trap 'rm -rf "$dir"' EXIT
 fi
 
-if [[ $list != *'no cufile.h'* ]] && python3 -c 'import ctypes; ctypes.CDLL("libcufile.so.0")' 2>/dev/null; then
+if grep -q '^load,gds,[^,]' <<<"$list" && python3 -c 'import ctypes; ctypes.CDLL("libcufile.so.0")' 2>/dev/null; then
     check 'gds is available where cuFile is' test "${variants/gds/}" != "$variants"
 fi
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...

@@ -552,11 +552,9 @@ static enum status explain_value(const struct options *options, const struct opt
                                  const char *value)
 {
     const struct option_spec *other;
-    char message[1024];
-    snprintf(message, sizeof message, "%s", status_text());
     for (size_t i = 0; spec->kind == OPTION_CHOICE && (other = entry_at(options, i).spec); i++)
         if (other != spec && strstr(other->name, spec->name) && options_is_choice(other, value))
-            return status_set(STATUS_USAGE, "%s; did you mean '--%s %s'?", message, other->name, value);
+            return status_append(STATUS_USAGE, "; did you mean '--%s %s'?", other->name, value);
     return STATUS_USAGE;
 }
 

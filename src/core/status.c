@@ -20,6 +20,7 @@
 
 static _Thread_local char message[MESSAGE_BYTES];
 static _Thread_local char subject[sizeof((struct failure *)NULL)->subject];
+static _Thread_local bool states_value;
 _Static_assert(sizeof((struct failure *)NULL)->text == MESSAGE_BYTES, "a saved message has the same size");
 
 /* src/lib/fdsl.c defines it as true. */
@@ -141,6 +142,7 @@ enum status status_set(enum status code, const char *format, ...)
 {
     FIT(message, NULL);
     *subject = '\0';
+    states_value = false;
     return code;
 }
 
@@ -149,6 +151,15 @@ enum status status_option(enum status code, const char *option, const char *form
     char rest[MESSAGE_BYTES];
     FIT(rest, NULL);
     return status_about(status_set(code, "--%s%s", option, rest), option);
+}
+
+enum status status_value(enum status code, const char *option, const char *value, const char *format, ...)
+{
+    char rest[MESSAGE_BYTES];
+    FIT(rest, NULL);
+    (void)status_about(status_set(code, "--%s %s%s", option, value, rest), option);
+    states_value = true;
+    return code;
 }
 
 enum status status_about(enum status code, const char *about)
@@ -164,6 +175,17 @@ enum status status_prefix(enum status code, const char *format, ...)
     return code;
 }
 
+enum status status_append(enum status code, const char *format, ...)
+{
+    char end[MESSAGE_BYTES], *whole = NULL;
+    FIT(end, NULL);
+    if (asprintf(&whole, "%s%s", message, end) >= 0) {
+        fit(whole, message);
+        free(whole);
+    }
+    return code;
+}
+
 const char *status_text(void)
 {
     return message;
@@ -176,7 +198,7 @@ const char *status_subject(void)
 
 struct failure status_save(enum status status)
 {
-    struct failure failure = {.status = status};
+    struct failure failure = {.status = status, .states_value = states_value};
     memcpy(failure.subject, subject, sizeof subject);
     memcpy(failure.text, message, sizeof message);
     return failure;
@@ -186,6 +208,7 @@ enum status status_restore(const struct failure *failure)
 {
     memcpy(subject, failure->subject, sizeof subject);
     memcpy(message, failure->text, sizeof message);
+    states_value = failure->states_value;
     return failure->status;
 }
 
@@ -230,16 +253,22 @@ void status_set_context(const char *text)
     snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
 }
 
-/* Returns `text` without its leading "--name value: " if the context contains the same option and value. */
-static const char *without_context(const char *text)
+/* Copies the context without the option `name` and its value. */
+static void context_without(const char *name, char without[sizeof context])
 {
-    const char *end = strncmp(text, "--", 2) == 0 ? strstr(text, ": ") : NULL;
-    size_t length = end ? (size_t)(end - text) : 0;
-    for (const char *at = context; end && (at = strstr(at, "--")); at++)
-        if (strncmp(at, text, length) == 0 && (at[length] == ' ' || at[length] == ':') &&
-            memchr(text, ' ', length))
-            return end + 2;
-    return text;
+    char option[sizeof subject + 4];
+    int length = snprintf(option, sizeof option, "--%s ", name);
+    const char *at = context;
+    while ((at = strstr(at, option)) && at != context && at[-1] != ' ')
+        at += length;
+    const char *next = at ? strstr(at + length, " --") : NULL;
+    if (!at)
+        snprintf(without, sizeof context, "%s", context);
+    else if (next)
+        snprintf(without, sizeof context, "%.*s%s", (int)(at - context), context, next + 1);
+    else /* the last option: the space before it goes too */
+        snprintf(without, sizeof context, "%.*s%s", at > context ? (int)(at - context - 1) : 0, context,
+                 at > context ? ": " : "");
 }
 
 /* Writes a line to `line`, for stderr. `before`: the context, or "". Returns the length. */
@@ -249,15 +278,20 @@ static size_t format_line(const char *colour, const char *kind, const char *befo
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, overwrite a line of progress. */
     snprintf(line, size, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "",
-             kind, coloured ? "\033[0m" : "", before, *before ? without_context(text) : text);
+             kind, coloured ? "\033[0m" : "", before, text);
     return strlen(line);
+}
+
+static void print_with(const char *colour, const char *kind, const char *before, const char *text)
+{
+    char line[LINE_BYTES];
+    format_line(colour, kind, before, text, line, sizeof line);
+    fputs(line, stderr);
 }
 
 static void print_line(const char *colour, const char *kind, const char *text)
 {
-    char line[LINE_BYTES];
-    format_line(colour, kind, context, text, line, sizeof line);
-    fputs(line, stderr);
+    print_with(colour, kind, context, text);
 }
 
 static void lock_held(void)
@@ -439,10 +473,11 @@ void status_print(void)
 {
     if (joined && own_rank != 0)
         return;
-    char kind[32] = "";
+    char kind[32] = "", before[sizeof context];
     if (own_rank != 0)
         snprintf(kind, sizeof kind, "rank %d: ", own_rank);
-    print_line("\033[31m", kind, message);
+    context_without(states_value ? subject : "", before);
+    print_with("\033[31m", kind, before, message);
 }
 
 /* ---- Progress ---- */

@@ -49,12 +49,20 @@ enum status status_set(enum status code, const char *format, ...) __attribute__(
 enum status status_option(enum status code, const char *option, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Like status_option(), but the message begins with "--option value". In the output, the option is left out
+ * of the options that precede the message (status_set_context()). */
+enum status status_value(enum status code, const char *option, const char *value, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
 /* Records which option (its name without dashes) or file (its path) is at fault in the recorded message, and
  * returns `code`. Does nothing for STATUS_OK. */
 enum status status_about(enum status code, const char *subject);
 
 /* Prepends context to the recorded message ("context: message") and returns `code`. The subject stays. */
 enum status status_prefix(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Appends text to the recorded message and returns `code`. The subject stays. */
+enum status status_append(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns the calling thread's latest message, never NULL. The next failure on this thread overwrites it. */
 const char *status_text(void);
@@ -66,6 +74,7 @@ const char *status_subject(void);
 /* A failure that is kept while other calls may fail, or that is passed to another thread. */
 struct failure {
     enum status status;
+    bool states_value; /* the message states the value of the option at fault: status_value() */
     char subject[256];
     char text[1024];
 };
@@ -105,8 +114,8 @@ void status_joined(int rank, int ranks);
 bool status_shows_progress(void);
 
 /* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16
- * --batch 4". If a message itself begins with one of these options and its value, they are printed once. The
- * text is copied. Call while no other thread prints. */
+ * --batch 4". An error from status_value() states one of them itself, which is then printed once. The text is
+ * copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 
 /* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. Does not repeat a warning that was given with

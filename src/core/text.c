@@ -30,6 +30,11 @@ void text_join(char *text, size_t size, const char *separator, const char *forma
     va_end(arguments);
 }
 
+int text_compare(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 bool text_close(FILE *stream)
 {
     bool whole = !ferror(stream);

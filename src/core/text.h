@@ -28,6 +28,9 @@ bool text_ends_in(const char *text, const char *end);
  * UTF-8 counts as U+DC00 plus the byte. Returns a negative number, 0 or a positive number, like strcmp(). */
 int text_order(const char *a, const char *b);
 
+/* For qsort() and bsearch(): compares two elements of an array of texts by their bytes. */
+int text_compare(const void *a, const void *b);
+
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
  * characters, line separators, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other
  * characters stay the same, so escaping twice equals escaping once. Truncates between characters if `out` is

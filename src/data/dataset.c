@@ -29,7 +29,7 @@ const char *const dataset_on_error[] = {"fail", "skip", NULL};
 
 enum status dataset_advise_skip(enum status status)
 {
-    return status_set(status, "%s; --on-error skip omits such samples", status_text());
+    return status_append(status, "; --on-error skip omits such samples");
 }
 
 enum status dataset_out_of_memory(void)

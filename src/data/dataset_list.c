@@ -884,11 +884,6 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 
 /* ---- What the folder holds ---- */
 
-static int by_text(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Sets `*found` to the name that has this ending, or NULL if there is none. STATUS_USAGE if there are two. */
 static enum status find_one(const struct dataset *dataset, const struct dataset_names *names, const char *end,
                             const char *remedy, const char **found)
@@ -982,7 +977,7 @@ enum status dataset_list_samples(struct dataset *dataset)
     struct dataset_names names = {0};
     enum status status = dataset_list(dataset, false, &names);
     if (status == STATUS_OK && names.count)
-        qsort(names.items, names.count, sizeof *names.items, by_text);
+        qsort(names.items, names.count, sizeof *names.items, text_compare);
     if (status == STATUS_OK)
         status = open_listed(dataset, &names);
     free(names.items);

@@ -12,6 +12,7 @@
 
 #include "core/array.h"
 #include "core/portable.h"
+#include "core/text.h"
 
 static enum status add_name(struct paths *paths, const char *name)
 {
@@ -20,11 +21,6 @@ static enum status add_name(struct paths *paths, const char *name)
                   "out of memory for the list of files"));
     paths->names[paths->count++] = copy;
     return STATUS_OK;
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 static enum status add_entry(FTS *walk, FTSENT *entry, bool (*wanted)(const char *path), struct paths *paths)
@@ -68,7 +64,7 @@ static enum status add_folder(const char *path, bool (*wanted)(const char *path)
         status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
     fts_close(walk);
     if (paths->count > first)
-        qsort(paths->names + first, paths->count - first, sizeof *paths->names, compare_names);
+        qsort(paths->names + first, paths->count - first, sizeof *paths->names, text_compare);
     return status;
 }
 

@@ -740,14 +740,15 @@ static enum status write_units(struct job *job)
         folder_unit_name(&job->folder, unit, name);
         enum status status = fill_unit(job, &writer, unit, name);
         unit_abandon(&writer);
-        if (status != STATUS_OK)
-            return status_set(
-                status, "cannot write %s %s: %s; finished %ss are kept: repeat the command to continue%s",
-                job->classes.labels ? "data set" : unit_word(job),
-                job->classes.labels ? job->folder.path : name, status_text(), unit_word(job),
+        if (status != STATUS_OK) {
+            status_prefix(status, "cannot write %s %s", job->classes.labels ? "data set" : unit_word(job),
+                          job->classes.labels ? job->folder.path : name);
+            return status_append(
+                status, "; finished %ss are kept: repeat the command to continue%s", unit_word(job),
                 job->source->locate
                     ? ", or, if you change the source, prepare into a new folder or remove this one"
                     : "");
+        }
         job->units_finished++;
         job->samples_kept += unit_begins(job, unit + 1) - unit_begins(job, unit);
         say_what_is_kept(job);

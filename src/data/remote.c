@@ -55,9 +55,8 @@ struct transfer {
     struct transfer *later; /* next in the queue of transfers that have pieces to take */
     int fd;
     uint64_t piece_bytes, next;
-    uint64_t left; /* bytes that have not arrived */
-    enum status status;
-    char failure[1024];
+    uint64_t left;          /* bytes that have not arrived */
+    struct failure failure; /* STATUS_OK if no piece has failed */
 };
 
 struct remote {
@@ -738,16 +737,15 @@ static void serve_piece(struct remote *remote, struct http *http, enum status op
 {
     uint64_t first, bytes;
     struct transfer *transfer = take_piece(remote, &first, &bytes);
-    bool failed = transfer->status != STATUS_OK; /* another piece has failed, so this piece is not needed */
+    bool failed =
+        transfer->failure.status != STATUS_OK; /* another piece has failed, so this piece is not needed */
     pthread_mutex_unlock(&remote->lock);
     enum status status = failed                ? STATUS_OK
                          : opened != STATUS_OK ? opened
                                                : read_piece(remote, http, transfer, first, bytes);
     pthread_mutex_lock(&remote->lock);
-    if (status != STATUS_OK && transfer->status == STATUS_OK) {
-        transfer->status = status;
-        snprintf(transfer->failure, sizeof transfer->failure, "%s", status_text());
-    }
+    if (status != STATUS_OK && transfer->failure.status == STATUS_OK)
+        transfer->failure = status_save(status);
     transfer->left -= bytes;
     if (transfer->left == 0)
         pthread_cond_broadcast(&remote->done);
@@ -801,7 +799,7 @@ static enum status await_transfer(struct remote *remote, const struct transfer *
 {
     while (transfer->left > 0)
         pthread_cond_wait(&remote->done, &remote->lock);
-    return transfer->status == STATUS_OK ? STATUS_OK : status_set(transfer->status, "%s", transfer->failure);
+    return transfer->failure.status == STATUS_OK ? STATUS_OK : status_restore(&transfer->failure);
 }
 
 /* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because

@@ -224,11 +224,6 @@ static enum status check_samples(struct check *check)
     return STATUS_OK;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Prints a line for each file of tensors that the index does not name, because --data would read its rows. */
 static enum status check_extra(struct check *check)
 {
@@ -240,11 +235,11 @@ static enum status check_extra(struct check *check)
     if (status == STATUS_OK && !listed)
         status = status_set(STATUS_EXHAUSTED, "out of memory for the files of %s", check->folder);
     if (status == STATUS_OK && paths.count > 0)
-        qsort(found, paths.count, sizeof *found, compare_names);
+        qsort(found, paths.count, sizeof *found, text_compare);
     for (uint64_t i = 0; status == STATUS_OK && paths.count > 0 && i < check->index.sample_count; i++) {
         const struct index_sample *sample = &check->index.samples[i];
         status = member_path(check, sample, &check->index.members[sample->first], path);
-        char **at = bsearch(&name, found, paths.count, sizeof *found, compare_names);
+        char **at = bsearch(&name, found, paths.count, sizeof *found, text_compare);
         if (at)
             listed[at - found] = true;
     }

@@ -115,7 +115,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
         return dataset_advise_skip(status);
     uint8_t *outcome = &verifier->outcomes[sample];
     if (*outcome != OUTCOME_LOST && losses->fresh++ < LOSSES_TOLD)
-        snprintf(losses->why[losses->fresh - 1], sizeof losses->why[0], "%s", status_text());
+        losses->why[losses->fresh - 1] = status_save(status);
     losses->changed |= *outcome == OUTCOME_READ && !parts_vary(verifier->load);
     *outcome = OUTCOME_LOST;
     checksum_add(&losses->checksum, lost->edges, lost->bytes);
@@ -137,7 +137,7 @@ void verifier_note(struct verifier *verifier, struct losses *losses, const struc
 void losses_merge(struct losses *all, const struct losses *one)
 {
     for (uint64_t i = 0; i < one->fresh && i < LOSSES_TOLD; i++)
-        status_warn_own("skipped in a run: %s", one->why[i]);
+        status_warn_own("skipped in a run: %s", one->why[i].text);
     if (one->fresh > LOSSES_TOLD)
         status_warn_own("skipped in a run: %llu more samples",
                         (unsigned long long)(one->fresh - LOSSES_TOLD));

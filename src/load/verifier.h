@@ -28,10 +28,10 @@ struct verifier {
 
 /* Samples that a worker could not read in a run. */
 struct losses {
-    struct checksum checksum;    /* sum of the expected checksums of these samples */
-    uint64_t fresh;              /* number of these samples that no earlier run lost */
-    bool changed;                /* a sample was read in an earlier run and is lost now, or the reverse */
-    char why[LOSSES_TOLD][1024]; /* error messages of the first `fresh` samples */
+    struct checksum checksum;        /* sum of the expected checksums of these samples */
+    uint64_t fresh;                  /* number of these samples that no earlier run lost */
+    bool changed;                    /* a sample was read in an earlier run and is lost now, or the reverse */
+    struct failure why[LOSSES_TOLD]; /* failures of the first `fresh` samples */
 };
 
 /* Call before each run. Does not clear the messages in `why`, because this would take time in short runs. */

@@ -417,7 +417,7 @@ static void print_table(const struct advice *advice, size_t count, const struct 
 static size_t first_missing(const struct advice *advice, size_t i)
 {
     size_t first = 0;
-    while (advice[first].measured || strcmp(advice[first].reason, advice[i].reason) != 0)
+    while (advice[first].measured || !failure_same(&advice[first].reason, &advice[i].reason))
         first++;
     return first;
 }
@@ -430,7 +430,7 @@ static void print_missing(const struct advice *advice, size_t count)
         if (advice[i].measured || first_missing(advice, i) != i)
             continue;
         snprintf(text, sizeof text, "Not measured (%s)",
-                 text_printable(advice[i].reason, reason, sizeof reason));
+                 text_printable(advice[i].reason.text, reason, sizeof reason));
         for (size_t other = i; other < count; other++)
             if (!advice[other].measured && first_missing(advice, other) == i) {
                 text_append(text, sizeof text, other == i ? ": " : ", ");
@@ -473,7 +473,7 @@ static enum status print_rows(int format, const struct advice_question *question
         row_real(&row, "memory_bytes", advice[i].memory_bytes);
         row_real(&row, "joules_per_image", advice[i].joules_per_image);
         row_text(&row, "speed", advice[i].measured ? standing(advice, i, decision) : "");
-        row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason);
+        row_text(&row, "reason", advice[i].measured ? "" : advice[i].reason.text);
         status = row_check(&row);
         if (status == STATUS_OK)
             rows_add(&printer, &row);
@@ -972,12 +972,13 @@ static bool is_left_out(const struct situation *situation, size_t round, const s
     if (round > 0 || advice->dropped)
         return advice->dropped;
     if (instead && instead->measured)
-        snprintf(advice->reason, sizeof advice->reason, "%s is measured instead", instead->variant);
+        status_set(STATUS_UNAVAILABLE, "%s is measured instead", instead->variant);
     else if (timer_now_s() - situation->begin_s > limit_s)
-        snprintf(advice->reason, sizeof advice->reason,
-                 "--time %.4g was over before the first measurement of this way; raise it", limit_s);
+        status_set(STATUS_UNAVAILABLE,
+                   "--time %.4g was over before the first measurement of this way; raise it", limit_s);
     else
         return false;
+    advice->reason = status_save(STATUS_UNAVAILABLE);
     return advice->dropped = true;
 }
 
@@ -1003,7 +1004,7 @@ static enum status play_round(struct situation *situation, size_t round, double 
         next->failures = status == STATUS_OK ? 0 : next->failures + 1;
         if (status == STATUS_OK)
             continue;
-        snprintf(advice->reason, sizeof advice->reason, "%s", status_text());
+        advice->reason = status_save(status);
         advise_miss(advice);
         advice->dropped = next->failures == FAILURES_MAX;
         advice->measured &= !advice->dropped;
@@ -1019,8 +1020,9 @@ static enum status play_round(struct situation *situation, size_t round, double 
 static enum status play(struct situation *situation, struct contender *contenders, size_t count,
                         struct advice *advice, size_t advice_count)
 {
-    struct advice finished[COUNT_OF(candidates)];
+    FREED struct advice *finished = calloc(advice_count, sizeof *finished);
     size_t ways = 0;
+    TRY(ALLOCATED(finished, "out of memory for the rounds"));
     for (size_t i = 0; i < count; i++)
         ways += !substitute(&contenders[i]);
     status_say("measures %zu way%s in turn, for at most %.3g s (--time); ends earlier when the verdict is "
@@ -1081,11 +1083,12 @@ static enum status measure_all(struct situation *situation, struct advice *advic
                                 .disk_bytes = NAN,
                                 .memory_bytes = NAN,
                                 .joules_per_image = NAN};
-        if (is_possible(situation, candidate) == STATUS_OK) {
+        enum status possible = is_possible(situation, candidate);
+        if (possible == STATUS_OK) {
             contenders[contender_count] = (struct contender){contender_count, candidate, next, 0, 0};
             contender_count++;
         } else
-            snprintf(next->reason, sizeof next->reason, "%s", status_text());
+            next->reason = status_save(possible);
     }
     return play(situation, contenders, contender_count, advice, *count);
 }

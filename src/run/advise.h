@@ -35,7 +35,7 @@ struct advice {
     enum advise_place place;
     bool measured;
     bool dropped;                            /* was clearly slower, and was not repeated */
-    char reason[512];                        /* why it was not measured */
+    struct failure reason;                   /* why it was not measured */
     size_t rounds;                           /* number of measurements */
     double images_per_s[ADVISE_ROUNDS_MAX];  /* per round: delivered without a training step */
     double reached_per_s[ADVISE_ROUNDS_MAX]; /* per round: images that steps consume per second; measured on a

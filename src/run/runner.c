@@ -381,7 +381,7 @@ struct search {
     struct runner *runner;
     uint64_t kept_bytes;
     uint32_t probes;
-    char reason[512]; /* the error message of the smallest batch size that did not fit */
+    struct failure reason; /* of the smallest batch size that did not fit */
 };
 
 /* Returns whether the user gave --batch max. Call before the workload is opened. */
@@ -432,7 +432,7 @@ static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
         return STATUS_OK;
     if (status != STATUS_EXHAUSTED && status != STATUS_TOO_LARGE)
         return status_prefix(status, "--batch max, trying %" PRIu64, batch);
-    snprintf(search->reason, sizeof search->reason, "%s", status_text());
+    search->reason = status_save(status);
     return STATUS_OK;
 }
 
@@ -483,9 +483,10 @@ static enum status find_batch(struct runner *runner)
     enum status status = search_batch(&search, least, most, &batch, &above);
     show_phase(runner, NULL);
     TRY(status);
-    if (batch == 0)
-        return status_set(STATUS_TOO_LARGE, "--batch max: not even a batch of %" PRIu64 " fits: %s", least,
-                          search.reason);
+    if (batch == 0) {
+        (void)status_restore(&search.reason);
+        return status_prefix(STATUS_TOO_LARGE, "--batch max: not even a batch of %" PRIu64 " fits", least);
+    }
     if (above)
         status_say("--batch max: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,
                    search.probes);
@@ -931,11 +932,11 @@ static enum status refuse(const struct runner *runner, const struct variant_entr
 {
     if (status != STATUS_UNAVAILABLE)
         return status_prefix(status, "variant '%s' cannot run with these options", entry->name);
-    char reason[512];
-    snprintf(reason, sizeof reason, "%s", status_text());
+    const struct failure reason = status_save(status);
     const char *other = alternative(runner);
-    return status_set(status, "variant '%s' cannot run here: %s%s%s%s", entry->name, reason,
-                      other ? "; '" : "", other ? other : "", other ? "' can" : "");
+    (void)status_restore(&reason);
+    status_prefix(status, "variant '%s' cannot run here", entry->name);
+    return other ? status_append(status, "; '%s' can", other) : status;
 }
 
 /* A variant that --variant all skips. */
@@ -961,9 +962,14 @@ static void say_skipped(const struct runner *runner, struct skipped *skipped, si
             }
         text_join(text, sizeof text, "; ", "%s (%s)", names, skipped[i].reason.text);
     }
-    if (count == 0 || strstr(settings->skipped, text))
+    uint64_t hash = fnv_add(FNV_BEGIN, text, strlen(text));
+    for (size_t i = 0; i < settings->skipped_count; i++)
+        if (settings->skipped[i] == hash)
+            return;
+    if (count == 0)
         return;
-    text_join(settings->skipped, sizeof settings->skipped, "\n", "%s", text);
+    if (settings->skipped_count < COUNT_OF(settings->skipped))
+        settings->skipped[settings->skipped_count++] = hash;
     if (runner->report) /* a table has begun: keep the line until its end */
         status_warn("skipping %zu variant%s: %s", count, count == 1 ? "" : "s", text);
     else

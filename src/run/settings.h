@@ -44,9 +44,10 @@ struct settings {
     void *parameters;       /* owned; the workload's parameter struct */
     bool unnamed;           /* --variant all without --workload: the workload is the default */
     struct axes axes;
-    size_t combination; /* index of the current combination of the axes */
-    char skipped[4096]; /* lines that said which variants were skipped, so that the runner does not repeat
-                           them */
+    size_t combination;   /* index of the current combination of the axes */
+    uint64_t skipped[64]; /* hashes of the lines that said which variants were skipped, so that the runner
+                             does not repeat them */
+    size_t skipped_count;
     struct settings_given {
         void *parameters;
         const struct variant_entry **variants;

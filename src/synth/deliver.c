@@ -132,7 +132,7 @@ struct folder_job {
     struct naming naming;
     double shown_s; /* when progress was last shown; negative if stderr is not a terminal */
     enum status status;
-    char text[1024]; /* message of the first failure, copied because status_text() is per thread */
+    struct failure failure; /* the first one; messages are per thread */
 };
 
 static enum status write_one(const struct folder_job *job, const struct picture *picture)
@@ -147,7 +147,7 @@ static enum status write_one(const struct folder_job *job, const struct picture 
 static void note_written(struct folder_job *job, enum status status)
 {
     if (status != STATUS_OK && job->status == STATUS_OK) {
-        snprintf(job->text, sizeof job->text, "%s", status_text());
+        job->failure = status_save(status);
 #pragma omp atomic write
         job->status = status; /* write_all() reads it outside the critical section */
     }
@@ -175,7 +175,7 @@ static enum status write_all(struct folder_job *job)
     }
     if (job->shown_s >= 0)
         fprintf(stderr, "\r\033[K");
-    return job->status == STATUS_OK ? STATUS_OK : status_set(job->status, "%s", job->text);
+    return job->status == STATUS_OK ? STATUS_OK : status_restore(&job->failure);
 }
 
 /* Closes an in-memory stream, saves its text as the file `path` and frees the text. */

@@ -205,11 +205,10 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
     struct synth *synth = &maker->own;
     const uint32_t out_res = wanted->out_res ? wanted->out_res : wanted->res;
     if (wanted->crop && out_res > wanted->res)
-        return status_set(
-            STATUS_USAGE,
-            "--fit crop: --out-res %u is larger than --res %u; lower --out-res, or enlarge with "
-            "--fit resize",
-            out_res, wanted->res);
+        return status_value(STATUS_USAGE, "fit", "crop",
+                            ": --out-res %u is larger than --res %u; lower --out-res, or enlarge with "
+                            "--fit resize",
+                            out_res, wanted->res);
     synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
     synth->formula = FORMULA_UJI;
     synth->res = wanted->res;

@@ -186,10 +186,10 @@ static enum status check_output(const struct options *given, const struct synth_
         return status_set(STATUS_USAGE, "--channels: '%llu' is neither 1 nor 3",
                           (unsigned long long)parameters->channels);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
-        return status_set(STATUS_USAGE,
-                          "--fit crop: --out-res %llu is larger than --res %llu; lower --out-res, "
-                          "or enlarge with --fit resize",
-                          (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
+        return status_value(STATUS_USAGE, "fit", "crop",
+                            ": --out-res %llu is larger than --res %llu; lower --out-res, "
+                            "or enlarge with --fit resize",
+                            (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE,
                           "--%s writes u8 images of one channel only; use --npy FILE for other images",
@@ -306,11 +306,10 @@ static enum status take_share(struct synth_job *job, const struct partition *par
 {
     struct share share = partition_share(partition, job->parameters.batch);
     if (share.total < partition->ranks)
-        return status_set(
-            STATUS_USAGE,
-            "--scaling strong: more ranks (%llu) than images (--batch %llu); start fewer ranks or "
-            "raise --batch",
-            (unsigned long long)partition->ranks, (unsigned long long)job->parameters.batch);
+        return status_value(STATUS_USAGE, "scaling", "strong",
+                            ": more ranks (%llu) than images (--batch %llu); start fewer ranks or "
+                            "raise --batch",
+                            (unsigned long long)partition->ranks, (unsigned long long)job->parameters.batch);
     job->synth.batch = share.count;
     job->synth.stride = share.total;
     job->synth.position = share.first;

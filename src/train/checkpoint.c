@@ -538,9 +538,8 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)
 {
     bool is_damaged;
     enum status status = read_file(path, checkpoint, &is_damaged);
-    return is_damaged && has_ending(path)
-               ? status_set(status, "%s; name another checkpoint of its folder", status_text())
-               : status;
+    return is_damaged && has_ending(path) ? status_append(status, "; name another checkpoint of its folder")
+                                          : status;
 }
 
 enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpoint *checkpoint, bool *found)
@@ -560,15 +559,15 @@ enum status checkpoint_read_latest(const char *folder, bool warn, struct checkpo
         checkpoint_free(checkpoint);
         if (!is_damaged)
             return status;
-        char reason[1024];
-        snprintf(reason, sizeof reason, "%s", status_text());
+        const struct failure failure = status_save(status);
         TRY(latest_before(folder, point, &point));
         if (point >= 0 && warn)
-            status_warn("%s; using the previous checkpoint", reason);
-        status_set(status,
-                   "no checkpoint in %s can be used, because all are damaged; delete them to start from the "
-                   "beginning, or name another folder. The oldest: %s",
-                   folder, reason);
+            status_warn("%s; using the previous checkpoint", failure.text);
+        (void)status_restore(&failure);
+        status_prefix(status,
+                      "no checkpoint in %s can be used, because all are damaged; delete them to start from "
+                      "the beginning, or name another folder. The oldest",
+                      folder);
     }
     return status;
 }

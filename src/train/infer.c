@@ -210,8 +210,9 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));
+    const bool batch_given = options_given(given, "batch");
     parameters->job.batch = job_limit_batch(parameters->job.batch, opened->data.sets[DATA_TEST].count,
-                                            DATA_TEST, options_given(given, "batch"));
+                                            DATA_TEST, batch_given, batch_given);
     memcpy(opened->data.scale, opened->checkpoint.scale, sizeof opened->data.scale);
     memcpy(opened->data.offset, opened->checkpoint.offset, sizeof opened->data.offset);
     TRY(rebuild(&opened->checkpoint, &opened->data, &opened->model));

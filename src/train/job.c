@@ -79,13 +79,14 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
     return NULL;
 }
 
-uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says)
+uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says, bool given)
 {
     if (batch <= most)
         return batch;
     if (says)
-        status_say("--batch %" PRIu64 " is more than the %" PRIu64 " sample%s to %s: a batch has %" PRIu64,
-                   batch, most, most == 1 ? "" : "s", part == DATA_TRAIN ? "train on" : "test with", most);
+        status_say("%s %" PRIu64 "%s is more than the %" PRIu64 " sample%s to %s: a batch has %" PRIu64,
+                   given ? "--batch" : "the default of --batch,", batch, given ? "" : ",", most,
+                   most == 1 ? "" : "s", part == DATA_TRAIN ? "train on" : "test with", most);
     return most;
 }
 

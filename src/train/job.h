@@ -87,8 +87,8 @@ void job_put_skipped(const struct data *data, struct row *row);
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
 /* Returns `batch`, but at most `most`, the number of samples that the set `part` has for a batch. If `says`
- * is set, a note says that the batch is smaller than `batch`. */
-uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says);
+ * is set, a note says that the batch is smaller than `batch`, which is the default if `given` is false. */
+uint64_t job_limit_batch(uint64_t batch, uint64_t most, enum data_part part, bool says, bool given);
 
 /* Implements largest.given() of both workloads. */
 uint64_t job_batch(const void *parameters);

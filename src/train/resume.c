@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/workload.h"
+#include "machine/comm.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -20,6 +21,8 @@ static void remedy(const char *name, const struct option_value *was, char *words
         option_value_text(was, text, sizeof text);
     if (strcmp(name, "lr") == 0)
         snprintf(words, size, "give the rate of the checkpoint as --lr, without --lr-scale");
+    else if (strcmp(name, "batch") == 0 && was && comm_size() == 1)
+        snprintf(words, size, "use --batch %s", text);
     else if (strcmp(name, "batch") == 0)
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");

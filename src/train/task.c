@@ -51,10 +51,7 @@ enum status task_build(const struct task *task, struct model *model)
                     task->classes, model);
     if (status != STATUS_USAGE)
         return status;
-    char reason[512];
-    snprintf(reason, sizeof reason, "%s", status_text());
-    return status_set(status, "%s; choose another network with train:MODEL, for example train:logreg",
-                      reason);
+    return status_append(status, "; choose another network with train:MODEL, for example train:logreg");
 }
 
 enum status task_choose(struct task *task)

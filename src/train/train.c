@@ -542,8 +542,8 @@ static enum status check_options(const struct options *given, const struct train
  * STATUS_USAGE with a remedy if the options are impossible. `all` has the global batch. */
 
 /* If the batch is larger than the training set, makes it as large as the set, and says so. */
-static enum status limit_batch(struct train_parameters *all, const struct partition *partition,
-                               const struct data *data)
+static enum status limit_batch(const struct options *given, struct train_parameters *all,
+                               const struct partition *partition, const struct data *data)
 {
     const uint64_t count = data->sets[DATA_TRAIN].count;
     const uint64_t most = count < all->repeats ? count : count - count % all->repeats;
@@ -554,7 +554,9 @@ static enum status limit_batch(struct train_parameters *all, const struct partit
                           count, partition->ranks);
     if (all->job.batch > most)
         all->reduced_batch = true;
-    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true);
+    /* With several ranks, the global batch is not the value of the option. */
+    all->job.batch = job_limit_batch(all->job.batch, most, DATA_TRAIN, true,
+                                     partition->ranks > 1 || options_given(given, "batch"));
     return STATUS_OK;
 }
 
@@ -988,8 +990,8 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
 
 /* Opens the data, the model and the initial parameters of the whole training run. Limits its batch to the
  * training set. */
-static enum status open_all(struct train_parameters *all, const struct partition *partition,
-                            struct opened *opened)
+static enum status open_all(const struct options *given, struct train_parameters *all,
+                            const struct partition *partition, struct opened *opened)
 {
     struct job_parameters job = all->job;
     if (all->largest) /* --feed constant holds one batch in memory; its size is not known yet, so hold all
@@ -997,7 +999,7 @@ static enum status open_all(struct train_parameters *all, const struct partition
         job.batch = UINT32_MAX;
     TRY(job_open_data(&job, &opened->data));
     data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
-    TRY(limit_batch(all, partition, &opened->data));
+    TRY(limit_batch(given, all, partition, &opened->data));
     TRY(check_data(all, partition, &opened->data));
     data_normalise(&opened->data, !all->raw);
     if (has_mean(all)) {
@@ -1066,7 +1068,7 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (status == STATUS_OK && partition->rank == 0)
         status = check_resumed(&all, opened);
     TRY(comm_agree(status));
-    TRY(open_all(&all, partition, opened));
+    TRY(open_all(given, &all, partition, opened));
     if (!all.job.test_size)
         data_warn_of_few(&opened->data, all.job.data);
     struct partition divided = *partition;

@@ -229,7 +229,6 @@ static enum status trainer_totals(struct trainer *trainer, struct train_totals *
 static enum status trainer_check_parameters(const struct trainer *trainer)
 {
     const struct checkpoint *now = &trainer->now;
-    char reason[1024];
     if (comm_size() == 1)
         return STATUS_OK;
     enum status status = comm_check_same(
@@ -237,10 +236,7 @@ static enum status trainer_check_parameters(const struct trainer *trainer)
         "parameters after the epoch",
         "its machine or network computes or transfers wrong values, or its CPU rounds differently; "
         "run on machines of one type, and leave out this machine if the error repeats");
-    if (status != STATUS_USAGE)
-        return status;
-    snprintf(reason, sizeof reason, "%s", status_text());
-    return status_set(STATUS_FAILED, "%s", reason); /* the options are not the cause */
+    return status == STATUS_USAGE ? STATUS_FAILED : status; /* the options are not the cause */
 }
 
 /* Pipelines only: describes the stage of this rank and its latest epoch. */
