@@ -193,7 +193,7 @@ Test(sweep, the_program_checks_all_runs_of_a_table)
     shell(TABLE "--dry-run --format csv >/dev/null");
     expect_line(2, "fdsl-bench: t.tsv, line 3: --batch: 'x'");
     shell(TABLE "--dry-run --task 1 --seed=3 --out 'a b.csv' --max-time=5 --verify");
-    expect(2, "--seed is an option of the workload");
+    expect(2, "--seed does not apply to all workloads");
     shell(TABLE "--dry-run --task 1 --out 'a b.csv' --max-time=5 --verify");
     expect(0, "task 1, line 2: fdsl-bench --variant=naive --batch=2 --out 'a b.csv' --max-time=5 --verify\n");
     shell(TABLE "--dry-run --task 1 >/dev/full");
@@ -288,7 +288,8 @@ Test(sweep, options_of_the_command_line_apply_to_every_row)
     static const struct {
         const char *options, *words;
     } faults[] = {
-        {"--batch 3", "--batch is an option of the workload"},
+        {"--batch 3", "--batch does not apply to all workloads; make it a column of the table"},
+        {"--npy x.npy", "--npy does not apply to --table, because all tasks would write the same file"},
         {"--max-time 3", "t.tsv, line 2: --max-time is given here and on the command line"},
         {"--ranks 2 --dry-run", "ranks is a column of the table"},
         {"--task 3", "--task: '3' is out of range"},
@@ -306,6 +307,15 @@ Test(sweep, options_of_the_command_line_apply_to_every_row)
     expect(2, "t.tsv, line 2: --verify is given here and on the command line; drop one of them");
     shell(TABLE "--verify --task 2");
     expect(2, "--verify is given here and on the command line");
+    put("t.tsv", HEADER TASK("8") TASK("9"));
+    put("t.tsv", "variant\nnaive\ntrain-naive\n");
+    shell(TABLE "--dry-run --out none.csv");
+    expect(2, "t.tsv, line 3: the workload is train, in line 2 it is synth, and one file of --out");
+    shell(TABLE "--samples-out none.csv");
+    expect(2, "one file of --samples-out cannot hold the rows of both");
+    cr_expect(!exists("none.csv"));
+    shell(TABLE "--dry-run --out none.csv --task 1");
+    cr_expect_eq(status, 0, "%s", out);
     put("t.tsv", HEADER TASK("8") TASK("9"));
     shell("$FDSL_BENCH --variant naive --task 1");
     expect(2, "--task works only with --table FILE");

@@ -57,13 +57,15 @@ static const struct option_spec specs[] = {
              "files of --export-data, --export-step and --save-batch"},
     {"table", "FILE", OPTION_TEXT, AT(table),
      .help =
-         "run the rows of this table, each as a command of its own: the header names options, separated by "
-         "tabs or commas; - omits an option, yes gives one without a value; lists and ranges work as here. "
-         "Other options apply to all rows. With --dry-run, check all rows and list their commands"},
+         "run the rows of this table, each like a separate command: the header names options, separated by "
+         "tabs or commas; - omits an option, yes gives one without a value; lists and ranges work as on the "
+         "command line. Each row is a task. Options that all workloads share may be added; they apply to all "
+         "tasks. With --dry-run, check all tasks and list their commands"},
     {"task", "N[:M]", OPTION_TEXT, AT(task),
-     .help = "with --table, only run number N, or runs N to M, counted from 1"},
+     .help = "with --table, run only task N, or tasks N to M, counted from 1"},
     {"scale", "N", OPTION_COUNT, AT(scale), .minimum = 1, .maximum = SETTINGS_RANKS_MAX,
-     .help = "with --table, run every row on 1, 2, 4, ... and N ranks, whatever its number of ranks is"},
+     .help = "with --table, run each case (rows that differ only in ranks and scaling) on 1, 2, 4, ... and N "
+             "ranks"},
     {"out", "FILE", OPTION_OUTPUT, AT(out),
      .help = "append the results to this CSV file: one row per variant and combination of values (train: one "
              "row per epoch). With several ranks, each result has one row per rank and one row for all ranks "
@@ -278,6 +280,16 @@ static enum status explain_elsewhere(void *context, const char *name)
         return status_set(STATUS_USAGE, "%s is a workload; its options: --workload %s --help", name, name);
     char owners[128];
     list_words(owners, sizeof owners, names, count);
+    if (count > 0 && settings->options.table_count == 1) {
+        const struct option_spec *spec = NULL;
+        for (size_t i = 0; (spec = settings_option(i)) && strcmp(spec->name, name) != 0; i++)
+            ;
+        return status_set(STATUS_USAGE,
+                          spec && spec->kind == OPTION_OUTPUT
+                              ? "--%s does not apply to --table, because all tasks would write the same file"
+                              : "--%s does not apply to all workloads; make it a column of the table",
+                          name);
+    }
     if (count > 0 && settings->unnamed)
         return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; add --workload %s", name,
                           count == 1 ? "" : "s", owners, names[0]);

@@ -562,6 +562,53 @@ static enum status check_ranks(const struct sweep *sweep, size_t number)
                       sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
 }
 
+/* Returns the value of an option in a run, or `fallback` if the run does not have the option. */
+static const char *option_value(const struct run *run, const char *name, const char *fallback)
+{
+    size_t length = strlen(name);
+    for (size_t i = 0; i < run->count; i++) {
+        const char *option = run->options[i] + 2;
+        if (strncmp(option, name, length) == 0 && option[length] == '=')
+            return option + length + 1;
+    }
+    return fallback;
+}
+
+/* Returns the workload of a run, or NULL if its options are wrong; check() then reports the error. */
+static const struct workload *workload_of(const struct sweep *sweep, const struct run *run)
+{
+    const struct variant_entry **variants = NULL;
+    size_t count = 0;
+    const char *names = option_value(run, "variant", sweep->settings->variant_names);
+    const char *workload = option_value(run, "workload", sweep->settings->workload_name);
+    bool found = names && variant_select(names, workload, &variants, &count) == STATUS_OK && count > 0;
+    const struct workload *result = found ? workload_find(variants[0]->workload) : NULL;
+    free(variants);
+    return result;
+}
+
+/* Refuses one file for the rows of several workloads, because their columns differ. */
+static enum status check_one_workload(const struct sweep *sweep, size_t first, size_t last)
+{
+    const char *option = sweep->settings->out ? "out" : sweep->settings->samples ? "samples-out" : NULL;
+    const struct workload *workload = NULL;
+    size_t line = 0;
+    for (size_t number = first; option && number <= last; number++) {
+        const struct run *run = &sweep->runs[number - 1];
+        const struct workload *other = workload_of(sweep, run);
+        if (workload && other && other != workload)
+            return refuse(
+                sweep, run->line,
+                "the workload is %s, in line %zu it is %s, and one file of --%s cannot hold the rows "
+                "of both; use one table per workload, or --task N:M with another file",
+                other->name, line, workload->name, option);
+        if (!workload)
+            line = run->line;
+        workload = workload ? workload : other;
+    }
+    return STATUS_OK;
+}
+
 /* ---- Processes ---- */
 
 /* What run_all() keeps about the process of the current run. */
@@ -779,6 +826,8 @@ enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc,
     if (status == STATUS_OK)
         status = select_runs(&sweep, &first, &last);
     bool lists = settings->list || settings->dry_run;
+    if (status == STATUS_OK && !settings->list)
+        status = check_one_workload(&sweep, first, last);
     if (status == STATUS_OK && settings->format == FORMAT_JSON && lists)
         status = status_set(STATUS_USAGE, "--table: tasks are listed as a table or as CSV; use --format csv");
     if (status == STATUS_OK && settings->format == FORMAT_JSON && first < last && !lists)
