@@ -60,7 +60,8 @@ struct source_facts {
  * --prepare parses its command line into these structs. Other callers of source_open() fill them.
  * Choices without a value are -1; other values that are 0 or NULL are not given. */
 
-/* Of `synth`. --prepare fills only the first two members, because the workload has the other options. */
+/* The values of `synth`. --prepare fills only the first two members, because the workload has the other
+ * options. */
 struct synth_values {
     const char *variant; /* NULL: omp, or naive if the build lacks omp */
     int encoding;        /* enum source_encoding */
@@ -71,20 +72,20 @@ struct synth_values {
     uint64_t batch;             /* images per run of the variant; 0: 32 */
 };
 
-/* Of `counter`. */
+/* The values of `counter`. */
 struct counter_values {
     const char *shape; /* lengths of the axes: "3,8,64,64" */
     int type;          /* enum dtype: u8, f16 or f32 */
     uint64_t seed;
 };
 
-/* Of `digits`, and of `clips`, which does not use `encoding`. */
+/* The values of `digits` and `clips`. `clips` does not use `encoding`. */
 struct generated_values {
     uint64_t seed;
     int encoding; /* enum source_encoding */
 };
 
-/* Of `idx` and `cifar`. */
+/* The values of `idx` and `cifar`. */
 struct labelled_values {
     const char *source;       /* the file; for `cifar`, several files separated by commas */
     const char *labels;       /* only for `idx`: file of the labels; NULL: its name follows from `source` */
@@ -92,7 +93,7 @@ struct labelled_values {
     const char *const *files; /* only for `cifar`: NULL-terminated list of files instead of `source` */
 };
 
-/* Of `dataset`. */
+/* The values of `dataset`. */
 struct dataset_values {
     const char *source; /* folder or URL */
     const char *image, *label, *member;

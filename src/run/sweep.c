@@ -35,7 +35,7 @@ struct sweep {
     uint64_t ranks; /* of this run of the program; 0: unknown */
     int argc;       /* the command line */
     char **argv;
-    sweep_perform *perform; /* performs a run */
+    sweep_perform *perform;
     const char *path;
     struct table table;
     struct run *runs; /* owned */
