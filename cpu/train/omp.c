@@ -465,8 +465,7 @@ static enum status omp_get(void *state, struct train_state *into)
 static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct net *net = state;
-    const struct draw_order order =
-        draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
+    const struct draw_order order = train_order(net->train, epoch);
     /* If samples are generated or augmented, the same threads do this between two steps. A parallel region
      * then covers a single step. */
     uint32_t at_once = feed_computes(&net->feed) ? 1 : count;

@@ -192,7 +192,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const struct draw_order order = train_order(train, epoch);
     const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
                                       train_generated(train, (uint32_t)share.count), share};
     TRY(check_drawn(feed));

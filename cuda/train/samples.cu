@@ -46,7 +46,7 @@ static __global__ void draw_kernel(const struct train_pick pick, const struct sh
 enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
                        uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream)
 {
-    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    struct draw_order order = train_order(train, epoch);
     uint32_t entries = train_entries(train, (uint32_t)part->count);
     batch->mix = train_mix(train, epoch, step);
     draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,

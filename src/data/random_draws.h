@@ -29,6 +29,7 @@
 #define DRAW_ERASE   0x545C0000u
 #define DRAW_NOISE   0x545D0000u
 #define DRAW_MIX     0x545E0000u /* src/train/loss.h */
+#define DRAW_LANES   0x545F0000u
 
 /* ---- Initial parameters ---- */
 
@@ -94,15 +95,22 @@ FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t
  * keys from Philox. */
 #define ORDER_ROUNDS 8
 
+/* The order of the samples in an epoch: draw_order() or draw_lanes(). */
 struct draw_order {
     uint32_t count, half_bits;
     uint32_t keys[ORDER_ROUNDS];
+
+    /* Only draw_lanes(); lanes is 0 otherwise. */
+    uint32_t lanes, window;
+    uint32_t epoch, short_at; /* short_at: index of the short block in `blocks` */
+    uint64_t seed;
+    struct permutation blocks;
 };
 
 /* The order of `count` samples in an epoch. Requires 1 <= count < 2^31. Counter: block, 0, epoch. */
 FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t count)
 {
-    struct draw_order order;
+    struct draw_order order = {0};
     order.count = count;
     order.half_bits = 1;
     while (count > UINT64_C(1) << (2 * order.half_bits))
@@ -115,6 +123,39 @@ FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t cou
     return order;
 }
 
+/* Samples per block of draw_lanes(): few enough to mix the classes of a set in class folders, and enough for
+ * long reads from a shard. */
+#define ORDER_BLOCK 256
+
+/* The order of a set that is read while it is used. Blocks of ORDER_BLOCK consecutive samples are permuted,
+ * and cut into `lanes` runs that differ by at most one sample. Within each run, windows of shuffle / lanes
+ * samples are permuted. Position p of the order is index p / lanes of lane p mod lanes. So a reader has at
+ * most `lanes` places to read at, and the order depends neither on shards nor on threads or ranks. `shuffle`
+ * is the number of samples in all windows together; 0: the order of the set. Requires 1 <= lanes, and count
+ * as for draw_order(). At most max(1, min(shuffle, count)) lanes are used. Counters: lane, window, epoch; the
+ * blocks have lane 2^32 - 1. */
+FDSL_HD uint64_t draw_lanes_seed(uint64_t seed, uint32_t epoch, uint32_t lane, uint32_t window)
+{
+    const struct philox_block block = philox(philox_key(seed), lane, window, epoch, DRAW_LANES);
+    return (uint64_t)block.word[1] << 32 | block.word[0];
+}
+
+FDSL_HD struct draw_order draw_lanes(uint64_t seed, uint32_t epoch, uint32_t count, uint32_t lanes,
+                                     uint32_t shuffle)
+{
+    const uint32_t blocks = (count - 1) / ORDER_BLOCK + 1;
+    struct draw_order order = draw_order(seed, epoch, count);
+    lanes = lanes < shuffle ? lanes : shuffle;
+    lanes = lanes < count ? lanes : count;
+    order.lanes = lanes ? lanes : 1;
+    order.window = shuffle / order.lanes;
+    order.epoch = epoch;
+    order.seed = seed;
+    order.blocks = permutation_begin(draw_lanes_seed(seed, epoch, 0xFFFFFFFFu, 0), blocks);
+    order.short_at = (uint32_t)permutation_inverse(&order.blocks, blocks - 1);
+    return order;
+}
+
 FDSL_HD uint32_t draw_mix(uint32_t word)
 {
     word = (word ^ word >> 16) * 0x85ebca6bu;
@@ -122,9 +163,42 @@ FDSL_HD uint32_t draw_mix(uint32_t word)
     return word ^ word >> 16;
 }
 
+/* Returns index `index` of a lane after the permutation of its window. */
+FDSL_HD uint32_t draw_in_window(const struct draw_order *order, uint32_t lane, uint32_t length,
+                                uint32_t index)
+{
+    const uint32_t window = index / order->window, first = window * order->window;
+    const uint32_t size = length - first < order->window ? length - first : order->window;
+    if (size < 2)
+        return index;
+    const struct permutation within =
+        permutation_begin(draw_lanes_seed(order->seed, order->epoch, lane, window), size);
+    return first + (uint32_t)permutation_at(&within, index - first);
+}
+
+FDSL_HD uint32_t draw_lanes_at(const struct draw_order *order, uint32_t position)
+{
+    if (order->window == 0)
+        return position;
+    const uint32_t lane = position % order->lanes, least = order->count / order->lanes;
+    const uint32_t longer = order->count % order->lanes; /* the first lanes have one sample more */
+    const uint32_t begin = lane * least + (lane < longer ? lane : longer);
+    const uint32_t at = begin + draw_in_window(order, lane, least + (lane < longer), position / order->lanes);
+    /* The last block of the set may be short. Where it lies in the permutation, later blocks begin earlier.
+     */
+    const uint32_t last = (uint32_t)order->blocks.count - 1, size = order->count - last * ORDER_BLOCK;
+    const uint32_t before = order->short_at * ORDER_BLOCK;
+    if (at >= before && at - before < size)
+        return last * ORDER_BLOCK + (at - before);
+    const uint32_t moved = at < before ? at : at + (ORDER_BLOCK - size);
+    return (uint32_t)permutation_at(&order->blocks, moved / ORDER_BLOCK) * ORDER_BLOCK + moved % ORDER_BLOCK;
+}
+
 /* The sample at position `index` of the order, 0 <= index < count. */
 FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 {
+    if (order->lanes)
+        return draw_lanes_at(order, index);
     uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
     do {
         uint32_t left = index >> bits, right = index & mask;

@@ -23,10 +23,11 @@ enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 
 /* The source of a step's training samples. */
 enum data_feed {
-    DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
-    DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
-    DATA_CONSTANT /* host memory: every step takes the first batch of the set, to measure the speed of
-                     training without the cost of input. The network learns nothing useful */
+    DATA_STORED,   /* host memory: all samples are generated or read when the data are opened */
+    DATA_LIVE,     /* a generator: samples are generated batch by batch during training */
+    DATA_CONSTANT, /* host memory: every step takes the first batch of the set, to measure the speed of
+                      training without the cost of input. The network learns nothing useful */
+    DATA_LOAD      /* a stream (core/stream.h): samples are read and decoded batch by batch during training */
 };
 
 /* Samples stored consecutively, each in C order (channels, depth, height, width), and one label per
@@ -68,7 +69,9 @@ struct data {
      * new samples with the same labels. The test set contains none of these samples. */
     enum data_feed feed;
     uint64_t fresh;
-    struct data_source *source; /* owned; DATA_LIVE only: the source that data_generator() uses */
+    struct data_source *source; /* owned; DATA_LIVE and DATA_LOAD only: the source of data_generator() and
+                                   data_stream() */
+    uint32_t lanes, shuffle;    /* DATA_LOAD only: the arguments of draw_lanes() */
 };
 
 /* Returns the number of samples of a set that are in memory (in `values`). */

@@ -3,7 +3,7 @@
  * scales the loss also skips steps that overflow (struct loss_scale).
  *
  * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
- * (draw_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
+ * (train_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
  * as different copies (train_pick()). The last batch of an epoch may be short, or is left out (drop_last).
  * Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted and flipped
  * (draw_move), normalised (data.h), erased (box_erase), mixed with another one (struct mix), and passed
@@ -217,6 +217,15 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
                                  uint32_t j)
 {
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
+}
+
+/* Returns the order of the training samples in an epoch. */
+static inline struct draw_order train_order(const struct train *train, uint32_t epoch)
+{
+    const struct data *data = train->data;
+    const uint32_t count = data->sets[DATA_TRAIN].count;
+    return data->feed == DATA_LOAD ? draw_lanes(train->seed, epoch, count, data->lanes, data->shuffle)
+                                   : draw_order(train->seed, epoch, count);
 }
 
 /* The samples of a step. With repeated augmentation, copy c of sample n has the number n + c * (samples of

@@ -409,7 +409,7 @@ static void step_fill(const struct train *train, struct step_parts *parts)
 static enum status step_samples(const struct train *train, struct step_parts *parts)
 {
     const struct data *data = train->data;
-    struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    struct draw_order order = train_order(train, 0);
     parts->numbers = malloc(train_entries(train, train->batch) * sizeof *parts->numbers);
     parts->inputs = malloc(train->batch * data->sample_values * sizeof *parts->inputs);
     parts->partner = malloc(data->sample_values * sizeof *parts->partner);
@@ -660,7 +660,7 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
                                  const char *folder, uint32_t *numbers, float *values, uint8_t *pixels)
 {
     const struct data *data = train->data;
-    const struct draw_order order = draw_order(train->seed, 0, data->sets[DATA_TRAIN].count);
+    const struct draw_order order = train_order(train, 0);
     const struct mix mix = train_mix(train, 0, 0);
     const uint32_t there = train_batch(train, &order, 0, numbers);
     if (count > there)

@@ -484,7 +484,7 @@ static enum status naive_steps(void *state, uint32_t epoch, uint32_t first, uint
 {
     struct naive *naive = state;
     const struct train *train = naive->train;
-    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    struct draw_order order = train_order(train, epoch);
     for (uint32_t i = 0; i < count; i++)
         TRY(make_step(naive, &order, epoch, first + i));
     return STATUS_OK;
@@ -696,7 +696,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
                                  uint32_t step, const char **layer)
 {
     const struct resources one = {.threads = 1};
-    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    struct draw_order order = train_order(train, epoch);
     void *state = NULL;
     enum status status = naive_open(train, &one, &state);
     struct naive *naive = state;

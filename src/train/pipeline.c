@@ -593,7 +593,7 @@ static void end_measuring(struct pipeline *pipeline)
 static enum status make_steps(struct pipeline *pipeline, uint32_t epoch, uint32_t first, uint32_t count)
 {
     const struct train *train = pipeline->train;
-    const struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
+    const struct draw_order order = train_order(train, epoch);
     restart_measuring(pipeline);
     for (uint32_t i = first; i < first + count; i++) {
         const struct step step = {.epoch = epoch,

@@ -1,0 +1,137 @@
+/* A stream delivers batches of samples, without end, epoch after epoch. Any source feeds any consumer: a
+ * stream is a table of functions followed by its state, so neither side knows the other. The batches are a
+ * pure function of the plan; they depend neither on the number of threads nor on their timing.
+ *
+ * The caller takes the next batch with stream_next(), uses it, and returns it with stream_release(). Between
+ * both calls, the batch does not change. The stream prepares the following batches meanwhile. After the first
+ * batch, it allocates no memory. Batches may be released in any order. Only one thread may call the functions
+ * of a stream, except stream_cancel() and stream_stats(), which any thread may call.
+ *
+ * This header is plain C and includes no CUDA header. */
+#ifndef FDSL_CORE_STREAM_H
+#define FDSL_CORE_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/batch.h"
+#include "core/portable.h"
+#include "core/status.h"
+
+FDSL_C_BEGIN
+
+#define STREAM_MASKED (-1) /* the label of a broken sample, whose values are zero */
+
+/* A batch of a stream. `samples.values`, `samples.labels` and `numbers` belong to the stream. */
+struct stream_batch {
+    struct batch samples;    /* samples.count is 0 if this rank has no sample in the step */
+    const uint32_t *numbers; /* of the samples, in host memory */
+    uint32_t masked;         /* number of broken samples among them */
+    uint64_t epoch, step;    /* the step is counted within the epoch */
+    bool last;               /* the last step of the epoch */
+    void *ready;   /* a cudaEvent_t that is recorded when the values are complete; NULL: they are complete */
+    uint32_t slot; /* for stream_release() */
+};
+
+/* The samples of every step. */
+struct stream_plan {
+    uint64_t steps;    /* per epoch, at least 1 */
+    uint32_t capacity; /* largest number of samples in a batch, at least 1 */
+
+    /* Writes the numbers of the samples of a step to `numbers`, which has room for `capacity`, and returns
+     * how many there are. A number may occur more than once. Must be a pure function. The threads of the
+     * stream call it, so it must be thread safe. */
+    uint32_t (*list)(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers);
+    const void *context; /* must outlive the stream */
+
+    /* The lists of an epoch are not known before a batch of that epoch is requested, for example because the
+     * shares of ranks change. The stream then does not prepare batches of the next epoch. */
+    bool by_epoch;
+};
+
+/* The position of a consumer: the next batch that it will take. A stream continues with the same batches
+ * after stream_seek() to a saved position, in any process and on any number of threads. */
+struct stream_position {
+    uint64_t epoch, step;
+};
+
+/* Counts since the stream was opened. */
+struct stream_stats {
+    uint64_t batches, samples, masked; /* delivered; without batches that were prepared and not taken */
+    uint64_t bytes;                    /* read from files */
+    double wait_s;                     /* time that stream_next() waited */
+    double read_s, decode_s;           /* sums over all threads */
+    double ready;                      /* mean number of finished batches at the calls of stream_next() */
+    uint64_t memory_bytes;             /* allocated for batches and by threads */
+};
+
+struct stream;
+
+struct stream_type {
+    enum status (*next)(struct stream *stream, struct stream_batch *batch);
+    enum status (*release)(struct stream *stream, const struct stream_batch *batch, void *done_event);
+    enum status (*seek)(struct stream *stream, struct stream_position to);
+    void (*stats)(struct stream *stream, struct stream_stats *stats);
+    void (*cancel)(struct stream *stream);
+    void (*close)(struct stream *stream);
+};
+
+/* The first member of each implementation's own struct. */
+struct stream {
+    const struct stream_type *type;
+    struct stream_position at; /* the next batch; kept by stream_next() and stream_seek() */
+};
+
+/* Waits until the next batch is complete (on a device: enqueued) and describes it. If a sample cannot be
+ * read, returns the failure at its step, after all earlier batches; later calls return it again.
+ * STATUS_FAILED also after stream_cancel(). */
+static inline enum status stream_next(struct stream *stream, struct stream_batch *batch)
+{
+    TRY(stream->type->next(stream, batch));
+    stream->at = batch->last ? (struct stream_position){batch->epoch + 1, 0}
+                             : (struct stream_position){batch->epoch, batch->step + 1};
+    return STATUS_OK;
+}
+
+/* Returns a batch. The stream may overwrite it after `done_event`, a recorded cudaEvent_t; NULL: now. */
+static inline enum status stream_release(struct stream *stream, const struct stream_batch *batch,
+                                         void *done_event)
+{
+    return stream->type->release(stream, batch, done_event);
+}
+
+/* Makes `to` the next batch. All batches must have been released. Discards the batches that were prepared for
+ * another position. STATUS_USAGE if the epoch does not have the step. Clears a failure. */
+static inline enum status stream_seek(struct stream *stream, struct stream_position to)
+{
+    TRY(stream->type->seek(stream, to));
+    stream->at = to;
+    return STATUS_OK;
+}
+
+static inline void stream_stats(struct stream *stream, struct stream_stats *stats)
+{
+    stream->type->stats(stream, stats);
+}
+
+/* Ends a waiting stream_next(), and makes all later calls fail, until stream_seek(). */
+static inline void stream_cancel(struct stream *stream)
+{
+    stream->type->cancel(stream);
+}
+
+/* Stops the threads and frees the stream with all its batches. On a device, all work on them must be
+ * complete. NULL is allowed. */
+static inline void stream_close(struct stream *stream)
+{
+    if (stream)
+        stream->type->close(stream);
+}
+
+/* Copies the next batch into the caller's memory and releases it. `values` has room for plan.capacity
+ * samples, stored contiguously; `labels` for as many, or is NULL. Only for streams in host memory. */
+enum status stream_fill(struct stream *stream, void *values, int32_t *labels, uint32_t *count);
+
+FDSL_C_END
+
+#endif
