@@ -18,6 +18,7 @@
  * launches can be queued. When the queue is full, a launch blocks, and all other CUDA calls wait for that
  * launch. */
 #define TRAINING_STEPS_AHEAD 8
+#define KERNELS_AHEAD        512 /* maximum number of kernels of --compute MS in flight */
 
 #define RING                 4 /* number of slots, which limits the number of host batches in flight */
 
@@ -614,16 +615,26 @@ static enum status make_streams(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
+/* Returns the maximum number of steps of --compute MS in flight: at least 2, so that a step follows another
+ * without a gap. */
+static unsigned steps_ahead(const struct product *product)
+{
+    const unsigned steps = KERNELS_AHEAD / product_kernels(product);
+    return steps < 2 ? 2 : steps < CONSUMER_STEPS_AHEAD ? steps : CONSUMER_STEPS_AHEAD;
+}
+
 static enum status make(struct cuda_consumer *self, double step_s, const struct task *task)
 {
     TRY(device_probe(self->device));
     CUDA_TRY(cudaSetDevice(self->device));
-    self->ahead = task ? TRAINING_STEPS_AHEAD : CONSUMER_STEPS_AHEAD;
+    self->ahead = TRAINING_STEPS_AHEAD;
     self->share = task ? task->share : 0;
     if (task)
         TRY(step_backend_open(self->device, task, &self->backend));
     TRY(make_streams(self));
     TRY(task ? measure_task(self, task) : measure_product(self, step_s));
+    if (!task)
+        self->ahead = steps_ahead(&self->product);
     TRY(cuda_renew(&self->consumer));
     return begin_span(self);
 }

@@ -6,16 +6,22 @@
 
 /* Multiplies float32 matrices A and B of SIDE x SIDE values. k is the index that the sums run over. A block
  * computes one tile of C from a part of the range of k, so C contains only partial sums, which are never
- * used. The parts are short, so that a block takes only some tens of microseconds. When a block ends, blocks
- * of other kernels can start, as they can between the kernels of a network. The duration of a step is set in
- * units. A wave is as many blocks as the device runs concurrently. In one unit, each block of a wave advances
- * by DEPTH along k. */
+ * used. The parts are short, so that a block takes only some tens of microseconds. The duration of a step is
+ * set in units. A wave is as many blocks as the device runs concurrently. In one unit, each block of a wave
+ * advances by DEPTH along k.
+ *
+ * A step is many kernels of a few waves each, as a step of a network is. With a single kernel, kernels of the
+ * same priority would start only after the last block of the step has started. nvJPEG's own kernels have this
+ * priority, so the JPEG engines would wait for the end of every step. */
 #define SIDE       PRODUCT_SIDE
 #define TILE       PRODUCT_TILE
 #define DEPTH      PRODUCT_DEPTH
 #define BLOCK      256 /* threads: 16 x 16; each computes 4 x 4 values of the tile */
 #define WAVE_UNITS 24  /* maximum number of units per block */
 #define TILES      (SIDE / TILE * (SIDE / TILE))
+
+#define KERNEL_WAVES 4   /* intended number of waves per kernel: 0.1 to 0.2 ms */
+#define KERNELS_MAX  128 /* per step, because a device queues only about a thousand launches */
 
 static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
 {
@@ -30,16 +36,18 @@ static enum status fill_noise(float *values, size_t count, cudaStream_t stream)
     return CUDA_LAUNCHED("fill_kernel");
 }
 
-/* Each block computes `units` units; the first `deep` blocks compute one more. */
+/* Runs the blocks of a step from number `first` on. Each block computes `units` units; the first `deep` blocks
+ * of the step compute one more. */
 static __global__ void __launch_bounds__(BLOCK)
-    product_kernel(const float *a, const float *b, float *c, unsigned units, unsigned deep)
+    product_kernel(const float *a, const float *b, float *c, unsigned first, unsigned units, unsigned deep)
 {
+    const unsigned block = first + blockIdx.x;
     __shared__ float rows[DEPTH][TILE + 4], columns[DEPTH][TILE];
-    unsigned tile = blockIdx.x % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
+    unsigned tile = block % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
     unsigned row = tile / (SIDE / TILE) * TILE, column = tile % (SIDE / TILE) * TILE;
-    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each pass over the tiles begins at another k */
+    unsigned begin = block / TILES * WAVE_UNITS; /* each pass over the tiles begins at another k */
     float sums[4][4] = {};
-    if (blockIdx.x < deep)
+    if (block < deep)
         units++;
     for (unsigned unit = 0; unit < units; unit++) {
         unsigned depth = (begin + unit) * DEPTH % SIDE;
@@ -59,14 +67,29 @@ static __global__ void __launch_bounds__(BLOCK)
             c[(size_t)(row + 4 * y + i) * SIDE + column + 4 * x + j] = sums[i][j];
 }
 
+static unsigned waves_of(const struct product *product)
+{
+    return (product->units + WAVE_UNITS - 1) / WAVE_UNITS;
+}
+
+unsigned product_kernels(const struct product *product)
+{
+    const unsigned kernels = (waves_of(product) + KERNEL_WAVES - 1) / KERNEL_WAVES;
+    return kernels < KERNELS_MAX ? kernels : KERNELS_MAX;
+}
+
 enum status product_launch(const struct product *product, cudaStream_t stream)
 {
     const size_t values = (size_t)SIDE * SIDE;
-    unsigned waves = (product->units + WAVE_UNITS - 1) / WAVE_UNITS;
-    product_kernel<<<product->wave * waves, BLOCK, 0, stream>>>(
-        product->matrices, product->matrices + values, product->matrices + 2 * values, product->units / waves,
-        product->units % waves * product->wave);
-    return CUDA_LAUNCHED("product_kernel");
+    const unsigned waves = waves_of(product), kernels = product_kernels(product);
+    for (unsigned k = 0; k < kernels; k++) {
+        const unsigned first = waves * k / kernels, end = waves * (k + 1) / kernels;
+        product_kernel<<<product->wave * (end - first), BLOCK, 0, stream>>>(
+            product->matrices, product->matrices + values, product->matrices + 2 * values,
+            product->wave * first, product->units / waves, product->units % waves * product->wave);
+        CUDA_TRY_LAUNCH("product_kernel");
+    }
+    return STATUS_OK;
 }
 
 enum status product_open(int device, cudaStream_t stream, struct product *product)

@@ -1,4 +1,4 @@
-/* The step of --compute MS: a kernel of adjustable duration that keeps the device busy as training does. */
+/* The step of --compute MS: kernels of adjustable duration that keeps the device busy as training does. */
 #ifndef FDSL_CUDA_COMMON_PRODUCT_CUH
 #define FDSL_CUDA_COMMON_PRODUCT_CUH
 
@@ -27,6 +27,9 @@ struct product {
  * after a failure; product_close() also accepts a zeroed struct. */
 enum status product_open(int device, cudaStream_t stream, struct product *product);
 void product_close(struct product *product);
+
+/* Returns the number of kernels of a step. */
+unsigned product_kernels(const struct product *product);
 
 /* Enqueues one step of product->units units. STATUS_FAILED if the launch fails. */
 enum status product_launch(const struct product *product, cudaStream_t stream);

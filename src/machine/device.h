@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "core/portable.h"
 #include "core/roofline.h"
@@ -26,6 +27,14 @@ struct device_info {
     uint64_t memory_bytes, memory_free_bytes;
     struct machine_peaks peaks; /* at the maximum clocks that the driver reports */
 };
+
+/* Gives the streams of this process 32 hardware queues instead of 8, unless the user has set their number.
+ * Streams that share a queue wait for each other: nvJPEG's own streams would wait for the training step. Must
+ * be called before CUDA is initialised. */
+static inline void device_use_all_queues(void)
+{
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 /* Returns the number of devices visible to this process (CUDA_VISIBLE_DEVICES); 0 without CUDA. */
 int device_count(void);

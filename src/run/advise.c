@@ -1420,6 +1420,7 @@ static enum status check_options(struct situation *situation, struct advise_opti
                           "to measure it on the GPU");
     TRY(format_check(options->format));
     TRY(make_out(options->out));
+    device_use_all_queues();
     TRY(compute_read(&options->compute));
     situation->resources = (struct resources){.threads = 1, .device = (int)options->device};
     enum status probed = device_probe((int)options->device);

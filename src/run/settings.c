@@ -750,6 +750,8 @@ enum status settings_read(struct settings *settings, const struct config *config
         return STATUS_OK;
     if (settings->command && !settings_informational(settings))
         return check_command(settings);
+    if (options_given(&settings->options, "compute")) /* a training step runs beside the kernels of batches */
+        device_use_all_queues();
     TRY(choose_device(settings));
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
