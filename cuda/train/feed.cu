@@ -8,6 +8,15 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 
+/* Until the host has them: */
+#ifndef DATA_MASKED
+#define DATA_MASKED UINT32_MAX
+extern "C" struct stream_plan feed_plan(const struct train *train);
+extern "C" enum status data_stream(const struct data *data, const struct stream_plan *plan, int threads,
+                                   enum status (*allocate)(size_t bytes, void **memory),
+                                   void (*deallocate)(void *memory), struct stream **stream);
+#endif
+
 /* ---- Opening ---- */
 
 static enum status open_buffer(struct feed_buffer *buffer, const struct train *train,
@@ -16,8 +25,10 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
     buffer->step = FEED_EMPTY;
     const uint32_t samples = train_generated(train, train_share_max(train));
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
-    TRY(allocate(allocations, &buffer->numbers, samples));
-    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
+    if (train->data->feed == DATA_LIVE)
+        TRY(allocate(allocations, &buffer->numbers, samples));
+    /* A host that waits for `made` sleeps, so that it leaves its processor to the threads that decode. */
+    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming | cudaEventBlockingSync));
     return CUDA_STATUS(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
 }
 
@@ -47,13 +58,34 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     return data_generator(train->data, &request, &feed->generator);
 }
 
+static enum status pin(size_t bytes, void **memory)
+{
+    return CUDA_STATUS(cudaMallocHost(memory, bytes));
+}
+
+static void unpin(void *memory)
+{
+    (void)cudaFreeHost(memory); /* nothing depends on an error here */
+}
+
+/* Opens the stream that reads the samples of this rank. Its batches are in pinned memory. */
+static enum status open_loading(struct device_feed *feed, const struct resources *resources)
+{
+    feed->plan = feed_plan(feed->train);
+    feed->full = train_share(feed->train, 0);
+    feed->numbers = static_cast<uint32_t *>(malloc(feed->plan.capacity * sizeof *feed->numbers));
+    TRY(ALLOCATED(feed->numbers, "cuda: out of memory"));
+    return data_stream(feed->train->data, &feed->plan, resources->threads, pin, unpin, &feed->loading);
+}
+
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
                              const struct resources *resources, struct allocations *allocations)
 {
+    const enum data_feed source = train->data->feed;
     *feed = {};
     feed->train = train;
     feed->stride = 1;
-    if (train->data->feed != DATA_LIVE || train->forward_only)
+    if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only)
         return STATUS_OK;
     for (struct feed_buffer &buffer : feed->buffers)
         TRY(open_buffer(&buffer, train, allocations));
@@ -62,7 +94,7 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     /* This stream has the highest priority. With the lowest priority, training steps would take just as long.
      * However, generating a batch would take most of a step, and generate_s would contain that time. */
     TRY(stream_open(&feed->stream));
-    return open_generator(feed, resources);
+    return source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources);
 }
 
 void device_feed_close(struct device_feed *feed)
@@ -71,8 +103,10 @@ void device_feed_close(struct device_feed *feed)
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
+    stream_close(feed->loading);
     (void)cudaFreeHost(feed->staging);
     free(feed->host_numbers);
+    free(feed->numbers);
     for (struct feed_timing &timing : feed->timings)
         destroy(timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end);
     for (struct feed_buffer &buffer : feed->buffers)
@@ -174,6 +208,102 @@ static enum status enqueue_draw(const struct drawn_batch *batch, const struct fe
     return generator_make(feed->generator, &listed, batch->count, buffer->samples, nullptr, feed->stream);
 }
 
+/* Enqueues the generation of the batch of a step. */
+static enum status generate(struct device_feed *feed, const struct feed_buffer *buffer, uint32_t epoch,
+                            uint32_t step, const struct share *share)
+{
+    const struct train *train = feed->train;
+    const struct draw_order order = train_order(train, epoch);
+    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
+                                      train_generated(train, (uint32_t)share->count), *share};
+    RANGE(GENERATE);
+    TRY(check_drawn(feed));
+    return batch.count > 0 ? enqueue_draw(&batch, buffer) : STATUS_OK;
+}
+
+/* ---- Loading ---- */
+
+/* Releases the batch of a buffer, if its copy has ended. With `wait`, first waits for the end of the copy. */
+static enum status return_batch(struct device_feed *feed, struct feed_buffer *buffer, bool wait)
+{
+    if (!buffer->copies)
+        return STATUS_OK;
+    const cudaError_t ended = wait ? cudaEventSynchronize(buffer->made) : cudaEventQuery(buffer->made);
+    if (ended == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* otherwise, the next check of a launch would return it */
+        return STATUS_OK;
+    }
+    TRY(cuda_status(ended, "the copy of a batch", __FILE__, __LINE__));
+    buffer->copies = false;
+    return stream_release(feed->loading, &buffer->loaded, NULL);
+}
+
+/* Makes `to` the next batch of the stream. If this rank's share has changed, the stream has prepared batches
+ * for the former share, so it prepares them again. */
+static enum status go_to(struct device_feed *feed, struct stream_position to)
+{
+    const struct stream_position at = feed->loading->at;
+    const struct share full = train_share(feed->train, 0);
+    const bool same = full.first == feed->full.first && full.count == feed->full.count;
+    if (same && at.epoch == to.epoch && at.step == to.step)
+        return STATUS_OK;
+    for (struct feed_buffer &buffer : feed->buffers)
+        TRY(return_batch(feed, &buffer, true));
+    TRY(stream_seek(feed->loading, to));
+    feed->full = full;
+    return STATUS_OK;
+}
+
+/* Fails if a batch does not have the samples of its step. With other samples, the network would learn wrong
+ * labels. */
+static enum status check_loaded(const struct device_feed *feed, struct stream_position at,
+                                const struct stream_batch *batch)
+{
+    const struct data *data = feed->train->data;
+    const struct batch *samples = &batch->samples;
+    const uint32_t count = feed->plan.list(feed->plan.context, at.epoch, at.step, feed->numbers);
+    const bool same = batch->epoch == at.epoch && batch->step == at.step && samples->count == count &&
+                      samples->stride == data_stored_bytes(data, DATA_TRAIN) && samples->type == data->type &&
+                      memcmp(batch->numbers, feed->numbers, count * sizeof *feed->numbers) == 0;
+    return same ? STATUS_OK
+                : status_set(STATUS_FAILED, "epoch %llu, step %llu: the stream delivered a wrong batch",
+                             (unsigned long long)at.epoch + 1, (unsigned long long)at.step + 1);
+}
+
+/* Enqueues setting the labels of broken samples to DATA_MASKED. Earlier steps may still read labels, but not
+ * these: their own batches would have masked them already. */
+static enum status mask_labels(const struct device_feed *feed, const struct stream_batch *batch,
+                               uint32_t *labels)
+{
+    static_assert(DATA_MASKED == UINT32_MAX, "all bytes are equal");
+    for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
+        if (batch->samples.labels[j] == STREAM_MASKED)
+            CUDA_TRY(cudaMemsetAsync(labels + train_original(feed->train->data, batch->numbers[j]), 0xff,
+                                     sizeof *labels, feed->stream));
+    return STATUS_OK;
+}
+
+/* Takes the batch of a step from the stream, and enqueues its copy into a buffer. */
+static enum status load(struct device_feed *feed, struct feed_buffer *buffer, struct stream_position at,
+                        uint32_t *labels)
+{
+    struct stream_batch *batch = &buffer->loaded;
+    const struct batch *samples = &batch->samples;
+    RANGE(GENERATE);
+    TRY(return_batch(feed, buffer, true));
+    for (struct feed_buffer &other : feed->buffers)
+        TRY(return_batch(feed, &other, false));
+    TRY(go_to(feed, at));
+    TRY(stream_next(feed->loading, batch));
+    buffer->copies = true;
+    TRY(check_loaded(feed, at, batch));
+    TRY(mask_labels(feed, batch, labels));
+    return CUDA_STATUS(cudaMemcpyAsync(buffer->samples, samples->values, samples->count * samples->stride,
+                                       cudaMemcpyHostToDevice, feed->stream));
+}
+
+/* ---- Batches ---- */
+
 /* Returns the events that time the current step, or NULL if it is not timed. */
 static struct feed_timing *current_timing(struct device_feed *feed)
 {
@@ -182,26 +312,21 @@ static struct feed_timing *current_timing(struct device_feed *feed)
                : nullptr;
 }
 
-/* Enqueues the generation of the batch of step `number` into a buffer. On the device, this work waits until
- * the buffer's previous batch has been gathered. */
+/* Enqueues the generation or the copy of the batch of step `number` into a buffer. On the device, this work
+ * waits until the buffer's previous batch has been gathered. `labels`: see mask_labels(). */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
-                        const struct feed_timing *timing)
+                        uint32_t *labels, const struct feed_timing *timing)
 {
     const struct train *train = feed->train;
-    RANGE(GENERATE);
-    uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
-    uint32_t step = (uint32_t)(number % steps);
+    const uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
+    const uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    const struct draw_order order = train_order(train, epoch);
-    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
-                                      train_generated(train, (uint32_t)share.count), share};
-    TRY(check_drawn(feed));
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    if (batch.count > 0) /* in a short last step, a rank may have no samples */
-        TRY(enqueue_draw(&batch, buffer));
+    TRY(feed->loading ? load(feed, buffer, {epoch, step}, labels)
+                      : generate(feed, buffer, epoch, step, &share));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
@@ -225,10 +350,10 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (!holds(feed, buffer, number, step)) /* e.g. at the first step, or after a jump to another step */
-        TRY(make(feed, buffer, number, nullptr));
     if (current_timing(feed))
         CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
+    if (!holds(feed, buffer, number, step)) /* DATA_LIVE: e.g. at the first step, or after a jump */
+        TRY(make(feed, buffer, number, set->labels, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
@@ -243,7 +368,8 @@ enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
     CUDA_TRY(cudaEventRecord(buffer->taken, stream));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->wait_end, stream));
-    TRY(make(feed, other, buffer->step + 1, timing));
+    if (feed->generator)
+        TRY(make(feed, other, buffer->step + 1, nullptr, timing));
     feed->timing_count += timing != nullptr;
     feed->since = (feed->since + 1) % feed->stride;
     return STATUS_OK;
@@ -262,13 +388,15 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     double wait_ms = 0, make_ms = 0;
     TRY(check_drawn(feed));
     for (uint32_t i = 0; i < feed->timing_count; i++) {
-        float one_wait_ms, one_make_ms;
+        float one_wait_ms, one_make_ms = 0;
         const struct feed_timing *timing = &feed->timings[i];
+        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
+        wait_ms += one_wait_ms;
+        if (!feed->generator)
+            continue;
         /* The generator may still be working on the batch of the next step. */
         CUDA_TRY(cudaEventSynchronize(timing->make_end));
-        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
         CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
-        wait_ms += one_wait_ms;
         make_ms += one_make_ms;
     }
     double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;

@@ -29,10 +29,33 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 
 /* ---- The loss ---- */
 
+#ifndef DATA_MASKED
+#define DATA_MASKED UINT32_MAX
+#endif
+
+#define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
+
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */
 };
+
+/* Returns the target of sample `j`, and sets `*weight` to the weight of its loss: 1, less if its label or
+ * that of its partner is masked, 0 if both are. The target of a mixture with one masked sample is the label
+ * of the other sample. */
+static __device__ __forceinline__ struct target
+weighted_target(const struct loss_plan &plan, const uint32_t *labels, uint32_t j, float *weight)
+{
+    struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
+    *weight = 1;
+    if (target.label == DATA_MASKED || target.other == DATA_MASKED) {
+        *weight = (target.label == DATA_MASKED ? 0 : plan.share) +
+                  (target.other == DATA_MASKED ? 0 : 1 - plan.share);
+        target.label = target.label == DATA_MASKED ? target.other : target.label;
+        target.share = 1;
+    }
+    return target;
+}
 
 /* Returns this lane's part of the softmax cross-entropy of a sample. Writes the gradients of the sample's
  * logits to `deltas`. Subtracting `most`, the largest logit, prevents overflow of exp(). */
@@ -83,14 +106,15 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
         best = better(best, {own[k], k});
     best = warp_best(best);
 
-    const struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
-    float factor = scale ? scale->now.scale : 1, *own_deltas = deltas + (size_t)j * plan.classes;
+    float weight, *own_deltas = deltas + (size_t)j * plan.classes;
+    const struct target target = weighted_target(plan, labels, j, &weight);
+    const float factor = scale ? scale->now.scale * weight : weight;
     float loss = KIND == LOSS_BINARY ? binary_cross_entropy(plan, own, target, factor, own_deltas)
                                      : cross_entropy(plan, own, best.logit, target, factor, own_deltas);
     loss = warp_sum(loss);
     if (lane == 0) {
-        losses[j] = loss;
-        right[j] = best.number == target.label;
+        losses[j] = weight > 0 ? loss * weight : 0;
+        right[j] = labels[j] == DATA_MASKED ? LOSS_MASKED : best.number == labels[j];
     }
 }
 
@@ -99,21 +123,24 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
                                      uint64_t step, bool scaled, struct train_totals *totals)
 {
     __shared__ double sums[BLOCK];
-    __shared__ uint32_t rights[BLOCK];
+    __shared__ uint32_t rights[BLOCK], samples[BLOCK];
     double sum = 0;
-    uint32_t correct = 0;
+    uint32_t correct = 0, counted = 0;
     for (uint32_t i = threadIdx.x; i < count; i += BLOCK) {
+        const uint32_t is = right[i];
         sum += losses[i];
-        correct += right[i];
+        correct += is == 1;
+        counted += is != LOSS_MASKED;
     }
     sums[threadIdx.x] = sum;
     rights[threadIdx.x] = correct;
-    block_sums<BLOCK>(sums, rights);
+    samples[threadIdx.x] = counted;
+    block_sums<BLOCK>(sums, rights, samples);
     if (threadIdx.x != 0)
         return;
     totals->loss += sums[0];
     totals->correct += rights[0];
-    totals->samples += count;
+    totals->samples += samples[0];
     if ((scaled ? isnan(sums[0]) : !isfinite(sums[0])) && totals->bad_step == TRAIN_FINE)
         totals->bad_step = step;
 }
