@@ -4,8 +4,9 @@
  *
  * The caller takes the next batch with stream_next(), uses it, and returns it with stream_release(). Between
  * both calls, the batch does not change. The stream prepares the following batches meanwhile. After the first
- * batch, it allocates no memory. Batches may be released in any order. Only one thread may call the functions
- * of a stream, except stream_cancel() and stream_stats(), which any thread may call.
+ * batch, it allocates no memory, except for larger images than before. Batches may be released in any order.
+ * Only one thread may call the functions of a stream, except stream_cancel() and stream_stats(), which any
+ * thread may call.
  *
  * This header is plain C and includes no CUDA header. */
 #ifndef FDSL_CORE_STREAM_H
@@ -114,7 +115,7 @@ static inline void stream_stats(struct stream *stream, struct stream_stats *stat
     stream->type->stats(stream, stats);
 }
 
-/* Ends a waiting stream_next(), and makes all later calls fail, until stream_seek(). */
+/* Ends a waiting stream_next(), and makes later calls of it fail, until stream_seek(). Returns at once. */
 static inline void stream_cancel(struct stream *stream)
 {
     stream->type->cancel(stream);
@@ -129,7 +130,8 @@ static inline void stream_close(struct stream *stream)
 }
 
 /* Copies the next batch into the caller's memory and releases it. `values` has room for plan.capacity
- * samples, stored contiguously; `labels` for as many, or is NULL. Only for streams in host memory. */
+ * samples at the batches' stride; `labels` for as many labels, or is NULL. Sets `*count` to the number of
+ * samples. STATUS_UNAVAILABLE if batches are on a device. */
 enum status stream_fill(struct stream *stream, void *values, int32_t *labels, uint32_t *count);
 
 FDSL_C_END

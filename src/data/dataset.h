@@ -22,8 +22,10 @@
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
-    const char *md5; /* from a wids index, or NULL */
-    bool global;     /* the shard may contain a global pax header, which applies to all following members */
+    uint64_t inode;      /* `inode` and `modified_ns` are set when dataset_check() opens the file */
+    int64_t modified_ns; /* time of the last modification, since the epoch of the clock */
+    const char *md5;     /* from a wids index, or NULL */
+    bool global; /* the shard may contain a global pax header, which applies to all following members */
 };
 
 struct dataset_member {

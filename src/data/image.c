@@ -293,6 +293,45 @@ enum status image_check_header(const char *extension, const uint8_t *data, size_
     return codec_named(extension)->decode ? refuse_foreign(extension, data, size) : STATUS_OK;
 }
 
+/* ---- Values ---- */
+
+enum status image_check_finite(const struct image *image)
+{
+    const uint8_t *values = image->pixels;
+    size_t count = image->type == DTYPE_F16 ? image_values(image) : 0;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, values + 2 * i, sizeof bits); /* may be unaligned in a file */
+        if ((bits & 0x7C00) == 0x7C00)
+            return status_set(STATUS_FAILED,
+                              "its value number %zu of %zu is %s; remove or correct the sample", i, count,
+                              bits & 0x03FF ? "NaN" : "infinite");
+    }
+    return STATUS_OK;
+}
+
+/* Separates the channels of RGB pixels. CPUs with FMA instructions also have byte shuffles, with which the
+ * compiler vectorises the loop. */
+FDSL_FMA_CLONES
+static void separate(const uint8_t *restrict pixels, size_t count, uint8_t *restrict red)
+{
+    uint8_t *restrict green = red + count, *restrict blue = red + 2 * count;
+    for (size_t i = 0; i < count; i++) {
+        red[i] = pixels[3 * i];
+        green[i] = pixels[3 * i + 1];
+        blue[i] = pixels[3 * i + 2];
+    }
+}
+
+void image_store(const struct image *image, uint8_t *to)
+{
+    size_t values = image_values(image);
+    if (image->interleaved && image->channels == 3)
+        separate(image->pixels, values / 3, to);
+    else
+        memcpy(to, image->pixels, values * dtype_bytes(image->type));
+}
+
 /* ---- The part of the image ---- */
 
 const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};

@@ -26,23 +26,20 @@ static enum status plain_fail(const struct plain *plain, uint64_t offset, const 
                       dataset->files[plain->file].name, (unsigned long long)offset, reason);
 }
 
-/* Opens the member's file and sets `*file_bytes` to its size. If the file is already open, does nothing. */
+/* Opens the member's file and sets `*info` to its status. If the file is already open, does nothing. */
 static enum status plain_open_file(struct plain *plain, const struct dataset_member *member,
-                                   uint64_t *file_bytes)
+                                   struct stat *info)
 {
     const struct dataset *dataset = plain->dataset;
     if (plain->fd >= 0 && plain->file == member->file)
         return STATUS_OK;
-    struct stat status_;
     if (plain->fd >= 0)
         dataset_file_close(plain->dataset, plain->fd);
     plain->file = member->file;
     tar_open(&plain->parser, dataset->files[member->file].bytes);
     TRY(dataset_file_open(dataset, member->file, 0, &plain->fd));
-    if (fstat(plain->fd, &status_) != 0 || !S_ISREG(status_.st_mode))
-        return plain_fail(plain, 0, "not a regular file");
-    *file_bytes = (uint64_t)status_.st_size;
-    return STATUS_OK;
+    return fstat(plain->fd, info) == 0 && S_ISREG(info->st_mode) ? STATUS_OK
+                                                                 : plain_fail(plain, 0, "not a regular file");
 }
 
 /* Refuses a member that is a pointer of Git LFS. `bytes` are its first `size` bytes. */
@@ -55,17 +52,20 @@ static enum status refuse_pointer(const struct plain *plain, const struct datase
                                plain->dataset->files[plain->file].name, (unsigned long long)member->offset);
 }
 
-/* If the member's file is not open yet, opens it and records its size. If there is an index, a single file
- * must have the size that the index gives. */
+/* If the member's file is not open yet, opens it and records its size, inode and time of modification. If
+ * there is an index, a single file must have the size that the index gives. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     const struct dataset *dataset = plain->dataset;
-    uint64_t file_bytes = dataset->files[member->file].bytes;
+    struct dataset_file *file = &dataset->files[member->file];
+    struct stat info;
     bool opens = plain->fd < 0 || plain->file != member->file;
-    TRY(plain_open_file(plain, member, &file_bytes));
+    TRY(plain_open_file(plain, member, &info));
     if (!opens)
         return STATUS_OK;
-    dataset->files[member->file].bytes = file_bytes;
+    const uint64_t file_bytes = file->bytes = (uint64_t)info.st_size;
+    file->inode = info.st_ino;
+    file->modified_ns = info.st_mtim.tv_sec * INT64_C(1000000000) + info.st_mtim.tv_nsec;
     if (dataset->shards)
         return STATUS_OK;
     if (member->size == UINT64_MAX)
@@ -117,7 +117,7 @@ static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes)
 {
-    uint64_t unused;
+    struct stat unused;
     TRY(plain_open_file(plain, member, &unused));
     return plain_read(plain, bytes, size, member->offset);
 }
@@ -218,7 +218,7 @@ enum status plain_member(struct plain *plain, const struct dataset_sample *sampl
                          const struct dataset_member *member, uint8_t *bytes)
 {
     const struct dataset *dataset = plain->dataset;
-    uint64_t unused;
+    struct stat unused;
     TRY(plain_open_file(plain, member, &unused));
     if (dataset->shards && dataset->indexed)
         TRY(plain_headers(plain, sample, member));

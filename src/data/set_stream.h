@@ -7,15 +7,17 @@
 #include "data/dataset.h"
 #include "data/image.h"
 
-/* A broken sample. */
+/* A broken sample: its bytes were read, but they are no image or no label, or differ from the hash in the
+ * index. With both values, a file that cannot be opened or read, or that changed after dataset_open(), ends
+ * the stream; so do images that need --out-res, because their shapes differ. */
 enum set_stream_error {
     SET_STREAM_FAIL, /* ends the stream with the file, the key and the reason */
-    SET_STREAM_MASK  /* becomes zeros with the label STREAM_MASKED; the first few are reported */
+    SET_STREAM_MASK  /* becomes zeros with the label STREAM_MASKED; the first few are reported as warnings */
 };
 
 struct set_stream_request {
     /* The samples. Sample number n of the plan is sample samples[n] of the data set; NULL: sample n. Both
-     * arrays and the data set must outlive the stream. */
+     * arrays and the data set, which dataset_open() opened, must outlive the stream. */
     const struct dataset *dataset;
     const uint32_t *samples;
     const uint32_t *labels; /* by the plan's number; NULL: the stream reads the label of each sample */
@@ -28,20 +30,31 @@ struct set_stream_request {
     enum dtype type;
 
     struct stream_plan plan;
-    int threads;    /* at least 1 */
+    struct stream_position begin; /* the first batch; zeros: the beginning */
+    int threads;                  /* at least 1 */
     uint32_t ahead; /* number of batches that are prepared before the consumer takes them, at least 1 */
+    uint32_t held;  /* number of batches that the consumer holds at a time; 0: one. It may hold more, but the
+                       stream then prepares fewer; STATUS_USAGE if it holds ahead + held batches and asks for
+                       another one */
     enum set_stream_error on_error;
+
+    /* Shards of a URL without a cache folder are held in memory: together at most this many bytes, or one
+     * shard if it is larger. 0: SET_STREAM_SHARD_BYTES. */
+    uint64_t shard_bytes;
 
     /* Allocate the memory of a batch, for example pinned memory; NULL: 64-byte aligned host memory. */
     enum status (*allocate)(size_t bytes, void **memory);
     void (*deallocate)(void *memory);
 };
 
+#define SET_STREAM_SHARD_BYTES (UINT64_C(1) << 30)
+
 FDSL_C_BEGIN
 
-/* Opens a stream at epoch 0, step 0, and starts its threads. STATUS_EXHAUSTED if memory or threads run out;
- * nothing is then left allocated. A file that is replaced, truncated or shortened while it is read is a
- * failure, never a mixture of old and new bytes. */
+/* Opens a stream, and starts its threads, which begin to prepare batches. STATUS_EXHAUSTED if memory or
+ * threads run out, STATUS_TOO_LARGE if the batches do not fit into memory, STATUS_USAGE if the fit and the
+ * shape contradict each other; nothing is then left allocated, and `*stream` is NULL. Values are in host
+ * memory: stream_release() refuses an event (STATUS_USAGE), so the caller waits for it first. */
 enum status set_stream_open(const struct set_stream_request *request, struct stream **stream);
 
 FDSL_C_END

@@ -106,23 +106,6 @@ static enum status read_label(const struct data *data, const struct source_sampl
 
 static const char *const set_names[DATA_PARTS] = {"training", "test"};
 
-/* Rejects NaN and Inf. A network cannot learn from them, and the user would blame the learning rate for the
- * bad loss. */
-static enum status check_finite(const struct image *image)
-{
-    const uint8_t *values = image->pixels;
-    size_t count = image->type == DTYPE_F16 ? image_values(image) : 0;
-    for (size_t i = 0; i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, values + 2 * i, sizeof bits); /* may be unaligned in a file */
-        if ((bits & 0x7C00) == 0x7C00)
-            return status_set(STATUS_FAILED,
-                              "its value number %zu of %zu is %s; remove or correct the sample", i, count,
-                              bits & 0x03FF ? "NaN" : "infinite");
-    }
-    return STATUS_OK;
-}
-
 /* Sets the shape of the canvases and of the samples of the network from the first canvas. */
 static enum status fit_canvas(struct data *data, const struct image *image)
 {
@@ -233,30 +216,6 @@ static enum status make_room(const struct data *data, enum data_part part, struc
     return STATUS_OK;
 }
 
-/* Separates the channels of RGB pixels. CPUs with FMA instructions also have byte shuffles, with which the
- * compiler vectorises the loop. */
-FDSL_FMA_CLONES
-static void separate(const uint8_t *restrict pixels, size_t count, uint8_t *restrict red)
-{
-    uint8_t *restrict green = red + count, *restrict blue = red + 2 * count;
-    for (size_t i = 0; i < count; i++) {
-        red[i] = pixels[3 * i];
-        green[i] = pixels[3 * i + 1];
-        blue[i] = pixels[3 * i + 2];
-    }
-}
-
-/* Copies the values of an image to `to`, in channel-first order. Interleaved images have one or three
- * channels. */
-static void copy_values(const struct image *image, uint8_t *to)
-{
-    size_t values = image_values(image);
-    if (image->interleaved && image->channels == 3)
-        separate(image->pixels, values / 3, to);
-    else
-        memcpy(to, image->pixels, values * dtype_bytes(image->type));
-}
-
 /* ---- Progress ---- */
 
 /* Prints progress if stderr is a terminal. */
@@ -299,9 +258,9 @@ static enum status store(const struct intake *batch, uint64_t i, struct image_sc
     int32_t label;
     TRY(decode(data, batch->part, &batch->samples[i], batch->numbers[i], scratch, &image));
     TRY(check_shape(data, batch->part, &image));
-    TRY(check_finite(&image));
+    TRY(image_check_finite(&image));
     TRY(read_label(data, &batch->samples[i], &label));
-    copy_values(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
+    image_store(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
     set->labels[set->count + i] = (uint32_t)label;
     return STATUS_OK;
 }
