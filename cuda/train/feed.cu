@@ -8,15 +8,6 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 
-/* Until the host has them: */
-#ifndef DATA_MASKED
-#define DATA_MASKED UINT32_MAX
-extern "C" struct stream_plan feed_plan(const struct train *train);
-extern "C" enum status data_stream(const struct data *data, const struct stream_plan *plan, int threads,
-                                   enum status (*allocate)(size_t bytes, void **memory),
-                                   void (*deallocate)(void *memory), struct stream **stream);
-#endif
-
 /* ---- Opening ---- */
 
 static enum status open_buffer(struct feed_buffer *buffer, const struct train *train,
@@ -35,6 +26,7 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
 static enum status open_timing(struct feed_timing *timing)
 {
     CUDA_TRY(cudaEventCreate(&timing->wait_begin));
+    CUDA_TRY(cudaEventCreate(&timing->arrived));
     CUDA_TRY(cudaEventCreate(&timing->wait_end));
     CUDA_TRY(cudaEventCreate(&timing->make_begin));
     return CUDA_STATUS(cudaEventCreate(&timing->make_end));
@@ -71,11 +63,10 @@ static void unpin(void *memory)
 /* Opens the stream that reads the samples of this rank. Its batches are in pinned memory. */
 static enum status open_loading(struct device_feed *feed, const struct resources *resources)
 {
-    feed->plan = feed_plan(feed->train);
-    feed->full = train_share(feed->train, 0);
-    feed->numbers = static_cast<uint32_t *>(malloc(feed->plan.capacity * sizeof *feed->numbers));
+    const uint32_t entries = train_entries(feed->train, train_share_max(feed->train));
+    feed->numbers = static_cast<uint32_t *>(malloc(entries * sizeof *feed->numbers));
     TRY(ALLOCATED(feed->numbers, "cuda: out of memory"));
-    return data_stream(feed->train->data, &feed->plan, resources->threads, pin, unpin, &feed->loading);
+    return feed_stream_open(feed->train, resources->threads, pin, unpin, &feed->loading);
 }
 
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
@@ -103,12 +94,12 @@ void device_feed_close(struct device_feed *feed)
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
-    stream_close(feed->loading);
+    feed_stream_close(&feed->loading);
     (void)cudaFreeHost(feed->staging);
     free(feed->host_numbers);
     free(feed->numbers);
     for (struct feed_timing &timing : feed->timings)
-        destroy(timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end);
+        destroy(timing.wait_begin, timing.arrived, timing.wait_end, timing.make_begin, timing.make_end);
     for (struct feed_buffer &buffer : feed->buffers)
         destroy(buffer.made, buffer.taken);
     destroy(feed->stream);
@@ -235,39 +226,7 @@ static enum status return_batch(struct device_feed *feed, struct feed_buffer *bu
     }
     TRY(cuda_status(ended, "the copy of a batch", __FILE__, __LINE__));
     buffer->copies = false;
-    return stream_release(feed->loading, &buffer->loaded, NULL);
-}
-
-/* Makes `to` the next batch of the stream. If this rank's share has changed, the stream has prepared batches
- * for the former share, so it prepares them again. */
-static enum status go_to(struct device_feed *feed, struct stream_position to)
-{
-    const struct stream_position at = feed->loading->at;
-    const struct share full = train_share(feed->train, 0);
-    const bool same = full.first == feed->full.first && full.count == feed->full.count;
-    if (same && at.epoch == to.epoch && at.step == to.step)
-        return STATUS_OK;
-    for (struct feed_buffer &buffer : feed->buffers)
-        TRY(return_batch(feed, &buffer, true));
-    TRY(stream_seek(feed->loading, to));
-    feed->full = full;
-    return STATUS_OK;
-}
-
-/* Fails if a batch does not have the samples of its step. With other samples, the network would learn wrong
- * labels. */
-static enum status check_loaded(const struct device_feed *feed, struct stream_position at,
-                                const struct stream_batch *batch)
-{
-    const struct data *data = feed->train->data;
-    const struct batch *samples = &batch->samples;
-    const uint32_t count = feed->plan.list(feed->plan.context, at.epoch, at.step, feed->numbers);
-    const bool same = batch->epoch == at.epoch && batch->step == at.step && samples->count == count &&
-                      samples->stride == data_stored_bytes(data, DATA_TRAIN) && samples->type == data->type &&
-                      memcmp(batch->numbers, feed->numbers, count * sizeof *feed->numbers) == 0;
-    return same ? STATUS_OK
-                : status_set(STATUS_FAILED, "epoch %llu, step %llu: the stream delivered a wrong batch",
-                             (unsigned long long)at.epoch + 1, (unsigned long long)at.step + 1);
+    return stream_release(feed->loading.stream, &buffer->loaded, NULL);
 }
 
 /* Enqueues setting the labels of broken samples to DATA_MASKED. Earlier steps may still read labels, but not
@@ -283,20 +242,24 @@ static enum status mask_labels(const struct device_feed *feed, const struct stre
     return STATUS_OK;
 }
 
-/* Takes the batch of a step from the stream, and enqueues its copy into a buffer. */
-static enum status load(struct device_feed *feed, struct feed_buffer *buffer, struct stream_position at,
+/* Takes the batch of a step from the stream, and enqueues its copy into a buffer. Before a jump to another
+ * step, returns all batches. */
+static enum status load(struct device_feed *feed, struct feed_buffer *buffer, uint32_t epoch, uint32_t step,
                         uint32_t *labels)
 {
+    const struct train *train = feed->train;
+    const struct draw_order order = train_order(train, epoch);
+    const uint32_t own = train_batch(train, &order, step, feed->numbers);
+    const struct stream_position at = feed->loading.stream->at;
+    const bool jumps = at.epoch != epoch || at.step != step;
     struct stream_batch *batch = &buffer->loaded;
     const struct batch *samples = &batch->samples;
-    RANGE(GENERATE);
+    RANGE(WAIT);
     TRY(return_batch(feed, buffer, true));
     for (struct feed_buffer &other : feed->buffers)
-        TRY(return_batch(feed, &other, false));
-    TRY(go_to(feed, at));
-    TRY(stream_next(feed->loading, batch));
+        TRY(return_batch(feed, &other, jumps));
+    TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own), batch));
     buffer->copies = true;
-    TRY(check_loaded(feed, at, batch));
     TRY(mask_labels(feed, batch, labels));
     return CUDA_STATUS(cudaMemcpyAsync(buffer->samples, samples->values, samples->count * samples->stride,
                                        cudaMemcpyHostToDevice, feed->stream));
@@ -304,10 +267,16 @@ static enum status load(struct device_feed *feed, struct feed_buffer *buffer, st
 
 /* ---- Batches ---- */
 
+/* Returns the maximum number of timed steps between two calls of totals(). */
+static uint32_t timings_max(const struct device_feed *feed)
+{
+    return feed->generator ? FEED_TIMINGS_LIVE : FEED_TIMINGS;
+}
+
 /* Returns the events that time the current step, or NULL if it is not timed. */
 static struct feed_timing *current_timing(struct device_feed *feed)
 {
-    return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS
+    return feed->since == feed->stride / 2 && feed->timing_count < timings_max(feed)
                ? &feed->timings[feed->timing_count]
                : nullptr;
 }
@@ -325,8 +294,8 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    TRY(feed->loading ? load(feed, buffer, {epoch, step}, labels)
-                      : generate(feed, buffer, epoch, step, &share));
+    TRY(feed->generator ? generate(feed, buffer, epoch, step, &share)
+                        : load(feed, buffer, epoch, step, labels));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
@@ -350,11 +319,14 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (current_timing(feed))
-        CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
+    const struct feed_timing *timing = current_timing(feed);
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));
     if (!holds(feed, buffer, number, step)) /* DATA_LIVE: e.g. at the first step, or after a jump */
         TRY(make(feed, buffer, number, set->labels, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->arrived, stream));
     set->values = buffer->samples;
     set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
     return STATUS_OK;
@@ -379,29 +351,40 @@ enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
 
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps)
 {
-    feed->stride = (steps + FEED_TIMINGS - 1) / FEED_TIMINGS;
+    feed->stride = (steps + timings_max(feed) - 1) / timings_max(feed);
     feed->since = 0;
+}
+
+/* Adds the milliseconds from one event to another, which has finished. */
+static enum status add_ms(cudaEvent_t begin, cudaEvent_t end, double *ms)
+{
+    float one_ms;
+    CUDA_TRY(cudaEventElapsedTime(&one_ms, begin, end));
+    *ms += one_ms;
+    return STATUS_OK;
 }
 
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals)
 {
-    double wait_ms = 0, make_ms = 0;
+    double stall_ms = 0, wait_ms = 0, make_ms = 0;
     TRY(check_drawn(feed));
     for (uint32_t i = 0; i < feed->timing_count; i++) {
-        float one_wait_ms, one_make_ms = 0;
         const struct feed_timing *timing = &feed->timings[i];
-        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
-        wait_ms += one_wait_ms;
+        TRY(add_ms(timing->wait_begin, timing->arrived, &stall_ms));
+        TRY(add_ms(timing->wait_begin, timing->wait_end, &wait_ms));
         if (!feed->generator)
             continue;
         /* The generator may still be working on the batch of the next step. */
         CUDA_TRY(cudaEventSynchronize(timing->make_end));
-        CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
-        make_ms += one_make_ms;
+        TRY(add_ms(timing->make_begin, timing->make_end, &make_ms));
     }
-    double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;
+    const double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;
     totals->data_s = wait_ms * scale;
     totals->generate_s = make_ms * scale;
     feed->timing_count = 0;
+    if (!feed->loading.stream)
+        return STATUS_OK;
+    feed_stream_totals(&feed->loading, totals);
+    totals->stall_s = stall_ms * scale;
     return STATUS_OK;
 }

@@ -28,11 +28,14 @@
 
 #include "core/generator.h"
 #include "core/stream.h"
+#include "train/feed.h"
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-/* Maximum number of timed steps between two calls of totals(). Timing every step would cost too much time. */
-#define FEED_TIMINGS 16
+/* Maximum number of timed steps between two calls of totals(), of live and of loaded samples. Timing every
+ * step would cost too much time. The times that a step waits for a stream vary more. */
+#define FEED_TIMINGS_LIVE 16
+#define FEED_TIMINGS      64
 
 /* One batch buffer. */
 struct feed_buffer {
@@ -47,19 +50,17 @@ struct feed_buffer {
     bool copies;
 };
 
-/* Events of one timed step. From wait_begin to wait_end, the step waits for its batch and gathers it. From
- * make_begin to make_end, the next batch is generated (DATA_LIVE only). */
+/* Events of one timed step. From wait_begin to arrived, the step waits for its batch; until wait_end, it
+ * gathers the batch. From make_begin to make_end, the next batch is generated (DATA_LIVE only). */
 struct feed_timing {
-    cudaEvent_t wait_begin, wait_end, make_begin, make_end;
+    cudaEvent_t wait_begin, arrived, wait_end, make_begin, make_end;
 };
 
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
-    struct stream *loading;      /* NULL: the training set is not loaded by a stream */
-    struct stream_plan plan;     /* of `loading` */
-    struct share full;           /* this rank's share of a full step when the latest batch was loaded */
-    uint32_t *numbers;           /* room for the sample numbers of a batch of `loading` */
+    struct feed_stream loading;  /* closed: the training set is not loaded */
+    uint32_t *numbers;           /* room for train_batch(); DATA_LOAD only */
     uint64_t
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
     uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
@@ -84,7 +85,7 @@ void device_feed_close(struct device_feed *feed);
 /* Returns whether the samples of a step come from this feed. */
 static inline bool device_feed_delivers(const struct device_feed *feed)
 {
-    return feed->generator || feed->loading;
+    return feed->generator || feed->loading.stream;
 }
 
 /* Sets set->values and set->held to the batch of a step. Work that is enqueued on `stream` between this call
@@ -98,11 +99,12 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
  * step's batch (DATA_LIVE only). */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* Call before enqueuing `steps` steps. Chooses at most FEED_TIMINGS of them, evenly spaced, to be timed. */
+/* Call before enqueuing `steps` steps. Chooses some of them, evenly spaced, to be timed. */
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
 /* Sets totals->data_s and totals->generate_s (0 for DATA_LOAD) for the `steps` steps since the last call.
- * Both are extrapolated from the timed steps. All training steps must have finished. */
+ * Both are extrapolated from the timed steps. With DATA_LOAD, also sets the members that feed_stream_totals()
+ * sets; stall_s is the time that the device, not the host, waited. All training steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
 /* Returns the device memory of the feed's generator in bytes. The feed's buffers are not included. */

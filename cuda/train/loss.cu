@@ -29,33 +29,12 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 
 /* ---- The loss ---- */
 
-#ifndef DATA_MASKED
-#define DATA_MASKED UINT32_MAX
-#endif
-
 #define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
 
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */
 };
-
-/* Returns the target of sample `j`, and sets `*weight` to the weight of its loss: 1, less if its label or
- * that of its partner is masked, 0 if both are. The target of a mixture with one masked sample is the label
- * of the other sample. */
-static __device__ __forceinline__ struct target
-weighted_target(const struct loss_plan &plan, const uint32_t *labels, uint32_t j, float *weight)
-{
-    struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
-    *weight = 1;
-    if (target.label == DATA_MASKED || target.other == DATA_MASKED) {
-        *weight = (target.label == DATA_MASKED ? 0 : plan.share) +
-                  (target.other == DATA_MASKED ? 0 : 1 - plan.share);
-        target.label = target.label == DATA_MASKED ? target.other : target.label;
-        target.share = 1;
-    }
-    return target;
-}
 
 /* Returns this lane's part of the softmax cross-entropy of a sample. Writes the gradients of the sample's
  * logits to `deltas`. Subtracting `most`, the largest logit, prevents overflow of exp(). */
@@ -64,6 +43,7 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
                                                       float *deltas)
 {
     const uint32_t lane = threadIdx.x % 32;
+    const float weight = target_weight(&target);
     float sum = 0, loss = 0;
     for (uint32_t k = lane; k < plan.classes; k += 32)
         sum += expf(own[k] - most);
@@ -71,7 +51,7 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
     for (uint32_t k = lane; k < plan.classes; k += 32) {
         float log_p = own[k] - most - log_sum, wanted = target_of(&target, plan.smoothing, plan.classes, k);
         loss -= wanted * log_p;
-        deltas[k] = (expf(log_p) - wanted) / (float)plan.total * factor;
+        deltas[k] = (weight * expf(log_p) - wanted) / (float)plan.total * factor;
     }
     return loss;
 }
@@ -82,9 +62,11 @@ static __device__ __forceinline__ float binary_cross_entropy(const struct loss_p
                                                              const struct target &target, float factor,
                                                              float *deltas)
 {
+    const float weight = target_weight(&target);
     float loss = 0, delta;
     for (uint32_t k = threadIdx.x % 32; k < plan.classes; k += 32) {
-        loss += loss_binary(own[k], target_of(&target, plan.smoothing, plan.classes, k), &delta);
+        const float wanted = target_of(&target, plan.smoothing, plan.classes, k);
+        loss += loss_binary_weighted(own[k], wanted, weight, &delta);
         deltas[k] = delta / ((float)plan.classes * (float)plan.total) * factor;
     }
     return loss / (float)plan.classes;
@@ -106,15 +88,19 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
         best = better(best, {own[k], k});
     best = warp_best(best);
 
-    float weight, *own_deltas = deltas + (size_t)j * plan.classes;
-    const struct target target = weighted_target(plan, labels, j, &weight);
-    const float factor = scale ? scale->now.scale * weight : weight;
-    float loss = KIND == LOSS_BINARY ? binary_cross_entropy(plan, own, target, factor, own_deltas)
-                                     : cross_entropy(plan, own, best.logit, target, factor, own_deltas);
+    const struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
+    float factor = scale ? scale->now.scale : 1, *own_deltas = deltas + (size_t)j * plan.classes, loss = 0;
+    if (target_weight(&target) == 0)
+        for (uint32_t k = lane; k < plan.classes; k += 32)
+            own_deltas[k] = 0;
+    else if (KIND == LOSS_BINARY)
+        loss = binary_cross_entropy(plan, own, target, factor, own_deltas);
+    else
+        loss = cross_entropy(plan, own, best.logit, target, factor, own_deltas);
     loss = warp_sum(loss);
     if (lane == 0) {
-        losses[j] = weight > 0 ? loss * weight : 0;
-        right[j] = labels[j] == DATA_MASKED ? LOSS_MASKED : best.number == labels[j];
+        losses[j] = loss;
+        right[j] = target.label == DATA_MASKED ? LOSS_MASKED : best.number == target.label;
     }
 }
 
