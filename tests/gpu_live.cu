@@ -349,7 +349,7 @@ static void write_array(const std::string &path, uint32_t number, uint32_t res, 
     header[7] = 0;
     header[8] = 118; /* bytes after the first ten, in two bytes */
     header[9] = 0;
-    snprintf(header + 10, sizeof header - 10, "%-117s\n", text);
+    snprintf(header + 10, sizeof header - 10, "%-117.117s\n", text);
     FILE *file = static_cast<FILE *>(must_have(fopen(path.c_str(), "wb")));
     bool written = fwrite(header, 128, 1, file) == 1;
     for (uint32_t i = 0; i < (broken ? values / 2 : values); i++)
