@@ -139,9 +139,9 @@ static void add_totals(struct net *net, uint64_t number)
     for (uint32_t j = 0; j < net->count; j++) {
         loss += net->losses[j];
         net->totals.correct += net->correct[j];
+        net->totals.samples += !train_masked(net->train, net->numbers[j]);
     }
     net->totals.loss += loss;
-    net->totals.samples += net->count;
     if (!isfinite(loss) && net->totals.bad_step == TRAIN_FINE)
         net->totals.bad_step = number;
     published_store(&net->published, &net->totals);
@@ -347,7 +347,8 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
     choose_micro(net, micro);
     net->inputs = inputs;
     if (!inputs && micro->training)
-        TRY(feed_step(&net->feed, micro->epoch, micro->numbers, micro->count));
+        TRY(feed_step(&net->feed, micro->epoch, (uint32_t)(micro->step % train_steps(net->train)),
+                      micro->numbers, micro->count));
 #pragma omp parallel num_threads(net->threads)
     {
         forward(net, micro->epoch, micro->part, micro->training);
@@ -466,12 +467,12 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
 {
     struct net *net = state;
     const struct draw_order order = train_order(net->train, epoch);
-    /* If samples are generated or augmented, the same threads do this between two steps. A parallel region
-     * then covers a single step. */
+    /* If samples are generated, read or augmented, the same threads do this between two steps. A parallel
+     * region then covers a single step. */
     uint32_t at_once = feed_computes(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
         uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);
-        enum status status = feed_step(&net->feed, epoch, net->step_numbers, own);
+        enum status status = feed_step(&net->feed, epoch, first + done, net->step_numbers, own);
         if (status != STATUS_OK)
             return add_up(net, status);
 #pragma omp parallel num_threads(net->threads)
@@ -492,9 +493,8 @@ static enum status omp_totals(void *state, struct train_totals *totals)
         totals->data_s += net->workers[i].data_s / net->threads;
         net->workers[i].data_s = 0;
     }
-    totals->generate_s = net->feed.generate_s;
-    totals->data_s += net->feed.generate_s;
-    net->feed.generate_s = 0;
+    feed_totals(&net->feed, totals);
+    totals->data_s += totals->generate_s + totals->stall_s;
     return STATUS_OK;
 }
 

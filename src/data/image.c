@@ -360,10 +360,23 @@ static uint32_t scaled(uint32_t side, uint32_t to, uint32_t from)
     return result ? (uint32_t)result : 1;
 }
 
+/* Returns the shorter side of a resized image of FIT_CENTRE. */
+static uint32_t centre_side(uint32_t res)
+{
+    return scaled(res, 256, 224);
+}
+
+/* Returns the size of an image after it is resized; FIT_CENTRE cuts the output out of it. */
 static struct output output_of(const struct image_fit *fit, uint32_t width, uint32_t height)
 {
     const uint32_t longer = width > height ? width : height, shorter = width > height ? height : width;
     const uint32_t side = fit->how == FIT_LONGEST ? longer : shorter;
+    if (fit->how == FIT_CENTRE) {
+        const uint64_t short_side = centre_side(fit->res), long_side = short_side * longer / shorter;
+        const uint32_t most = long_side < UINT32_MAX ? (uint32_t)long_side : UINT32_MAX;
+        return (struct output){width < height ? (uint32_t)short_side : most,
+                               width < height ? most : (uint32_t)short_side};
+    }
     if (fit->how != FIT_LONGEST && fit->how != FIT_SHORTEST)
         return (struct output){fit->res, fit->res};
     if (side <= fit->res)
@@ -371,7 +384,8 @@ static struct output output_of(const struct image_fit *fit, uint32_t width, uint
     return (struct output){scaled(width, fit->res, side), scaled(height, fit->res, side)};
 }
 
-/* Computes the part of an image that becomes the output. Fails if the image is too small for FIT_CROP. */
+/* Computes the part of an image that becomes the output. Fails if the image is too small for FIT_CROP, or too
+ * long for FIT_CENTRE. */
 static enum status choose_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                               uint32_t sample, struct image_box *box)
 {
@@ -380,6 +394,12 @@ static enum status choose_box(const struct image_fit *fit, uint32_t width, uint3
                           "an image of %u x %u pixels is too small for a crop of %u x %u; use --fit resize, "
                           "or lower --out-res",
                           width, height, fit->res, fit->res);
+    const struct output resized = output_of(fit, width, height);
+    if (fit->how == FIT_CENTRE && (resized.width > FIT_RES_MAX || resized.height > FIT_RES_MAX))
+        return status_set(STATUS_FAILED,
+                          "an image of %u x %u pixels is too long for a test image of random-resized-crop; "
+                          "use --fit resize, or remove the image",
+                          width, height);
     *box = image_fit_box(fit, width, height, epoch, sample);
     return STATUS_OK;
 }
@@ -408,7 +428,8 @@ static struct jpeg_window window_of(struct image_box box, const struct image_fit
 {
     struct jpeg_window window = {.denominator = 1};
     uint32_t side = box.width < box.height ? box.width : box.height;
-    while (!fit->unscaled && window.denominator < 8 && side > 2 * window.denominator * fit->res)
+    const uint32_t res = fit->how == FIT_CENTRE ? centre_side(fit->res) : fit->res;
+    while (!fit->unscaled && window.denominator < 8 && side > 2 * window.denominator * res)
         window.denominator *= 2;
     uint32_t d = window.denominator;
     window.left = (box.left + d / 2) / d;
@@ -529,14 +550,28 @@ static void make_gray(uint8_t *pixels, size_t count)
     }
 }
 
+/* Returns half of the pixels that are cut off along an axis, rounded to even if it is a half. */
+static uint32_t half_cut(uint32_t cut)
+{
+    return cut / 2 + (cut % 4 == 3);
+}
+
+/* FIT_CENTRE: moves the centre of an upright image to the beginning of `pixels`. */
+static void cut_centre(uint32_t res, struct output from, uint8_t *pixels)
+{
+    const size_t left = half_cut(from.width - res), top = half_cut(from.height - res);
+    for (uint32_t y = 0; y < res; y++)
+        memmove(pixels + (size_t)3 * y * res, pixels + 3 * ((top + y) * from.width + left), (size_t)3 * res);
+}
+
 /* Turns the resized pixels upright, and gives them the channels of the output. */
 static enum status finish(const struct image_fit *fit, const struct fitted *fitted,
                           struct image_scratch *scratch, struct image *image)
 {
-    const struct output output = fitted->output;
+    struct output output = fitted->output;
     const struct orientation turn = fitted->turn;
     const uint32_t channels = fit->channels ? fit->channels : fitted->channels;
-    const size_t count = (size_t)output.width * output.height, bytes = 3 * count + RESAMPLE_SLACK_BYTES;
+    const size_t bytes = (size_t)3 * output.width * output.height + RESAMPLE_SLACK_BYTES;
     TRY(image_room(&scratch->resized, &scratch->resized_bytes, bytes));
     resample_end(&scratch->resampler, scratch->resized);
     uint8_t *pixels = scratch->resized;
@@ -546,8 +581,12 @@ static enum status finish(const struct image_fit *fit, const struct fitted *fitt
                          turn.transpose ? output.width : output.height, 3, scratch->turned);
         pixels = scratch->turned;
     }
+    if (fit->how == FIT_CENTRE) {
+        cut_centre(fit->res, output, pixels);
+        output = (struct output){fit->res, fit->res};
+    }
     if (channels == 1)
-        make_gray(pixels, count);
+        make_gray(pixels, (size_t)output.width * output.height);
     *image = (struct image){.channels = channels,
                             .depth = 1,
                             .height = output.height,

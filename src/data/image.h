@@ -106,7 +106,11 @@ enum fit_how {
     /* Only for --prepare: the whole image, with its aspect ratio, made smaller until its longer or its
      * shorter side has `res` pixels. An image that is small enough keeps its size. */
     FIT_LONGEST,
-    FIT_SHORTEST
+    FIT_SHORTEST,
+    /* Only for test images: the image is resized with its aspect ratio until its shorter side has res * 256 /
+     * 224 pixels, rounded, and the centre is cut out. The longer side is rounded down and the position of the
+     * centre to the nearest even number if it is a half, as torchvision does. */
+    FIT_CENTRE
 };
 extern const char
     *const fit_names[]; /* option values, in enum order, NULL-terminated; not those of --prepare */
@@ -144,14 +148,16 @@ enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape 
  * a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part is still larger than the output. Gray
  * is converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G +
  * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, if the
- * member is broken, if the values of an array are not bytes, or, with FIT_CROP, if the image is smaller than
- * the output. Each thread needs its own scratch. */
+ * member is broken, if the values of an array are not bytes, with FIT_CROP, if the image is smaller than the
+ * output, or with FIT_CENTRE, if the resized image would be longer than FIT_RES_MAX pixels. Each thread needs
+ * its own scratch. */
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);
 
 /* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
- * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. */
+ * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. Not for
+ * FIT_CENTRE. */
 enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
                             size_t size, uint32_t sample, struct image_scratch *scratch, struct image *image,
                             bool *is_image, bool *same);

@@ -95,7 +95,10 @@ struct labelled_values {
 
 /* The values of `dataset`. */
 struct dataset_values {
-    const char *source; /* folder or URL */
+    const char *source;    /* folder or URL */
+    const char *option;    /* the option that names the data set, for messages; NULL: "source" or "data" */
+    const char *cache_dir; /* folder that keeps the files of a URL; NULL: none */
+    uint64_t cache_bytes;  /* maximum size of `cache_dir`; 0: unlimited */
     const char *image, *label, *member;
     uint64_t permute; /* seed of the order; 0: the order of the data set */
     uint64_t out_res, channels, quality;
@@ -116,6 +119,8 @@ struct source_request {
                        the others nor reads more than their labels */
     bool allow_empty; /* only for `dataset`: class folders may be empty, as in a small test set; with
                          `target`, with a warning */
+    bool streamed;    /* only for `dataset`: a stream will read the samples, so messages do not advise
+                         --on-error skip */
     const void *like; /* only for `dataset`: state of another open data set, or NULL. If the labels of both
                          are the numbers of class folders, both must have the same folders */
 };
@@ -226,6 +231,14 @@ struct source_reader {
  * `reader`, even after a failure. */
 enum status source_open(const char *name, const struct source_request *request, struct source_reader *reader);
 void source_close(struct source_reader *reader);
+
+struct dataset;
+struct dataset_sample;
+
+/* For the source `dataset` only: return its data set, and the sample with this number (NULL if open() left it
+ * out). Both are valid while the source is open. */
+const struct dataset *source_dataset_set(const struct source_reader *reader);
+const struct dataset_sample *source_dataset_sample(const struct source_reader *reader, uint64_t number);
 
 /* Returns the member with this extension, or NULL. */
 const struct source_member *source_member(const struct source_sample *sample, const char *extension);

@@ -60,6 +60,16 @@ static const struct dataset_sample *sample_at(const struct copy *copy, uint64_t 
     return &dataset->samples[copy->permuted ? permutation_at(&copy->order, number) : number];
 }
 
+const struct dataset *source_dataset_set(const struct source_reader *reader)
+{
+    return &((const struct copy *)reader->state)->dataset;
+}
+
+const struct dataset_sample *source_dataset_sample(const struct source_reader *reader, uint64_t number)
+{
+    return sample_at(reader->state, number);
+}
+
 static bool dataset_source_lost(const void *state, uint64_t number)
 {
     return !sample_at(state, number);
@@ -450,12 +460,16 @@ static enum status open_source(const struct source_request *request, const struc
 {
     const struct dataset_values *parameters = request->parameters;
     const struct copy *like = request->like;
-    const struct remote_options remote = {.option = request->target ? "source" : NULL};
+    const struct remote_options remote = {.option = parameters->option ? parameters->option
+                                                    : request->target  ? "source"
+                                                                       : NULL,
+                                          .cache_dir = parameters->cache_dir,
+                                          .cache_bytes = parameters->cache_bytes};
     /* infer lists a training set whose samples are not read: its shards are not read completely, either */
     const bool compare = !request->only_held || !like;
     enum status status =
         dataset_find(parameters->source, request->skip, compare, members, &remote, &copy->dataset);
-    copy->advises = !request->target && !request->skip;
+    copy->advises = !request->target && !request->skip && !request->streamed;
     if (status == STATUS_OK && like)
         status = dataset_same_classes(&copy->dataset, &like->self->dataset);
     copy->dataset.test_share = request->test_share;

@@ -20,7 +20,7 @@
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
-#define SCHEMA     7
+#define SCHEMA     8
 #define ARENAS_MIN 3         /* parameters, m, v */
 #define ARENAS_MAX 4         /* parameters, m, v, moving average of the parameters */
 #define PART_MAX   (1 << 24) /* a row has about 1 KB, and there can be one per rank */

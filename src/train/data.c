@@ -13,558 +13,15 @@
 #endif
 
 #include "core/options.h"
-#include "core/parallel.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "data/random_boxes.h"
 #include "data/dataset.h"
-#include "data/image.h"
 #include "data/members.h"
 #include "data/remote.h"
+#include "data/set_stream.h"
 #include "data/source.h"
-#include "machine/host.h"
 #include "train/data.h"
-
-#define CHUNK            256                   /* at most this many samples are requested at a time */
-#define CHUNK_BYTES      (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
-#define PROGRESS_S       0.25
-#define CLASSES_MAX      (1 << 24)
-#define SKIPS_TOLD       8 /* warnings about broken samples per set; further ones are only counted */
-#define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* maximum samples per set */
-
-/* The option that sets the size of each part. */
-static const char *const size_options[DATA_PARTS] = {"--train-size", "--test-size"};
-
-/* The samples of a source that a set takes. */
-struct data_range {
-    uint64_t first, count;
-    int held; /* 1: only samples that the source holds out; 0: only the others; -1: all */
-};
-
-/* ---- Decoding ---- */
-
-/* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
- * the option that sets the list. If the data set has one folder per class, the source adds the number of the
- * folder as the member "cls". */
-static enum status find_member(const struct source_sample *sample, const struct member_list *list,
-                               const char *option, const struct source_member **member,
-                               const struct member_rule **rule)
-{
-    const char *extensions[SOURCE_MEMBERS_MAX] = {NULL};
-    uint32_t count = (uint32_t)sample->count;
-    for (uint32_t m = 0; m < count; m++)
-        extensions[m] = sample->members[m].extension;
-    *member = NULL;
-    uint32_t found = members_find(list, extensions, count, sample->in_folder, rule);
-    if (!*rule)
-        return members_lack(list, option, extensions, count);
-    *member = found < count ? &sample->members[found] : source_member(sample, "cls");
-    return STATUS_OK;
-}
-
-/* Returns whether the training set has canvases, from which training cuts its images. */
-static bool has_canvases(const struct data *data)
-{
-    return data->fit.res && data->fit.how == FIT_RANDOM_RESIZED_CROP;
-}
-
-/* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged.
- */
-static enum status decode(const struct data *data, enum data_part part, const struct source_sample *sample,
-                          uint64_t number, struct image_scratch *scratch, struct image *image)
-{
-    const struct source_member *member;
-    const struct member_rule *rule;
-    struct image_fit fit = data->fit;
-    bool is_image;
-    if (has_canvases(data)) {
-        fit.how = FIT_RESIZE;
-        fit.res = part == DATA_TRAIN ? 0 : fit.res;
-    }
-    TRY(find_member(sample, &data->members.image, "image", &member, &rule));
-    TRY(image_fit(&fit, members_format(member->extension), member->bytes, member->size, 0, (uint32_t)number,
-                  scratch, image, &is_image));
-    if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
-        return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "its %s is neither a PNG or JPEG image nor an array of |u1 or <f2 with the axes "
-                      "(height, width), (channels, height, width) or (channels, depth, height, width); "
-                      "name another member with --image",
-                      member->extension);
-}
-
-static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)
-{
-    const struct source_member *member;
-    const struct member_rule *rule;
-    TRY(find_member(sample, &data->members.label, "label", &member, &rule));
-    TRY(members_label(rule, member->bytes, member->size, label));
-    return label_check(*label, CLASSES_MAX);
-}
-
-/* ---- Checks and memory ---- */
-
-static const char *const set_names[DATA_PARTS] = {"training", "test"};
-
-/* Sets the shape of the canvases and of the samples of the network from the first canvas. */
-static enum status fit_canvas(struct data *data, const struct image *image)
-{
-    const struct image_fit *fit = &data->fit;
-    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
-        return status_set(STATUS_USAGE, "--fit random-resized-crop needs 8-bit images with one or three "
-                                        "channels; use --fit resize, or other --data");
-    if (image->channels > fit->channels)
-        return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
-                                        "--channels 3, or --fit resize");
-    data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
-    data->type = image->type;
-    data->sample_values = data->sample_bytes = shape_values(&data->shape);
-    data->canvas = (struct shape){image->channels, 1, image->height, image->width};
-    data->canvas_bytes = image_values(image);
-    return STATUS_OK;
-}
-
-/* Sets the shape and type of both sets from the first sample that is read. */
-static enum status set_shape(struct data *data, enum data_part part, const struct image *image)
-{
-    if (part == DATA_TRAIN && has_canvases(data))
-        return fit_canvas(data, image);
-    data->shape = (struct shape){image->channels, image->depth, image->height, image->width};
-    data->type = image->type;
-    data->sample_values = image_values(image);
-    data->sample_bytes = data->sample_values * dtype_bytes(image->type);
-    return STATUS_OK;
-}
-
-/* Writes how images of different shapes get one shape. */
-static void name_remedy(const struct shape *is, const struct shape *was, char *remedy, size_t size)
-{
-    if (is->height != was->height || is->width != was->width)
-        snprintf(remedy, size,
-                 "; add --out-res PIXELS, which gives all images one size and number of channels");
-    else if (is->height == is->width)
-        snprintf(remedy, size, "; only their channels differ: add --out-res %u --channels 3 (or 1)",
-                 is->width);
-    else
-        snprintf(remedy, size, "; only their channels differ: add --out-res PIXELS --channels 3 (or 1)");
-}
-
-/* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
- * so --on-error skip does not apply; --out-res gives all images one shape. */
-static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
-{
-    const struct shape is = {image->channels, image->depth, image->height, image->width};
-    const bool canvas = part == DATA_TRAIN && has_canvases(data);
-    const struct shape *was = canvas ? &data->canvas : &data->shape;
-    char remedy[160] = "";
-    if (is.depth == 1 && data->fit.res == 0 && image->type == DTYPE_U8 && data->type == DTYPE_U8)
-        name_remedy(&is, was, remedy, sizeof remedy);
-    if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
-        return status_set(
-            STATUS_USAGE,
-            "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first sample is %s "
-            "of %ux%ux%ux%u%s",
-            dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
-            was->channels, was->depth, was->height, was->width,
-            canvas ? "; --fit random-resized-crop needs images of one size and number of channels: use "
-                     "--fit resize, or convert the files with another program"
-                   : remedy);
-    return is.channels <= DATA_CHANNELS_MAX
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
-                            DATA_CHANNELS_MAX);
-}
-
-/* The capacity of a growing set: the current and the maximum number of samples, and the option that sets the
- * maximum. */
-struct room {
-    uint64_t now, most;
-    const char *option;
-};
-
-/* Returns STATUS_TOO_LARGE if `samples` samples do not fit into memory; the message suggests lowering
- * `option`. Without this check, a system that overcommits memory may kill the program when it first writes to
- * the memory. */
-static enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option)
-{
-    char what[96], remedy[64];
-    snprintf(what, sizeof what, "%" PRIu64 " samples of %zu bytes", samples, sample_bytes);
-    snprintf(remedy, sizeof remedy, "lower %s", option);
-    return memory_check(samples * sample_bytes, what, remedy);
-}
-
-/* Makes room for `count` more samples, at most CHUNK. If `known` is true, room->most is the exact number of
- * samples, and the first call allocates all memory. */
-static enum status make_room(const struct data *data, enum data_part part, struct data_set *set,
-                             uint64_t count, bool known, struct room *room)
-{
-    const size_t bytes = data_stored_bytes(data, part);
-    if (set->count + count <= room->now)
-        return STATUS_OK;
-    uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
-    wanted = wanted < room->most ? wanted : room->most;
-    TRY(data_check_memory(wanted - room->now, bytes + sizeof *set->labels, room->option));
-    void *values = realloc(set->values, wanted * bytes);
-    if (values)
-        set->values = values;
-    uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
-    if (!labels)
-        return status_set(STATUS_EXHAUSTED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
-                          room->option);
-    set->labels = labels;
-    room->now = wanted;
-    return STATUS_OK;
-}
-
-/* ---- Progress ---- */
-
-/* Prints progress if stderr is a terminal. */
-static void show_progress(uint64_t done, uint64_t most, double *shown_s)
-{
-    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
-        return;
-    *shown_s = timer_now_s();
-    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
-    fflush(stderr);
-}
-
-static void end_progress(void)
-{
-    if (status_shows_progress())
-        fputs("\r\033[K", stderr);
-}
-
-/* ---- Adding samples, on several threads ---- */
-
-/* Samples that are read with one request and decoded at the same time. */
-struct intake {
-    struct source_reader *reader;
-    struct data *data;
-    enum data_part part;
-    uint64_t count;
-    uint64_t numbers[CHUNK]; /* of the samples in their source */
-    struct source_sample samples[CHUNK];
-    bool failed[CHUNK];
-    int threads;
-    struct image_scratch *scratch; /* of each thread */
-};
-
-/* Decodes and checks a sample, and stores it after the samples that the set already has. */
-static enum status store(const struct intake *batch, uint64_t i, struct image_scratch *scratch)
-{
-    const struct data *data = batch->data;
-    const struct data_set *set = &data->sets[batch->part];
-    struct image image;
-    int32_t label;
-    TRY(decode(data, batch->part, &batch->samples[i], batch->numbers[i], scratch, &image));
-    TRY(check_shape(data, batch->part, &image));
-    TRY(image_check_finite(&image));
-    TRY(read_label(data, &batch->samples[i], &label));
-    image_store(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
-    set->labels[set->count + i] = (uint32_t)label;
-    return STATUS_OK;
-}
-
-static void try_to_store(void *context, uint64_t i, int thread)
-{
-    struct intake *batch = context;
-    batch->failed[i] = store(batch, i, &batch->scratch[thread]) != STATUS_OK;
-}
-
-/* Prefixes an error with the sample's location, or with its number if it has none. */
-static enum status name_sample(const struct intake *batch, uint64_t i, enum status status)
-{
-    const struct source_reader *reader = batch->reader;
-    return reader->source->locate ? reader->source->locate(reader->state, batch->numbers[i], status)
-                                  : status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
-}
-
-/* Handles a failure of a sample, whose message is set and names the sample. Counts a broken sample as skipped
- * if the reader skips such samples; otherwise returns `status`. */
-static enum status skip(const struct intake *batch, enum status status)
-{
-    struct data_set *set = &batch->data->sets[batch->part];
-    if (status != STATUS_FAILED)
-        return status;
-    if (!batch->reader->skip)
-        return batch->reader->source->locate ? dataset_advise_skip(status) : status;
-    end_progress();
-    if (set->skipped++ < SKIPS_TOLD)
-        status_warn("skipped in the %s set: %s", set_names[batch->part], status_text());
-    return STATUS_OK;
-}
-
-/* Reads the samples that are in batch->numbers. Removes skipped samples from the batch. */
-static enum status read_batch(struct intake *batch)
-{
-    const struct source_reader *reader = batch->reader;
-    uint64_t kept = 0;
-    if (!reader->skip)
-        return source_make_listed(reader->source, reader->state, batch->numbers, batch->count,
-                                  batch->samples);
-    for (uint64_t i = 0; i < batch->count; i++) {
-        struct source_sample *sample = &batch->samples[kept];
-        enum status status = source_make(reader->source, reader->state, batch->numbers[i], 1, sample);
-        batch->numbers[kept] = batch->numbers[i];
-        if (status == STATUS_OK)
-            kept++;
-        else
-            source_sample_free(sample);
-        if (status != STATUS_OK)
-            TRY(skip(batch, status));
-    }
-    batch->count = kept;
-    return STATUS_OK;
-}
-
-/* Sets the shape of both sets from the first sample of the batch. */
-static enum status take_shape(const struct intake *batch)
-{
-    struct image image;
-    enum status status =
-        decode(batch->data, batch->part, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
-    if (status == STATUS_OK)
-        status = set_shape(batch->data, batch->part, &image);
-    return status == STATUS_OK ? STATUS_OK : skip(batch, name_sample(batch, 0, status));
-}
-
-/* Removes the first sample from the batch. */
-static void remove_first(struct intake *batch)
-{
-    source_sample_free(&batch->samples[0]);
-    batch->count--;
-    memmove(batch->samples, batch->samples + 1, batch->count * sizeof *batch->samples);
-    memmove(batch->numbers, batch->numbers + 1, batch->count * sizeof *batch->numbers);
-    batch->samples[batch->count] = (struct source_sample){0};
-}
-
-/* Moves a sample that was stored at index `from` of the batch to index `to` <= `from`. */
-static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
-{
-    const struct data_set *set = &batch->data->sets[batch->part];
-    const size_t bytes = data_stored_bytes(batch->data, batch->part);
-    uint8_t *values = (uint8_t *)set->values + set->count * bytes;
-    if (to == from)
-        return;
-    memcpy(values + to * bytes, values + from * bytes, bytes);
-    set->labels[set->count + to] = set->labels[set->count + from];
-}
-
-/* Adds all samples of a batch to their set, except for skipped ones. Error messages are per thread. The
- * calling thread therefore decodes each failed sample again, to set its own message. */
-static enum status add_batch(struct intake *batch, bool known, struct room *room)
-{
-    struct data *data = batch->data;
-    struct data_set *set = &data->sets[batch->part];
-    uint32_t kept = 0;
-    while (data->sample_values == 0 && batch->count > 0) {
-        TRY(take_shape(batch));
-        batch->scratch->jpeg_warnings = 0; /* store() decodes this sample again */
-        if (data->sample_values == 0)
-            remove_first(batch);
-    }
-    if (batch->count == 0)
-        return STATUS_OK;
-    enum status status = make_room(data, batch->part, set, batch->count, known, room);
-    if (status != STATUS_OK)
-        return name_sample(batch, 0, status);
-    parallel_for(batch->threads, batch->count, try_to_store, batch);
-    for (uint64_t i = 0; i < batch->count; i++) {
-        status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
-        if (status == STATUS_OK)
-            move_sample(batch, kept++, i);
-        else
-            TRY(skip(batch, name_sample(batch, i, status)));
-    }
-    set->count += kept;
-    return STATUS_OK;
-}
-
-/* ---- Choosing samples ---- */
-
-/* Returns the number of samples per request. The limits keep the buffer small compared with the set. */
-static uint64_t chunk_of(const struct source_reader *reader)
-{
-    uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
-    return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
-}
-
-static bool is_in(const struct source_reader *reader, struct data_range range, uint64_t number)
-{
-    const uint8_t *held = reader->facts.held;
-    return range.held < 0 || (held && held[number]) == range.held;
-}
-
-/* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
- * second of every class, and so on. Sets `chosen` to 1 for these samples. `turns` has one element per sample
- * of the range. `counts` has CLASSES_MAX zeros, and `sizes` has range.count + 1 zeros. */
-static enum status take_in_turn(const struct source_reader *reader, struct data_range range, uint64_t limit,
-                                uint32_t *turns, uint32_t *counts, uint32_t *sizes, uint8_t *chosen)
-{
-    uint32_t last = 0; /* the first turn that is not taken completely */
-    uint64_t asked = range.first;
-    for (uint64_t i = 0; i < range.count; i++) {
-        source_ask(reader->source, reader->state, &asked, range.first + range.count);
-        turns[i] = UINT32_MAX;
-        if (!is_in(reader, range, range.first + i))
-            continue;
-        uint64_t label = reader->source->label(reader->state, range.first + i);
-        if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
-            return STATUS_FAILED;
-        if (label > INT32_MAX)
-            continue; /* a sample that is lost, or whose label cannot be read, has no turn */
-        TRY(label_check((int32_t)label, CLASSES_MAX));
-        sizes[turns[i] = counts[label]++]++;
-    }
-    for (; sizes[last] && sizes[last] <= limit; last++)
-        limit -= sizes[last];
-    for (uint64_t i = 0; i < range.count; i++)
-        chosen[i] = turns[i] < last || (turns[i] == last && limit > 0 && limit-- > 0);
-    return STATUS_OK;
-}
-
-/* If the data set has one folder per class, and the set gets only some of its samples, chooses samples of all
- * classes. `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees
- * it. */
-static enum status choose(const struct source_reader *reader, struct data_range range, uint64_t limit,
-                          uint8_t **chosen)
-{
-    *chosen = NULL;
-    if (!reader->facts.class_folders || limit >= range.count)
-        return STATUS_OK;
-    FREED uint32_t *turns = calloc(range.count, sizeof *turns), *counts = calloc(CLASSES_MAX, sizeof *counts);
-    FREED uint32_t *sizes = calloc(range.count + 1, sizeof *sizes);
-    *chosen = calloc(range.count, 1);
-    TRY(ALLOCATED(turns && counts && sizes && *chosen, "out of memory to choose samples"));
-    return take_in_turn(reader, range, limit, turns, counts, sizes, *chosen);
-}
-
-/* ---- Filling a set ---- */
-
-/* Returns whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or
- * is NULL. */
-static bool takes(const struct source_reader *reader, struct data_range range, const uint8_t *chosen,
-                  uint64_t at)
-{
-    return (!chosen || chosen[at]) && is_in(reader, range, range.first + at);
-}
-
-/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number,
- * which includes `*lost`, the number of samples that opening left out. */
-static uint64_t next_numbers(const struct source_reader *reader, struct data_range range,
-                             const uint8_t *chosen, uint64_t most, uint64_t *at, uint64_t numbers[CHUNK],
-                             uint32_t *lost)
-{
-    uint64_t count = 0;
-    *lost = 0;
-    for (; *at < range.count && count < most; ++*at) {
-        const uint64_t number = range.first + *at;
-        if (!takes(reader, range, chosen, *at))
-            continue;
-        if (reader->source->lost && reader->source->lost(reader->state, number))
-            ++*lost;
-        else
-            numbers[count - *lost] = number;
-        count++;
-    }
-    return count;
-}
-
-/* How far samples were requested in advance: `count` of the first `at` samples of the range. */
-struct ahead {
-    uint64_t at, count;
-};
-
-/* Requests the samples that the set takes next, until `limit` samples are requested or the source accepts no
- * more requests. */
-static void ask_ahead(struct source_reader *reader, struct data_range range, const uint8_t *chosen,
-                      uint64_t limit, struct ahead *ahead)
-{
-    for (; reader->source->ask && ahead->at < range.count && ahead->count < limit; ahead->at++) {
-        if (!takes(reader, range, chosen, ahead->at))
-            continue;
-        if (!reader->source->ask(reader->state, range.first + ahead->at))
-            return;
-        ahead->count++;
-    }
-}
-
-/* Implements data_fill(). Skipped samples count towards `limit`, so a broken sample does not change which
- * other samples are taken. */
-static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct intake *batch)
-{
-    struct data_set *set = &batch->data->sets[batch->part];
-    struct source_reader *reader = batch->reader;
-    struct room room = {0, limit < range.count ? limit : range.count, size_options[batch->part]};
-    uint64_t chunk = chunk_of(reader), taken = 0;
-    double shown_s = timer_now_s();
-    struct ahead ahead = {0, 0};
-    enum status status = STATUS_OK;
-    for (uint64_t at = 0; status == STATUS_OK && at < range.count && taken < limit;) {
-        uint64_t left = limit - taken;
-        ask_ahead(reader, range, chosen, limit, &ahead);
-        uint32_t lost;
-        batch->count =
-            next_numbers(reader, range, chosen, left < chunk ? left : chunk, &at, batch->numbers, &lost);
-        taken += batch->count;
-        batch->count -= lost;
-        set->skipped += lost;
-        if (batch->count == 0)
-            continue;
-        status = read_batch(batch);
-        if (status == STATUS_OK)
-            status = add_batch(batch, range.held < 0, &room);
-        for (uint64_t i = 0; i < COUNT_OF(batch->samples); i++)
-            source_sample_free(&batch->samples[i]);
-        show_progress(set->count, room.most, &shown_s);
-    }
-    end_progress();
-    return status;
-}
-
-/* Reports the warnings of libjpeg that were accepted. Such files have all their pixels. */
-static void tell_warnings(const struct image_scratch *scratch, int threads, enum data_part part)
-{
-    uint64_t warnings = 0;
-    for (int i = 0; i < threads; i++)
-        warnings += scratch[i].jpeg_warnings;
-    if (warnings > 0)
-        status_warn("the %s set: accepted %" PRIu64 " warning%s of libjpeg that %s no lost data",
-                    set_names[part], warnings, warnings == 1 ? "" : "s", warnings == 1 ? "means" : "mean");
-}
-
-/* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. range.count = 0
- * means all samples of the source. For class folders, chooses `limit` samples by taking the classes in turn,
- * and adds them in the order of the source. The first sample of `data` sets the shape and the type. `threads`
- * threads decode. STATUS_FAILED, with the sample's location, if a sample is broken. If the reader skips
- * broken samples, it leaves them out, and `skipped` of the set counts them. STATUS_USAGE if a sample differs
- * from the first, or if the set does not fit into memory. */
-static enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
-                             int threads, struct data *data, enum data_part part)
-{
-    threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
-    limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
-    range.count = range.count ? range.count : reader->facts.samples;
-    FREED struct intake *batch = calloc(1, sizeof *batch);
-    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
-    FREED uint8_t *chosen = NULL;
-    enum status status = ALLOCATED(batch && scratch, "out of memory to read samples");
-    if (status == STATUS_OK)
-        status = choose(reader, range, limit, &chosen);
-    if (status == STATUS_OK) {
-        batch->reader = reader;
-        batch->data = data;
-        batch->part = part;
-        batch->threads = threads;
-        batch->scratch = scratch;
-        status = fill(range, limit, chosen, batch);
-    }
-    if (status == STATUS_OK)
-        tell_warnings(scratch, threads, part);
-    for (int i = 0; scratch && i < threads; i++)
-        image_scratch_close(&scratch[i]);
-    return status;
-}
+#include "train/data_fill.h"
 
 /* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
  * of generated samples names --data; an error of files names the file. */
@@ -588,15 +45,22 @@ static enum status data_read(const struct data_request *request, const char *sou
 #define DIGITS        10 /* number of classes */
 #define CLIPS         8
 
-/* A source that stays open to generate samples during training. */
+/* A source that stays open to generate or read samples during training. */
 struct data_source {
     struct source_reader reader;
+    /* DATA_LOAD only: of each training sample, and then of its copies (data_stream_request.copies), its index
+     * in the data set, and its label, which is never DATA_MASKED. */
+    uint32_t *samples, *labels;
+    uint32_t copies;
 };
 
 static void close_source(struct data *data)
 {
-    if (data->source)
+    if (data->source) {
         source_close(&data->source->reader);
+        free(data->source->samples);
+        free(data->source->labels);
+    }
     free(data->source);
     data->source = NULL;
 }
@@ -818,6 +282,10 @@ static enum status open_readers(const struct data_request *request, const char *
 {
     for (int part = DATA_PARTS; part-- > 0;) {
         const struct dataset_values values = {.source = paths[part],
+                                              .option = part == DATA_TEST && request->test_name ? "test-data"
+                                                                                                : "data",
+                                              .cache_dir = request->cache_dir,
+                                              .cache_bytes = request->cache_bytes,
                                               .image = request->image ? request->image : MEMBERS_IMAGE,
                                               .label = request->label ? request->label : MEMBERS_LABEL,
                                               .fit = -1,
@@ -828,6 +296,7 @@ static enum status open_readers(const struct data_request *request, const char *
                                             .test_share = paths[DATA_TEST] ? 0 : share_of(request),
                                             .only_held = part == DATA_TRAIN && request->test_only,
                                             .allow_empty = part == DATA_TEST,
+                                            .streamed = part == DATA_TRAIN && request->feed == DATA_LOAD,
                                             .like = part == DATA_TRAIN ? readers[DATA_TEST].state : NULL};
         if (paths[part])
             TRY(source_open("dataset", &with, &readers[part]));
@@ -851,6 +320,122 @@ static void tell_skipped(const struct data_request *request, const struct source
                     uncounted ? ", and an unknown number more" : "");
 }
 
+/* ---- Samples that are read during training ---- */
+
+/* Sets the labels of the training set, and what data_stream() needs, from the list of its samples. */
+static enum status take_list(const struct data_list *list, const struct source_reader *reader,
+                             struct data *data)
+{
+    struct data_source *source = data->source;
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    const size_t bytes = (list->count + (size_t)1) * sizeof *list->labels;
+    source->copies = 1;
+    source->samples = malloc(bytes);
+    source->labels = malloc(bytes);
+    set->labels = malloc(bytes);
+    TRY(ALLOCATED(source->samples && source->labels && set->labels, "out of memory for the labels"));
+    for (uint32_t i = 0; i < list->count; i++)
+        source->samples[i] =
+            (uint32_t)(source_dataset_sample(reader, list->numbers[i]) - source_dataset_set(reader)->samples);
+    memcpy(source->labels, list->labels, list->count * sizeof *list->labels);
+    memcpy(set->labels, list->labels, list->count * sizeof *list->labels);
+    set->count = list->count;
+    return STATUS_OK;
+}
+
+/* Lists the samples of the training set, and reads those that are measured. Moves the reader to
+ * data->source. */
+static enum status list_training_set(const struct data_request *request, struct source_reader *reader,
+                                     struct data *data)
+{
+    struct data_list list = {0};
+    const struct data_range range = {0, 0, data->split ? 0 : -1};
+    data->source = calloc(1, sizeof *data->source);
+    TRY(ALLOCATED(data->source, "out of memory"));
+    enum status status = data_list_samples(reader, range, limit_of(request, DATA_TRAIN), &list);
+    if (status == STATUS_OK)
+        status = take_list(&list, reader, data);
+    if (status == STATUS_OK) {
+        const struct data_set set = data->sets[DATA_TRAIN];
+        data->sets[DATA_TRAIN] = (struct data_set){0};
+        status = data_measure(reader, &list, request->resources.threads, data);
+        data->sets[DATA_TRAIN] = set;
+    }
+    free(list.numbers);
+    free(list.labels);
+    return status;
+}
+
+enum status data_stream(const struct data *data, const struct data_stream_request *request,
+                        struct stream **stream)
+{
+    struct data_source *source = data->source;
+    const uint32_t count = data->sets[DATA_TRAIN].count;
+    if (request->copies > source->copies) {
+        const size_t bytes = (size_t)request->copies * count * sizeof *source->samples;
+        uint32_t *samples = realloc(source->samples, bytes);
+        source->samples = samples ? samples : source->samples;
+        uint32_t *labels = realloc(source->labels, bytes);
+        source->labels = labels ? labels : source->labels;
+        TRY(ALLOCATED(samples && labels, "out of memory for the copies of samples; lower --repeats"));
+        for (size_t i = count; i < (size_t)request->copies * count; i++) {
+            samples[i] = samples[i - count];
+            labels[i] = labels[i - count];
+        }
+        source->copies = request->copies;
+    }
+    struct set_stream_request with = {.dataset = source_dataset_set(&source->reader),
+                                      .samples = source->samples,
+                                      .labels = source->labels,
+                                      .fit = data->fit,
+                                      .channels = data->shape.channels,
+                                      .depth = data->shape.depth,
+                                      .height = data->shape.height,
+                                      .width = data->shape.width,
+                                      .type = data->type,
+                                      .plan = request->plan,
+                                      .threads = request->threads,
+                                      .ahead = data->ahead,
+                                      .on_error = data->masks ? SET_STREAM_MASK : SET_STREAM_FAIL,
+                                      .allocate = request->allocate,
+                                      .deallocate = request->deallocate};
+    with.fit.seed = request->seed;
+    return set_stream_open(&with, stream);
+}
+
+uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count)
+{
+    const uint32_t samples = data->sets[DATA_TRAIN].count;
+    uint32_t masked = 0;
+    if (!data->masks)
+        return 0;
+    /* Two copies of a sample have one label: if one copy is masked, both are. */
+    for (uint32_t j = 0; j < batch->samples.count; j++)
+        data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = data->source->labels[batch->numbers[j]];
+    for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
+        if (batch->samples.labels[j] == STREAM_MASKED) {
+            data->sets[DATA_TRAIN].labels[batch->numbers[j] % samples] = DATA_MASKED;
+            masked += j < count;
+        }
+    return masked;
+}
+
+/* ---- Data sets ---- */
+
+/* Reads a part of the data, or with DATA_LOAD lists its training samples. The reader of a data set that is
+ * divided reads both parts. */
+static enum status read_part(const struct data_request *request, struct source_reader readers[DATA_PARTS],
+                             enum data_part part, struct data *data)
+{
+    struct source_reader *reader = &readers[data->split ? DATA_TRAIN : part];
+    if (part == DATA_TRAIN && data->feed == DATA_LOAD)
+        return list_training_set(request, reader, data);
+    struct source_reader tolerant = *reader;
+    tolerant.skip |= data->masks;
+    return data_fill(&tolerant, (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
+                     limit_of(request, part), request->resources.threads, data, part);
+}
+
 /* Reads both sets from two data sets, or divides one. */
 static enum status read_datasets(const struct data_request *request, const char *const paths[DATA_PARTS],
                                  struct data *data)
@@ -859,11 +444,13 @@ static enum status read_datasets(const struct data_request *request, const char 
     enum status status = open_readers(request, paths, readers);
     data->split = !paths[DATA_TEST];
     for (int part = first_part(request); status == STATUS_OK && part < DATA_PARTS; part++)
-        status = data_fill(&readers[data->split ? DATA_TRAIN : part],
-                           (struct data_range){0, 0, data->split ? part == DATA_TEST : -1},
-                           limit_of(request, part), request->resources.threads, data, (enum data_part)part);
+        status = read_part(request, readers, (enum data_part)part, data);
     if (status == STATUS_OK)
         tell_skipped(request, readers, data);
+    if (status == STATUS_OK && data->source) { /* the streams read from it */
+        data->source->reader = readers[DATA_TRAIN];
+        readers[DATA_TRAIN] = (struct source_reader){0};
+    }
     for (int part = 0; part < DATA_PARTS; part++)
         source_close(&readers[part]);
     return status;
@@ -923,6 +510,12 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
     bool tests = part_there(request->name, tested, test) || (learn && part_there(request->name, vals, test));
     if (learn != tests && is_class(request->name, learn ? train : test))
         learn = tests = false;
+    const char *const whole = request->url ? request->url : request->name;
+    if (request->test_name && (learn || tests))
+        return status_set(STATUS_USAGE,
+                          "--data %s: with --test-data, all of it is trained on, but it has the folder %s; "
+                          "drop --test-data, or name the folder of the training set",
+                          request->name, learn ? train : test);
     const char *found = learn != tests ? strrchr(learn ? train : test, '/') + 1 : NULL;
     if (learn != tests)
         return status_set(
@@ -932,8 +525,8 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
             "class, read a "
             "copy by --prepare --from dataset, which takes all folders as classes",
             request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
-    const char *const two[DATA_PARTS] = {train, test}, *const one[DATA_PARTS] = {
-                                                           request->url ? request->url : request->name, NULL};
+    const char *const two[DATA_PARTS] = {train, test};
+    const char *const one[DATA_PARTS] = {whole, request->test_url ? request->test_url : request->test_name};
     return read_datasets(request, learn ? two : one, data);
 }
 
@@ -968,6 +561,22 @@ static enum status check_classes(const struct data *data, const char *name, uint
                                                  data->classes, name, classes);
 }
 
+/* Checks options that need a data set, for data that are none. `kind` says what the data are. */
+static enum status check_no_data_set(const struct data_request *request, const char *kind, const char *feed)
+{
+    if (request->feed == DATA_LOAD)
+        return status_set(
+            STATUS_USAGE,
+            "--feed load reads class folders and tar shards, but --data %s has %s; use --feed %s",
+            request->name, kind, feed);
+    return !request->test_name
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--test-data is for class folders and tar shards, but --data %s has %s, with a "
+                            "test set of their own; drop --test-data",
+                            request->name, kind);
+}
+
 /* Opens both sets. Chooses their source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
@@ -979,6 +588,10 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
         return status_set(STATUS_USAGE, "--feed live works only with --data synth; use --feed stored");
+    if (digit || clip || synth)
+        TRY(check_no_data_set(request, "generated samples", synth ? "live" : "stored"));
+    if (idx || cifar)
+        TRY(check_no_data_set(request, idx ? "files of MNIST" : "files of CIFAR-10", "stored"));
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;
@@ -1019,7 +632,7 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(
                 STATUS_USAGE,
                 "%s %" PRIu64 ": there are only %" PRIu32 " samples%s; give at most this number",
-                size_options[part], wanted, set->count + set->skipped,
+                data_size_options[part], wanted, set->count + set->skipped,
                 data->split && part == DATA_TEST ? ", the part of the set that is held out (--test-share)"
                                                  : "");
     }
@@ -1045,11 +658,31 @@ static enum status count_classes(const struct data_request *request, struct data
                             request->name, largest, data->classes, largest + 1);
 }
 
+#ifdef HAVE_XXHASH
+/* Returns a hash of the samples of the training set that a stream reads, without reading them. */
+static uint64_t hash_listed(const struct data *data)
+{
+    const struct dataset *dataset = source_dataset_set(&data->source->reader);
+    uint64_t hash = 0;
+    for (uint32_t i = 0; i < data->sets[DATA_TRAIN].count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[data->source->samples[i]];
+        const uint64_t words[] = {sample->key_hash, sample->edges, sample->bytes};
+        hash = XXH3_64bits_withSeed(words, sizeof words, hash);
+    }
+    return hash;
+}
+#endif
+
 static void identify(struct data *data)
 {
 #ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
+        if (part == DATA_TRAIN && data->feed == DATA_LOAD && data->source) {
+            data->hashes[part] =
+                XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash_listed(data));
+            continue;
+        }
         uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
                                                        data_stored_bytes(data, (enum data_part)part));
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
@@ -1069,7 +702,7 @@ static enum status claim_all(const struct data_request *request, struct data *da
         const bool stored = part == DATA_TEST || data->feed == DATA_STORED;
         TRY(data_check_memory(count,
                               stored ? data_stored_bytes(data, (enum data_part)part) : sizeof(uint32_t),
-                              size_options[part]));
+                              data_size_options[part]));
         data->sets[part].count = (uint32_t)count;
     }
     return STATUS_OK;
@@ -1078,16 +711,24 @@ static enum status claim_all(const struct data_request *request, struct data *da
 enum status data_open(const struct data_request *request, struct data *data)
 {
     double begin_s = timer_now_s();
-    *data = (struct data){.feed = request->feed == DATA_CONSTANT ? DATA_CONSTANT : DATA_STORED};
-    data->fit = request->fit;
+    *data = (struct data){.feed = request->feed == DATA_CONSTANT || request->feed == DATA_LOAD
+                                      ? (enum data_feed)request->feed
+                                      : DATA_STORED,
+                          .fit = request->fit,
+                          .centre = request->centre || request->feed == DATA_LOAD,
+                          .masks = request->mask,
+                          .lanes = request->lanes,
+                          .shuffle = request->shuffle,
+                          .ahead = request->ahead};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
     const bool described = request->describe && data_is_generated(request->name);
     if (request->test_share > 0 && !data->split)
-        return status_set(STATUS_USAGE,
-                          "--test-share: --data %s has a test set of its own, so nothing is held out; drop "
-                          "--test-share",
-                          request->name);
+        return status_set(STATUS_USAGE, "--test-share: %s %s %s; drop --test-share",
+                          request->test_name ? "--test-data" : "--data",
+                          request->test_name ? request->test_name : request->name,
+                          request->test_name ? "is the test set, so nothing is held out"
+                                             : "has a test set of its own, so nothing is held out");
     if (!described)
         TRY(check_sets(request, data));
     TRY(count_classes(request, data));

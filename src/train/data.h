@@ -11,6 +11,7 @@
 #include "core/generator.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "core/stream.h"
 #include "core/variant.h"
 #include "data/random_draws.h"
 #include "data/image.h"
@@ -30,6 +31,10 @@ enum data_feed {
     DATA_LOAD      /* a stream (core/stream.h): samples are read and decoded batch by batch during training */
 };
 
+/* The label of a broken sample in the steps that cannot read it (DATA_LOAD with request->mask). Its weight in
+ * the loss is 0. */
+#define DATA_MASKED UINT32_MAX
+
 /* Samples stored consecutively, each in C order (channels, depth, height, width), and one label per
  * sample. */
 struct data_set {
@@ -45,7 +50,9 @@ struct data {
     uint32_t classes;
     struct image_fit fit;   /* how images are resized; fit.res is 0 if they keep their size. With
                                FIT_RANDOM_RESIZED_CROP, training samples are stored whole, and cropped again in
-                               every epoch (train/augment.h); test samples are resized */
+                               every epoch (train/augment.h); test samples are resized. With DATA_LOAD, the
+                               stream crops them */
+    bool centre;            /* test samples are fitted by FIT_CENTRE if `fit` is FIT_RANDOM_RESIZED_CROP */
     struct shape canvas;    /* shape of the stored training samples, if it differs from `shape` */
     size_t canvas_bytes;    /* bytes of a stored training sample; 0 if it has the shape `shape` */
     struct members members; /* which members of a sample are its image and its label */
@@ -61,7 +68,9 @@ struct data {
     /* The first `held` training samples are in memory. Scale, offset and hash are computed from the first
      * `measured` training samples (for synth, at most DATA_MEASURED). In both members, 0 means all. */
     uint32_t held, measured;
-    uint64_t hashes[DATA_PARTS]; /* per set: hash of its measured samples and all its labels */
+    uint64_t hashes[DATA_PARTS]; /* per set: hash of its measured samples and all its labels; with DATA_LOAD,
+                                    of the training set: hash of the keys, the sizes, the first and last bytes
+                                    and the labels of all samples */
     double opening_s;            /* duration of data_open() */
 
     /* The source of training samples. With DATA_LIVE, sample n of epoch e, counted from 0, is the generator's
@@ -72,11 +81,20 @@ struct data {
     struct data_source *source; /* owned; DATA_LIVE and DATA_LOAD only: the source of data_generator() and
                                    data_stream() */
     uint32_t lanes, shuffle;    /* DATA_LOAD only: the arguments of draw_lanes() */
+
+    /* DATA_LOAD only. No training sample is in memory: sets[DATA_TRAIN].values is NULL. */
+    uint32_t ahead; /* batches that a stream prepares in advance */
+    bool masks;     /* broken training samples become zeros with the label DATA_MASKED */
+    struct data_sums {
+        double values, squares; /* of the values and their squares */
+    } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
 };
 
 /* Returns the number of samples of a set that are in memory (in `values`). */
 static inline uint32_t data_held(const struct data *data, enum data_part part)
 {
+    if (part == DATA_TRAIN && data->feed == DATA_LOAD)
+        return 0;
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
@@ -125,14 +143,17 @@ FDSL_C_BEGIN
 /* The source of the training set and of the test set. "digits", "clips" and "synth" are generated. Any other
  * name is a URL of tar shards, or a folder: MNIST's four IDX files, CIFAR-10's binary files, two data sets
  * (train, test), or one data set. A single data set is divided: a share of the samples of each class becomes
- * the test set (hold_out() in data/dataset.c). */
+ * the test set (hold_out() in data/dataset.c), unless `test_name` names the test set. */
 struct data_request {
     const char *name;
-    const char *url;                /* of the data set, if `name` shows it without its secrets; or NULL */
-    const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
-    uint64_t train_size, test_size; /* number of samples to use: the first ones (from class folders, the
-                                       first of every class); 0: all, or, for generated data,
-                                       DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    const char *url;                  /* of the data set, if `name` shows it without its secrets; or NULL */
+    const char *test_name, *test_url; /* data set of the test set, as `name` and `url`; NULL: see above */
+    const char *cache_dir;            /* folder that keeps the shards of a URL; NULL: none */
+    uint64_t cache_bytes;             /* maximum size of `cache_dir`; 0: unlimited */
+    const char *image, *label;        /* members of a sample (data/members.h); NULL: the defaults */
+    uint64_t train_size, test_size;   /* number of samples to use: the first ones (from class folders, the
+                                         first of every class); 0: all, or, for generated data,
+                                         DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     double test_share;    /* share of a single data set that is held out for testing, above 0 and below 1;
                              0: DATA_TEST_SHARE. STATUS_USAGE if the data have a test set of their own */
     uint64_t classes;     /* number of classes; 0: 8 (clips), largest label + 1 (data sets) or 10 (others) */
@@ -143,9 +164,13 @@ struct data_request {
     int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
     bool fresh;           /* live samples differ between epochs */
     bool skip;            /* leave out broken samples of data sets, with a warning */
-    bool test_only;       /* read only the test set; the training set stays empty */
-    bool describe;        /* generate only the first sample of each generated set; data_open() then sets the
-                             numbers of samples as if all were there */
+    bool mask;   /* DATA_LOAD only: mask broken training samples, and leave out broken test samples */
+    bool centre; /* fit test images by FIT_CENTRE if `fit` is FIT_RANDOM_RESIZED_CROP; implied by
+                    DATA_LOAD */
+    uint32_t lanes, shuffle, ahead; /* DATA_LOAD only: as in struct data */
+    bool test_only;                 /* read only the test set; the training set stays empty */
+    bool describe; /* generate only the first sample of each generated set; data_open() then sets the
+                      numbers of samples as if all were there */
     struct resources resources;
 };
 
@@ -172,6 +197,10 @@ void data_warn_of_classes(const struct data *data, const char *name, bool whole)
  * name of the data set in the request. For generated data there is no warning. */
 void data_warn_of_few(const struct data *data, const char *name);
 
+/* Adds the values of channel `channel` of a sample in memory, and their squares, to `sums`. Sums of bytes are
+ * exact, up to 2^53. */
+void data_add_sums(const struct data *data, const void *sample, uint32_t channel, struct data_sums *sums);
+
 /* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
@@ -189,6 +218,27 @@ const void *data_sample(const struct data *data, enum data_part part, uint32_t s
  * augment_image() computed from it. Pass (struct draw_move){0} for test samples, which are not augmented.
  * Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
+
+struct data_stream_request {
+    struct stream_plan plan; /* its numbers are those of training samples, or of their copies */
+    uint64_t seed;           /* of the random crops */
+    uint32_t copies;         /* copies of each sample, at least 1: copy c of sample n has the number
+                                n + c * (samples of the set), and its own crop */
+    int threads;             /* that read and decode, at least 1 */
+    /* As in struct set_stream_request; NULL: host memory. */
+    enum status (*allocate)(size_t bytes, void **memory);
+    void (*deallocate)(void *memory);
+};
+
+/* Opens a stream of training samples of the shape data->shape. data->feed must be DATA_LOAD. `data` must
+ * outlive the stream, which the caller closes. Several streams of the same data may be open, with the same
+ * number of copies. Not thread safe. */
+enum status data_stream(const struct data *data, const struct data_stream_request *request,
+                        struct stream **stream);
+
+/* Sets the labels of the samples in a batch of a stream to their values, or to DATA_MASKED if the samples are
+ * masked. Returns the number of masked samples among the first `count` of the batch. */
+uint32_t data_take_labels(const struct data *data, const struct stream_batch *batch, uint32_t count);
 
 /* Creates a generator of the training samples. data->feed must be DATA_LIVE. `data` must outlive the
  * generator, which the caller closes. */

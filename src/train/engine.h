@@ -5,13 +5,14 @@
  * Step i of epoch e takes the samples at indices i * n to (i + 1) * n - 1 of the epoch's permutation
  * (train_order()), where n is batch / augment.repeats. Each sample occurs in the step augment.repeats times,
  * as different copies (train_pick()). The last batch of an epoch may be short, or is left out (drop_last).
- * Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted and flipped
- * (draw_move), normalised (data.h), erased (box_erase), mixed with another one (struct mix), and passed
- * forward with dropout (draw_dropout). The loss is softmax cross-entropy, -sum t log p for probabilities p
- * and the target t (loss.h), or the mean of loss_binary() over the classes. Gradients are those of the mean
- * loss of the batch. If their norm is too large, optimizer_clip() scales them down. optimizer_step() then
- * updates every parameter; it counts steps over all epochs. optimizer_average() updates the moving average of
- * the parameters, if there is one.
+ * Samples come from any source (enum data_feed). A sample that a stream cannot read (DATA_MASKED) keeps its
+ * place in the step, but has weight 0: it changes neither loss nor gradients, and is not counted. Each sample
+ * is augmented (augment.h), shifted and flipped (draw_move), normalised (data.h), erased (box_erase), mixed
+ * with another one (struct mix), and passed forward with dropout (draw_dropout). The loss is softmax
+ * cross-entropy, -sum t log p for probabilities p and the target t (loss.h), or the mean of loss_binary()
+ * over the classes. Gradients are those of the mean loss of the batch. If their norm is too large,
+ * optimizer_clip() scales them down. optimizer_step() then updates every parameter; it counts steps over all
+ * epochs. optimizer_average() updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
@@ -103,7 +104,7 @@ enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS
 /* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
  * memory; samples are stored consecutively, each in C order. */
 struct stage_functions {
-    bool live; /* supports DATA_LIVE */
+    bool live; /* supports DATA_LIVE; no stage supports DATA_LOAD */
 
     /* Runs the forward pass of a micro-batch. `inputs` is NULL in the first stage, which gathers the samples
      * itself. `outputs` receives the activations of the last layer. In training, the last stage adds the loss
@@ -338,6 +339,12 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return (uint32_t)share.count;
 }
 
+/* Returns whether a training sample is masked in the step that was read last. */
+static inline bool train_masked(const struct train *train, uint32_t number)
+{
+    return train->data->sets[DATA_TRAIN].labels[train_original(train->data, number)] == DATA_MASKED;
+}
+
 /* Returns the target of the sample at index `j` of the `count` samples in `numbers`, which train_batch()
  * wrote. If a step has several parts, the list is still that of the whole step, because the partners follow
  * all samples of this rank. */
@@ -403,16 +410,31 @@ static inline void train_state_free(struct train_state *state)
 
 /* Sums over this rank's samples of the steps since the last call of totals(). */
 struct train_totals {
-    double loss;      /* sum of the losses of the samples, before the update of their step */
-    uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
-    uint64_t samples;
+    double loss;       /* sum of the losses of the samples, before the update of their step */
+    uint64_t correct;  /* samples classified correctly, with dropout, before the update of their step */
+    uint64_t samples;  /* without masked samples */
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
     double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
     uint64_t normed;   /* number of summands in `norms`: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
+    /* DATA_LOAD only, set by feed_stream_totals(): */
+    uint64_t masked;          /* broken samples of this rank; not counted in `samples` */
+    uint64_t delivered;       /* sum of train_number_hash() of this rank's samples, modulo 2^64 */
+    uint64_t read_bytes;      /* read from files, also for later steps */
+    double stall_s, decode_s; /* seconds of waiting for the stream; seconds of decoding, of all threads */
 };
+
+/* Returns a hash of the number of a sample. Sums of these hashes show whether an epoch has each sample once.
+ */
+static inline uint64_t train_number_hash(uint32_t number)
+{
+    uint64_t hash = number + UINT64_C(0x9E3779B97F4A7C15);
+    hash = (hash ^ hash >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    hash = (hash ^ hash >> 27) * UINT64_C(0x94D049BB133111EB);
+    return hash ^ hash >> 31;
+}
 
 /* Sums over the steps since the last call of totals(), possibly slightly out of date. The fields may come
  * from different steps. */

@@ -39,31 +39,36 @@ static void add_bytes(const uint8_t *bytes, size_t count, uint64_t *sum, uint64_
     }
 }
 
-/* Computes mean and variance of a channel over the first data_measured() stored training samples. The sums
- * of halves are in double. A canvas of one channel counts for all channels. */
+void data_add_sums(const struct data *data, const void *sample, uint32_t channel, struct data_sums *sums)
+{
+    const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
+    const size_t plane = shape_values(stored) / stored->channels;
+    uint64_t byte_sum = 0, byte_squares = 0;
+    if (data->type == DTYPE_U8)
+        add_bytes((const uint8_t *)sample + channel * plane, plane, &byte_sum, &byte_squares);
+    for (size_t i = 0; data->type != DTYPE_U8 && i < plane; i++) {
+        double value = data_value(data->type, sample, channel * plane + i);
+        sums->values += value;
+        sums->squares += value * value;
+    }
+    sums->values += (double)byte_sum;
+    sums->squares += (double)byte_squares;
+}
+
+/* Computes mean and variance of a channel over the measured training samples: the first ones, or with
+ * DATA_LOAD those that data_open() has measured. A canvas of one channel counts for all channels. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
     const struct shape *stored = data->canvas_bytes ? &data->canvas : &data->shape;
-    size_t plane = shape_values(stored) / stored->channels;
+    const uint32_t samples = data_measured(data, DATA_TRAIN);
+    const double count = (double)(shape_values(stored) / stored->channels) * samples;
+    struct data_sums sums = data->feed == DATA_LOAD ? data->sums[channel] : (struct data_sums){0, 0};
     if (channel >= stored->channels)
         channel = 0;
-    uint32_t samples = data_measured(data, DATA_TRAIN);
-    uint64_t byte_sum = 0, byte_squares = 0;
-    double sum = 0, squares = 0, count = (double)plane * samples;
-    for (uint32_t n = 0; n < samples; n++) {
-        const void *sample = data_sample(data, DATA_TRAIN, n);
-        if (data->type == DTYPE_U8)
-            add_bytes((const uint8_t *)sample + channel * plane, plane, &byte_sum, &byte_squares);
-        for (size_t i = 0; data->type != DTYPE_U8 && i < plane; i++) {
-            double value = data_value(data->type, sample, channel * plane + i);
-            sum += value;
-            squares += value * value;
-        }
-    }
-    sum += (double)byte_sum;
-    squares += (double)byte_squares;
-    *mean = sum / count;
-    *variance = squares / count - *mean * *mean;
+    for (uint32_t n = 0; data->feed != DATA_LOAD && n < samples; n++)
+        data_add_sums(data, data_sample(data, DATA_TRAIN, n), channel, &sums);
+    *mean = sums.values / count;
+    *variance = sums.squares / count - *mean * *mean;
 }
 
 void data_normalise(struct data *data, bool on)
@@ -178,6 +183,93 @@ void mix_samples(const struct mix *mix, const struct shape *shape, const float *
                 *values = mix_value(mix, y, x, *values, *partner++);
 }
 
+/* ---- The stream of a rank ---- */
+
+/* Implements stream_plan.list. */
+static uint32_t list_step(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const struct train *train = context;
+    const struct draw_order order = train_order(train, (uint32_t)epoch);
+    const struct share share = train_share(train, (uint32_t)step);
+    const struct train_pick pick = train_pick(train, &order, (uint32_t)step);
+    const uint32_t count = train_generated(train, (uint32_t)share.count);
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = train_picked(&pick, train_entry(&share, i));
+    return count;
+}
+
+enum status feed_stream_open(const struct train *train, int threads,
+                             enum status (*allocate)(size_t bytes, void **memory),
+                             void (*deallocate)(void *memory), struct feed_stream *feed)
+{
+    const struct data_stream_request request = {
+        .plan = {.steps = train_steps(train),
+                 .capacity = train_generated(train, train_share_max(train)),
+                 .list = list_step,
+                 .context = train,
+                 .by_epoch = train->shares != NULL},
+        .seed = train->seed,
+        .copies = train->augment.repeats ? train->augment.repeats : 1,
+        .threads = threads > 1 ? threads : 1,
+        .allocate = allocate,
+        .deallocate = deallocate};
+    *feed = (struct feed_stream){.train = train};
+    return data_stream(train->data, &request, &feed->stream);
+}
+
+void feed_stream_close(struct feed_stream *feed)
+{
+    stream_close(feed->stream);
+    *feed = (struct feed_stream){0};
+}
+
+/* Checks that a batch has exactly these samples. Otherwise, the network would learn wrong labels. */
+static enum status check_batch(const struct stream_batch *batch, uint32_t epoch, uint32_t step,
+                               const uint32_t *numbers, uint32_t count, size_t sample_bytes)
+{
+    const bool same = batch->epoch == epoch && batch->step == step && batch->samples.count == count &&
+                      (count == 0 || (batch->samples.stride == sample_bytes &&
+                                      memcmp(batch->numbers, numbers, count * sizeof *numbers) == 0));
+    return same ? STATUS_OK
+                : status_set(STATUS_FAILED,
+                             "epoch %u, step %u: the stream delivered other samples than "
+                             "those of the step",
+                             epoch + 1, step + 1);
+}
+
+enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                             uint32_t count, struct stream_batch *batch)
+{
+    const struct train *train = feed->train;
+    const struct stream_position *at = &feed->stream->at;
+    const uint32_t own = (uint32_t)train_share(train, step).count;
+    if (at->epoch != epoch || at->step != step)
+        TRY(stream_seek(feed->stream, (struct stream_position){epoch, step}));
+    TRY(stream_next(feed->stream, batch));
+    enum status status = check_batch(batch, epoch, step, numbers, count, train->data->sample_bytes);
+    if (status != STATUS_OK) {
+        stream_release(feed->stream, batch, NULL);
+        return status;
+    }
+    feed->masked += data_take_labels(train->data, batch, own);
+    for (uint32_t j = 0; j < own; j++)
+        feed->delivered += train_number_hash(batch->numbers[j]);
+    return STATUS_OK;
+}
+
+void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals)
+{
+    struct stream_stats now;
+    stream_stats(feed->stream, &now);
+    totals->masked = feed->masked;
+    totals->delivered = feed->delivered;
+    totals->read_bytes = now.bytes - feed->before.bytes;
+    totals->stall_s = now.wait_s - feed->before.wait_s;
+    totals->decode_s = now.decode_s - feed->before.decode_s;
+    feed->before = now;
+    feed->masked = feed->delivered = 0;
+}
+
 /* ---- The feed of an engine on the CPU ---- */
 
 static enum status open_augment(const struct train *train, int threads, struct feed *feed)
@@ -198,13 +290,16 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     *feed = (struct feed){.train = train};
     if (augment_computes(&train->augment) && !train->forward_only)
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
+    if (train->data->feed == DATA_LOAD && !train->forward_only)
+        return feed_stream_open(train, resources->threads, NULL, NULL, &feed->stream);
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
     const struct generator_request request = {.resources = *resources,
                                               .batch = train_generated(train, train_share_max(train))};
     feed->numbers = malloc(request.batch * sizeof *feed->numbers);
-    feed->samples = malloc(request.batch * data_stored_bytes(train->data, DATA_TRAIN));
-    TRY(ALLOCATED(feed->numbers && feed->samples, "out of memory for a batch of %u samples; lower --batch",
+    feed->room = malloc(request.batch * data_stored_bytes(train->data, DATA_TRAIN));
+    feed->samples = feed->room;
+    TRY(ALLOCATED(feed->numbers && feed->room, "out of memory for a batch of %u samples; lower --batch",
                   train_share_max(train)));
     return data_generator(train->data, &request, &feed->generator);
 }
@@ -212,8 +307,9 @@ enum status feed_open(const struct train *train, const struct resources *resourc
 void feed_close(struct feed *feed)
 {
     generator_close(feed->generator);
+    feed_stream_close(&feed->stream);
     free(feed->numbers);
-    free(feed->samples);
+    free(feed->room);
     for (int i = 0; feed->scratch && i < feed->threads; i++)
         augment_scratch_close(&feed->scratch[i]);
     free(feed->scratch);
@@ -230,7 +326,7 @@ static enum status generate(struct feed *feed, uint32_t epoch, const uint32_t *n
     for (uint32_t j = 0; j < count; j++)
         feed->numbers[j] = data_number(data->fresh, epoch, train_original(data, numbers[j]));
     const struct generator_numbers listed = {.list = feed->numbers};
-    enum status status = generator_make(feed->generator, &listed, count, feed->samples, NULL, NULL);
+    enum status status = generator_make(feed->generator, &listed, count, feed->room, NULL, NULL);
     feed->generate_s += timer_now_s() - begin_s;
     return status;
 }
@@ -251,11 +347,37 @@ static void compute_images(const struct feed *feed, uint32_t epoch, const uint32
     }
 }
 
-enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
+/* Takes the batch of a step from the stream, after the batch of the previous step is returned. */
+static enum status take_batch(struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                              uint32_t count)
 {
+    struct feed_stream *stream = &feed->stream;
+    RANGE(GATHER);
+    if (feed->held)
+        TRY(stream_release(stream->stream, &feed->batch, NULL));
+    feed->held = false;
+    TRY(feed_stream_next(stream, epoch, step, numbers, count, &feed->batch));
+    feed->held = true;
+    feed->samples = feed->batch.samples.values;
+    return STATUS_OK;
+}
+
+void feed_totals(struct feed *feed, struct train_totals *totals)
+{
+    totals->generate_s = feed->generate_s;
+    feed->generate_s = 0;
+    if (feed->stream.stream)
+        feed_stream_totals(&feed->stream, totals);
+}
+
+enum status feed_step(struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                      uint32_t count)
+{
+    count = train_generated(feed->train, count);
+    if (feed->stream.stream) /* also if this rank has no sample in the step */
+        TRY(take_batch(feed, epoch, step, numbers, count));
     if (count == 0)
         return STATUS_OK;
-    count = train_generated(feed->train, count);
     if (feed->generator)
         TRY(generate(feed, epoch, numbers, count));
     if (feed->images)
@@ -288,6 +410,11 @@ uint64_t feed_memory_bytes(const struct feed *feed)
     const struct train *train = feed->train;
     const uint64_t images = feed->images ? train_generated(train, train_share_max(train)) : 0;
     uint64_t bytes = images * train->data->sample_bytes;
+    if (feed->stream.stream) {
+        struct stream_stats stats;
+        stream_stats(feed->stream.stream, &stats);
+        bytes += stats.memory_bytes;
+    }
     if (feed->generator)
         bytes += train_generated(train, train_share_max(train)) *
                      (data_stored_bytes(train->data, DATA_TRAIN) + sizeof *feed->numbers) +

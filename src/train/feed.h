@@ -5,45 +5,89 @@
 #include "train/augment.h"
 #include "train/engine.h"
 
+/* ---- The stream of a rank (DATA_LOAD), also for engines on a device ---- */
+
+/* A zeroed struct is a closed stream. */
+struct feed_stream {
+    const struct train *train;
+    struct stream *stream;      /* NULL: closed */
+    struct stream_stats before; /* at the latest call of feed_stream_totals() */
+    uint64_t masked, delivered; /* since then, as in struct train_totals */
+};
+
+FDSL_C_BEGIN
+
+/* Opens a stream whose batches are the samples of this rank, and then their partners, if train_generated()
+ * counts them. `train` must outlive the stream. `threads` threads read and decode. `allocate` and
+ * `deallocate` are as in struct set_stream_request. The caller closes the stream, even after a failure. */
+enum status feed_stream_open(const struct train *train, int threads,
+                             enum status (*allocate)(size_t bytes, void **memory),
+                             void (*deallocate)(void *memory), struct feed_stream *feed);
+void feed_stream_close(struct feed_stream *feed);
+
+/* Waits for the batch of a step, which has the `count` samples in `numbers`; `count` includes the partners.
+ * The caller returns the batch with stream_release(). If the step is not the stream's next one, all batches
+ * must have been released. Sets the labels of the batch's samples (data_take_labels()). STATUS_FAILED if a
+ * sample cannot be read, unless data->masks is set. */
+enum status feed_stream_next(struct feed_stream *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                             uint32_t count, struct stream_batch *batch);
+
+/* Sets the members of the totals that are for DATA_LOAD only, since the previous call. */
+void feed_stream_totals(struct feed_stream *feed, struct train_totals *totals);
+
+FDSL_C_END
+
+/* ---- The feed of engines on the CPU ---- */
+
 /* A zeroed struct is a closed feed. */
 struct feed {
     const struct train *train;
     struct generator *generator; /* DATA_LIVE only */
     uint64_t *numbers;
-    uint8_t *samples; /* DATA_LIVE: stored samples of the latest step, by index in the batch; then those
-                         that they are mixed with, if train_generated() counts them */
+    struct feed_stream stream; /* DATA_LOAD only */
+    struct stream_batch batch; /* of the latest step, if `held` is set */
+    bool held;                 /* `batch` must be released */
+    uint8_t *room;             /* DATA_LIVE only; owned */
+    /* DATA_LIVE and DATA_LOAD: stored samples of the latest step, by index in the batch; then those that they
+     * are mixed with, if train_generated() counts them. */
+    const uint8_t *samples;
     /* Only if augment_computes(): */
     struct augment_plan augment;
     uint8_t *images; /* computed from the samples of the latest step; same indices as `samples` */
     int threads;
     struct augment_scratch *scratch; /* one per thread */
-    double generate_s;               /* seconds spent generating samples; callers reset it to 0 */
+    double generate_s;               /* seconds spent generating samples since feed_totals() */
 };
 
 FDSL_C_BEGIN
 
-/* Opens the feed of train->data, which must outlive the feed. A generator uses resources->threads threads.
+/* Opens the feed of train->data, which must outlive the feed. A generator or a stream uses
+ * resources->threads threads.
  * The caller closes the feed, even after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Returns whether the samples of a step are generated or augmented. If so, feed_step() must be called before
- * each step. */
+/* Returns whether the samples of a step are generated, read or augmented. If so, feed_step() must be called
+ * before each step. */
 static inline bool feed_computes(const struct feed *feed)
 {
-    return feed->generator || feed->images;
+    return feed->generator || feed->stream.stream || feed->images;
 }
 
 /* Prepares the `count` samples of a step and their partners, whose numbers come from train_batch(). Call it
  * outside parallel regions, because generators open their own. */
-enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count);
+enum status feed_step(struct feed *feed, uint32_t epoch, uint32_t step, const uint32_t *numbers,
+                      uint32_t count);
+
+/* Sets the members of the totals that only the feed knows, for the steps since the previous call. */
+void feed_totals(struct feed *feed, struct train_totals *totals);
 
 /* Returns the address of the stored values of training sample `sample`, which has index `j` in the step. */
 static inline const void *feed_stored(const struct feed *feed, uint32_t sample, uint32_t j)
 {
     const struct data *data = feed->train->data;
-    return feed->generator ? feed->samples + j * data_stored_bytes(data, DATA_TRAIN)
-                           : data_sample(data, DATA_TRAIN, train_original(data, sample));
+    return feed->samples ? feed->samples + j * data_stored_bytes(data, DATA_TRAIN)
+                         : data_sample(data, DATA_TRAIN, train_original(data, sample));
 }
 
 /* Returns the address of training sample `sample` for data_gather(); the sample has index `j` in the step.

@@ -14,21 +14,34 @@ static inline train_real sample_loss_binary(const struct train *train, const tra
                                             const struct target *target, uint32_t count, train_real *delta)
 {
     uint32_t classes = train->model->classes;
+    const train_real weight = target_weight(target);
     train_real loss = 0;
     for (uint32_t k = 0; k < classes; k++) {
-        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
+        const train_real wanted = target_of(target, train->smoothing, classes, k);
+        loss += loss_binary_weighted(logits[k], wanted, weight, &delta[k]);
         delta[k] /= (train_real)classes * (train_real)count;
     }
     return loss / (train_real)classes;
 }
 
+/* Sets the loss and the gradient of a sample whose weight is 0. */
+static inline train_real sample_loss_masked(const struct train *train, train_real *delta)
+{
+    for (uint32_t k = 0; k < train->model->classes; k++)
+        delta[k] = 0;
+    return 0;
+}
+
 /* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
- * respect to the logits. */
+ * respect to the logits. Both are 0 for a masked sample, even if the logits are not finite. */
 static inline train_real sample_loss(const struct train *train, const train_real *logits,
                                      const struct target *target, uint32_t count, train_real *delta)
 {
     uint32_t classes = train->model->classes;
+    const train_real weight = target_weight(target);
     train_real most = logits[0], sum = 0, loss = 0;
+    if (weight == 0)
+        return sample_loss_masked(train, delta);
     if (train->loss == LOSS_BINARY)
         return sample_loss_binary(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
@@ -39,7 +52,7 @@ static inline train_real sample_loss(const struct train *train, const train_real
         train_real log_p = logits[k] - most - TRAIN_LOG(sum);
         train_real wanted = target_of(target, train->smoothing, classes, k);
         loss -= wanted * log_p;
-        delta[k] = (TRAIN_EXP(log_p) - wanted) / (train_real)count;
+        delta[k] = (weight * TRAIN_EXP(log_p) - wanted) / (train_real)count;
     }
     return loss;
 }

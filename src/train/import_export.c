@@ -388,6 +388,8 @@ static void step_free(struct step_parts *parts)
     free(parts);
 }
 
+#define MASKED_LABEL (-100) /* PyTorch's cross_entropy() ignores it */
+
 /* Writes the samples of the step as the network sees them, and their targets. */
 static void step_fill(const struct train *train, struct step_parts *parts)
 {
@@ -398,7 +400,7 @@ static void step_fill(const struct train *train, struct step_parts *parts)
         const struct target target = train_target(train, &mix, numbers, parts->count, j);
         feed_gather(&parts->feed, &mix, 0, numbers, parts->count, j, parts->partner,
                     parts->inputs + j * data->sample_values);
-        parts->labels[j] = target.label;
+        parts->labels[j] = target.label == DATA_MASKED ? MASKED_LABEL : (int64_t)target.label;
         for (uint32_t k = 0; k < data->classes; k++)
             parts->targets[(size_t)j * data->classes + k] =
                 target_of(&target, train->smoothing, data->classes, k);
@@ -421,7 +423,7 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
                   "--export-step: out of memory"));
     parts->count = train_batch(train, &order, 0, parts->numbers);
     TRY(feed_open(train, &(struct resources){.threads = 1}, &parts->feed));
-    TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
+    TRY(feed_step(&parts->feed, 0, 0, parts->numbers, parts->count));
     step_fill(train, parts);
     for (uint32_t i = 0; i < train->model->layer_count; i++) {
         const struct layer *layer = &train->model->layers[i];
@@ -670,7 +672,7 @@ static enum status write_samples(const struct train *train, struct feed *feed, u
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--save-batch: %s cannot be created: %s; name another folder", folder,
                           strerror(errno));
-    TRY(feed_step(feed, 0, numbers, there));
+    TRY(feed_step(feed, 0, 0, numbers, there));
     for (uint32_t j = 0; j < count; j++) {
         feed_gather(feed, &mix, 0, numbers, there, j, values + data->sample_values, values);
         to_pixels(data, values, pixels);

@@ -206,6 +206,11 @@ static enum status infer_open(const struct options *given, void *parameters_,
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
+    const struct option_value *feed = option_values_find(&opened->checkpoint.identity, "feed");
+    parameters->job.centre = feed && feed->kind == OPTION_VALUE_WORD && strcmp(feed->word, "load") == 0;
+    if (options_given(given, "on-error") && parameters->job.on_error == ON_ERROR_MASK)
+        return status_set(STATUS_USAGE, "--on-error mask is for training with --feed load; use --on-error "
+                                        "skip, which omits broken test samples");
     parameters->job.test_only = true;
     if (parameters->job.batch == OPTION_MAX)
         parameters->job.batch = 1;
@@ -360,7 +365,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/7",
+    .schema = "infer/8",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,

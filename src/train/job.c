@@ -22,14 +22,23 @@ struct resources job_all_threads(void)
 #endif
 }
 
+const char *const job_on_error[] = {"fail", "skip", "mask", NULL};
+
+/* If `*data` is a URL with a secret, moves it to `*url`, and writes it without the secret to `shown`. */
+static void hide_secret(const char **data, const char **url, char shown[PATH_MAX])
+{
+    if (!*data || !remote_is(*data) || !strchr(*data, '?'))
+        return;
+    remote_shown(*data, shown, PATH_MAX);
+    *url = *data;
+    *data = shown;
+}
+
 void job_hide_secrets(struct job_parameters *parameters)
 {
-    static char shown[PATH_MAX];
-    if (!parameters->data || !remote_is(parameters->data) || !strchr(parameters->data, '?'))
-        return;
-    remote_shown(parameters->data, shown, sizeof shown);
-    parameters->url = parameters->data;
-    parameters->data = shown;
+    static char shown[PATH_MAX], test_shown[PATH_MAX];
+    hide_secret(&parameters->data, &parameters->url, shown);
+    hide_secret(&parameters->test_data, &parameters->test_url, test_shown);
 }
 
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
@@ -38,6 +47,10 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
         return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
     const struct data_request request = {.name = parameters->data,
                                          .url = parameters->url,
+                                         .test_name = parameters->test_data,
+                                         .test_url = parameters->test_url,
+                                         .cache_dir = parameters->cache_dir,
+                                         .cache_bytes = parameters->cache_bytes,
                                          .image = parameters->image,
                                          .label = parameters->label,
                                          .train_size = parameters->train_size,
@@ -53,7 +66,12 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                          .batch = parameters->batch,
                                          .feed = parameters->feed,
                                          .fresh = parameters->fresh,
-                                         .skip = parameters->on_error > 0,
+                                         .skip = parameters->on_error == ON_ERROR_SKIP,
+                                         .mask = parameters->on_error == ON_ERROR_MASK,
+                                         .centre = parameters->centre,
+                                         .lanes = (uint32_t)parameters->lanes,
+                                         .shuffle = (uint32_t)parameters->shuffle,
+                                         .ahead = (uint32_t)parameters->ahead,
                                          .test_only = parameters->test_only,
                                          .describe = parameters->describe,
                                          .resources = job_all_threads()};
@@ -73,7 +91,8 @@ const char *job_lacking(const struct job_parameters *parameters, const char *opt
         return "--out-res PIXELS";
     if (strcmp(option, "preset") == 0 && strcmp(parameters->data, "synth") != 0)
         return "--data synth";
-    if ((strcmp(option, "on-error") == 0 || strcmp(option, "test-share") == 0) &&
+    if ((strcmp(option, "on-error") == 0 || strcmp(option, "test-share") == 0 ||
+         strcmp(option, "test-data") == 0) &&
         data_is_generated(parameters->data))
         return "--data DIR";
     return NULL;

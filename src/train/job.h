@@ -23,12 +23,21 @@ struct job_parameters {
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
     double test_share; /* NaN: not given */
     int fit;           /* enum fit_how */
-    const char *url;   /* the URL with its secrets, if `data` shows it without; set by job_hide_secrets() */
-    int on_error;      /* 1: skip broken samples; negative: not given (`infer`) */
-    int feed;          /* `feed` and `fresh` as in struct data_request */
-    bool fresh;
+    /* The URLs with their secrets, if `data` and `test_data` show them without; set by job_hide_secrets() */
+    const char *url, *test_url;
+    const char *test_data; /* NULL: not given */
+    int on_error;          /* enum job_on_error; negative: not given (`infer`) */
+    int feed;              /* `feed` and `fresh` as in struct data_request */
+    bool fresh, centre;    /* centre: as in struct data_request */
+    /* Only for --feed load, as in struct data_request: */
+    uint64_t lanes, shuffle, ahead;
+    const char *cache_dir; /* as in struct data_request */
+    uint64_t cache_bytes;
     bool test_only, describe; /* set by the workload: as in struct data_request */
 };
+
+enum job_on_error { ON_ERROR_FAIL, ON_ERROR_SKIP, ON_ERROR_MASK };
+extern const char *const job_on_error[]; /* option values, in enum order, NULL-terminated */
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of --data and --res, or
@@ -39,15 +48,16 @@ struct job_parameters {
 #define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, test_shares, class_counts, res_, res_words, preset_, out_res_, fit_, channels_, on_error_)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), .fallback = data_, .column = COLUMN, .help = use ": a folder with MNIST (IDX) or CIFAR-10 (binary) files, class folders or a data set of --prepare; a folder with two sets of the last two kinds, in subfolders train and test (or val); a URL of tar shards; or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), COLUMN), \
-    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = dataset_on_error, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"}, \
+    {"on-error", "WHAT", OPTION_CHOICE, offsetof(parameters, job.on_error), .fallback = on_error_, .choices = job_on_error, .column = COLUMN, .help = "what to do with a sample of files or shards that cannot be read or decoded. fail ends the run; skip omits the sample and counts it. With skip, all data are first compared with the index of --prepare, if there is one. mask is for --feed load: a training sample keeps its place in the step, with weight 0, and a test sample is omitted. WHAT is one of"}, \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N training samples; from class folders, the first of every class, then the second of every class, and so on" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), .minimum = 1, .maximum = 2147483647, .column = COLUMN, .help = "take the first N test samples; from class folders, in the order of --train-size (default: " test_sizes ")"},                            \
     {"test-share", "X", OPTION_REAL, offsetof(parameters, job.test_share), .minimum = 0.0001, .maximum = 0.9999, .help = "share of the samples that is held out for testing if --data is one data set. In a class with n samples, round(n X) are held out, but at least 1 and at most n - 1; a single sample is trained on (default: " test_shares ")"},   \
+    {"test-data", "DIR|URL", OPTION_TEXT, offsetof(parameters, job.test_data), .column = COLUMN, .help = "test set: class folders, a data set of --prepare, or a URL of tar shards. All of --data is then trained on (default: the test set that --data contains, or a part of --data: --test-share)"}, \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), .minimum = 1, .maximum = 1 << 20, .column = COLUMN, .help = "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"preset", "NAME", OPTION_TEXT, offsetof(parameters, job.preset), .column = COLUMN, .help = "source of the classes of synth: uji, visualatom, lowercompute, paper-1000 or lowercompute-1000 (default: " preset_ ")"}, \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), .fallback = res_, .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), .minimum = 1, .maximum = 4096, .column = COLUMN, .help = "give images this width and height, as --fit says; none: keep their size (default: " out_res_ ")"},      \
-    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample; random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized. HOW is one of"},                                                                                         \
+    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), .fallback = fit_, .choices = fit_names, .column = COLUMN, .help = "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random position, once per sample (with --feed load, in each epoch); random-resized-crop cuts out a random part of a training sample in each epoch and resizes it; test samples are only resized (with --feed load, until the shorter side has 256/224 of --out-res; then the centre is cut out). HOW is one of"},                                                                                         \
     {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), .fallback = channels_, .minimum = 1, .maximum = 3, .column = COLUMN, .help = "number of channels of the images, if --out-res is given"}
 /* clang-format on */
 
@@ -75,8 +85,8 @@ size_t job_differences(const struct checkpoint *checkpoint, const char *data,
 /* Returns all threads that the run may use, and no device. */
 struct resources job_all_threads(void);
 
-/* If --data is a URL, removes its secrets from parameters->data, because rows, messages and checkpoints
- * contain this text. */
+/* If --data or --test-data is a URL, removes its secrets from the parameters, because rows, messages and
+ * checkpoints contain this text. */
 void job_hide_secrets(struct job_parameters *parameters);
 
 /* Sets the measure `skipped`: the number of broken samples that were left out, if it is known and --on-error

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "core/portable.h"
+#include "train/data.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -26,28 +27,48 @@ enum loss_kind {
 };
 
 /* The classes that a sample belongs to: `label` with weight `share`, `other` with weight 1 - share. A sample
- * that is not mixed has the share 1. */
+ * that is not mixed has the share 1. The part of a label that is DATA_MASKED has weight 0 instead, so it
+ * contributes nothing to the loss and its gradient. */
 struct target {
     uint32_t label, other;
     float share;
 };
 
+/* Returns the weight of a sample in the loss: 1, or less if a part of the sample is masked. The loss of the
+ * sample is the weighted sum of the losses of its parts. */
+FDSL_HD train_real target_weight(const struct target *target)
+{
+    const train_real share = (train_real)target->share;
+    if (target->label != DATA_MASKED && target->other != DATA_MASKED)
+        return 1;
+    return (target->label != DATA_MASKED ? share : 0) + (target->other != DATA_MASKED ? 1 - share : 0);
+}
+
 /* Returns the target of class `k`: share * y(label) + (1 - share) * y(other), where y is the one-hot vector
- * of a label with label smoothing. */
+ * of a label with label smoothing, or zero if the label is masked. The targets of all classes add up to
+ * target_weight(). */
 FDSL_HD train_real target_of(const struct target *target, float smoothing, uint32_t classes, uint32_t k)
 {
     const train_real on = 1 - (train_real)smoothing, share = (train_real)target->share;
-    return (train_real)smoothing / (train_real)classes +
+    return target_weight(target) * ((train_real)smoothing / (train_real)classes) +
            ((k == target->label ? share * on : 0) + (k == target->other ? (1 - share) * on : 0));
 }
 
-/* Returns the binary cross-entropy of one class, max(x, 0) - x * wanted + log(1 + exp(-|x|)) for the logit x.
- * Sets `*delta` to its derivative, sigmoid(x) - wanted. Neither computation overflows. */
-FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *delta)
+/* Returns the binary cross-entropy of one class of a sample with this weight, weight * (max(x, 0) + log(1 +
+ * exp(-|x|))) - x * wanted for the logit x. Sets `*delta` to its derivative, weight * sigmoid(x) - wanted.
+ * Neither computation overflows. */
+FDSL_HD train_real loss_binary_weighted(train_real logit, train_real wanted, train_real weight,
+                                        train_real *delta)
 {
     const train_real tail = TRAIN_EXP(logit < 0 ? logit : -logit);
-    *delta = (logit < 0 ? tail : 1) / (1 + tail) - wanted;
-    return (logit > 0 ? logit : 0) - logit * wanted + TRAIN_LOG1P(tail);
+    *delta = weight * ((logit < 0 ? tail : 1) / (1 + tail)) - wanted;
+    return weight * (logit > 0 ? logit : 0) - logit * wanted + weight * TRAIN_LOG1P(tail);
+}
+
+/* The same for a sample of weight 1. */
+FDSL_HD train_real loss_binary(train_real logit, train_real wanted, train_real *delta)
+{
+    return loss_binary_weighted(logit, wanted, 1, delta);
 }
 
 /* ---- Loss scaling ----

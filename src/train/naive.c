@@ -260,14 +260,14 @@ static void take_loss(struct naive *naive, const struct target *target, uint32_t
     const uint32_t last = train->model->layer_count - 1;
     const real *logits = output_of(naive, naive->outputs, last, j);
     *loss += sample_loss(train, logits, target, total, output_of(naive, naive->deltas, last, j));
+    naive->totals.samples += target->label != DATA_MASKED;
     naive->totals.correct += largest_logit(logits, train->model->classes) == target->label;
 }
 
-/* Adds the losses of `count` samples of step `step` to the totals. */
-static void add_totals(struct naive *naive, uint64_t step, uint32_t count, double loss)
+/* Adds the sum of the losses of samples of step `step` to the totals. */
+static void add_totals(struct naive *naive, uint64_t step, double loss)
 {
     naive->totals.loss += loss;
-    naive->totals.samples += count;
     if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
         naive->totals.bad_step = step;
 }
@@ -466,14 +466,14 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     double begin_s = timer_now_s();
     choose_samples(naive, order, epoch, step);
     const uint32_t count = naive->count;
-    enum status status = feed_step(&naive->feed, epoch, naive->numbers, count);
+    enum status status = feed_step(&naive->feed, epoch, step, naive->numbers, count);
     if (status != STATUS_OK)
         return add_up(naive, status);
     take_batch(naive, epoch, count);
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     double loss = learn(naive, epoch, count, (uint32_t)train_share(train, step).total);
-    add_totals(naive, number, count, loss);
+    add_totals(naive, number, loss);
     TRY(add_up(naive, STATUS_OK));
     update_parameters(naive, number);
     published_store(&naive->published, &naive->totals);
@@ -494,8 +494,7 @@ static enum status naive_totals(void *state, struct train_totals *totals)
 {
     struct naive *naive = state;
     *totals = naive->totals;
-    totals->generate_s = naive->feed.generate_s;
-    naive->feed.generate_s = 0;
+    feed_totals(&naive->feed, totals);
     naive->totals = (struct train_totals){.bad_step = TRAIN_FINE};
     published_store(&naive->published, &naive->totals);
     return STATUS_OK;
@@ -567,7 +566,8 @@ static enum status take_micro(struct naive *naive, const struct micro *micro)
     const uint32_t begin = micro_begin(naive, micro);
     double begin_s = timer_now_s();
     if (micro->training)
-        TRY(feed_step(&naive->feed, micro->epoch, micro->numbers, micro->count));
+        TRY(feed_step(&naive->feed, micro->epoch, (uint32_t)(micro->step % train_steps(naive->train)),
+                      micro->numbers, micro->count));
     for (uint32_t j = 0; j < micro->count; j++)
         if (micro->training)
             take_to_learn(naive, micro->epoch, micro->numbers, j, begin + j);
@@ -600,7 +600,7 @@ static enum status stage_forward(void *state, const struct micro *micro, const f
         }
     }
     if (!outputs)
-        add_totals(naive, micro->step, micro->count, loss);
+        add_totals(naive, micro->step, loss);
     return STATUS_OK;
 }
 
@@ -709,7 +709,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     choose_samples(naive, &order, epoch, step);
     const uint32_t count = naive->count;
     if (status == STATUS_OK)
-        status = feed_step(&naive->feed, epoch, naive->numbers, count);
+        status = feed_step(&naive->feed, epoch, step, naive->numbers, count);
     for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
         const struct passing passing = passing_of(naive, epoch, j);
         take_to_learn(naive, epoch, naive->numbers, j, j);

@@ -727,6 +727,10 @@ enum status pipeline_accepts(const struct engine *engine, enum data_feed feed)
     if (!engine->stages)
         return status_set(STATUS_USAGE, "it cannot train a part of a network; use train-naive, train-omp, "
                                         "train-cuda, train-tf32 or train-bf16, or --parallel data");
+    if (feed == DATA_LOAD)
+        return status_set(STATUS_USAGE,
+                          "a pipeline cannot train on samples that are read by --feed load; use "
+                          "--feed stored, or --parallel data");
     return engine->stages->live || feed != DATA_LIVE
                ? STATUS_OK
                : status_set(STATUS_USAGE, "it cannot generate the samples of a pipeline; use --feed stored");

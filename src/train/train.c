@@ -9,6 +9,7 @@
 
 #include "core/array.h"
 #include "core/text.h"
+#include "data/remote.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
 #include "train/augment.h"
@@ -22,7 +23,8 @@
 
 #define OPTIMIZER_NAME(constant, name, ...) name,
 static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME) NULL};
-static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
+static const char *const feeds[] = {"stored", "live", "constant", "load",
+                                    NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL};        /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
@@ -113,10 +115,30 @@ static const struct option_spec options[] = {
      .help =
          "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
-     .help = "where training samples come from. stored reads or generates all samples before training "
-             "(default, except for synth); live generates each batch during training (only for synth, where "
-             "it is the default); constant repeats the first batch, to measure the speed without the cost of "
-             "input. HOW is one of"},
+     .help =
+         "where training samples come from. stored reads or generates all samples before training "
+         "(default, except for synth); live generates each batch during training (only for synth, where "
+         "it is the default); load reads and decodes each batch during training, from class folders or tar "
+         "shards of any size, as in --data photos/ --feed load --out-res 224 --fit random-resized-crop "
+         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch); constant "
+         "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+    {"lanes", "N", OPTION_COUNT, AT(job.lanes), .fallback = "64", .minimum = 1, .maximum = 1 << 20,
+     .column = COLUMN,
+     .help =
+         "places at which --feed load reads the shuffled data set at the same time; samples of a step come "
+         "from all of them in turn"},
+    {"shuffle", "N", OPTION_COUNT, AT(job.shuffle), .fallback = "16384", .maximum = 2147483647,
+     .column = COLUMN,
+     .help = "samples that --feed load shuffles together, in windows of N / --lanes samples; before, it "
+             "shuffles blocks of 256 samples. 0 is the order of the files"},
+    {"prefetch", "N", OPTION_COUNT, AT(job.ahead), .fallback = "2", .minimum = 1, .maximum = 1024,
+     .column = COLUMN, .help = "batches that --feed load decodes in advance"},
+    {"cache-dir", "DIR", OPTION_TEXT, AT(job.cache_dir),
+     .help = "folder that keeps the shards of a URL; without this option, every run downloads the shards "
+             "again"},
+    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(job.cache_bytes), .fallback = "0", .maximum = 1e18,
+     .help =
+         "maximum size of --cache-dir; the least recently used shards are removed first. 0 means no limit"},
     {"generator", "NAME", OPTION_CHOICE, AT(generator), .fallback = "auto", .choices = generators,
      .column = COLUMN, .help = "which variant of synth generates live samples. NAME is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), .column = COLUMN,
@@ -274,6 +296,16 @@ static bool crops(const struct train_parameters *parameters)
     return parameters->job.out_res && parameters->job.fit == FIT_RANDOM_RESIZED_CROP;
 }
 
+/* Returns true if shards are read from a server. */
+static bool reads_url(const struct train_parameters *parameters)
+{
+    const char *const names[] = {parameters->job.data, parameters->job.test_data};
+    bool url = false;
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        url |= names[i] && remote_is(names[i]) && !remote_local(names[i]);
+    return url;
+}
+
 /* Returns true if --mean and --std normalise the samples. */
 static bool has_mean(const struct train_parameters *parameters)
 {
@@ -344,7 +376,7 @@ static const char *lacking_optimizer(const struct train_parameters *parameters, 
  * Otherwise returns NULL. */
 static const char *lacking(const struct train_parameters *parameters, const char *option)
 {
-    const bool synth = strcmp(parameters->job.data, "synth") == 0;
+    const bool synth = strcmp(parameters->job.data, "synth") == 0, load = parameters->job.feed == DATA_LOAD;
     const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
@@ -364,7 +396,10 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
-        {crops(parameters), "--fit random-resized-crop", {"interpolation"}},
+        {crops(parameters) && !load, load ? "--feed stored" : "--fit random-resized-crop", {"interpolation"}},
+        {load, "--feed load", {"lanes", "shuffle", "prefetch"}},
+        {reads_url(parameters), "data at a URL", {"cache-dir", "cache-bytes"}},
+        {parameters->job.cache_dir, "--cache-dir DIR", {"cache-bytes"}},
         {!isnan(parameters->rand_augment), "--rand-augment M", {"rand-augment-ops"}},
         {synth, "--data synth", {"res"}},
         {parameters->job.feed == DATA_LIVE, synth ? "--feed live" : "--data synth", {"fresh", "generator"}},
@@ -396,7 +431,9 @@ static bool train_applies(const void *parameters, const struct variant *variant,
 static bool decides_nothing(const struct train_parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
-        return parameters->job.feed != DATA_CONSTANT;
+        return parameters->job.feed != DATA_CONSTANT && parameters->job.feed != DATA_LOAD;
+    if (strcmp(option, "on-error") == 0)
+        return parameters->job.on_error != ON_ERROR_MASK;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
     if (strcmp(option, "generator") == 0)
@@ -408,7 +445,8 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
     static const char *const others[] = {"data",
                                          "image",
                                          "label",
-                                         "on-error",
+                                         "test-data",
+                                         "prefetch",
                                          "preset",
                                          "train-size",
                                          "test-size",
@@ -505,6 +543,25 @@ static enum status check_drawn(const struct options *given, const struct train_p
     return STATUS_OK;
 }
 
+/* Rejects values of --on-error, --test-share and --data that the other options of the samples exclude. */
+static enum status check_samples(const struct options *given, const struct train_parameters *parameters)
+{
+    const struct job_parameters *job = &parameters->job;
+    if (job->feed == DATA_LOAD && job->on_error == ON_ERROR_SKIP)
+        return status_set(STATUS_USAGE,
+                          "--on-error skip would change the batches of --feed load; use --on-error mask: a "
+                          "broken sample then keeps its place, with weight 0");
+    if (job->feed != DATA_LOAD && job->on_error == ON_ERROR_MASK)
+        return status_set(STATUS_USAGE,
+                          "--on-error mask is for --feed load; use --on-error skip, which omits "
+                          "broken samples");
+    if (job->test_data && options_given(given, "test-share"))
+        return status_set(STATUS_USAGE,
+                          "--test-data is the test set, so --test-share holds out nothing; drop "
+                          "one of them");
+    return STATUS_OK;
+}
+
 /* Rejects options that have no effect with the other options, and wrong values of --mean and --std. */
 static enum status check_given(const struct options *given, const struct train_parameters *parameters)
 {
@@ -522,6 +579,7 @@ static enum status check_given(const struct options *given, const struct train_p
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     TRY(check_drawn(given, parameters));
+    TRY(check_samples(given, parameters));
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
     if (has_mean(parameters))
         TRY(read_mean(parameters, parameters->job.out_res ? (uint32_t)parameters->job.channels : 0, mean,
@@ -793,7 +851,7 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
     const bool changes = !isnan(parameters->rand_augment);
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
-                            .crop = crops(parameters),
+                            .crop = crops(parameters) && parameters->job.feed != DATA_LOAD,
                             .bicubic = parameters->interpolation == INTERPOLATION_BICUBIC,
                             .operations = changes ? (uint32_t)parameters->rand_augment_ops : 0,
                             .magnitude = changes ? parameters->rand_augment : 0,
@@ -1127,7 +1185,7 @@ static const char *train_folder(const void *input)
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/10",
+    .schema = "train/11",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,

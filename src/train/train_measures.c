@@ -70,6 +70,17 @@ const struct column train_columns[] = {
      .about = "test_loss of the moving average of the parameters"},
     {"ema_test_acc", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_acc of the moving average of the parameters", .digits = 6},
+    {"masked", VALUE_INTEGER, COMBINE_FIRST, "",
+     .about = "broken training samples of the epoch, which have weight 0 (--on-error mask); empty without "
+              "--feed load"},
+    {"stall_share", VALUE_REAL, COMBINE_MAX, "",
+     .about = "share of the epoch's time in which steps waited for the samples of --feed load", .digits = 4},
+    {"decode_share", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "share of the epoch's time in which the threads of --feed load decoded", .digits = 4},
+    {"read_bytes_per_s", VALUE_REAL, COMBINE_SUM, "bytes/s",
+     .about = "bytes that --feed load read per second of the epoch", .digits = 6},
+    {"cpu_cores", VALUE_REAL, COMBINE_SUM, "",
+     .about = "CPU time per second of the epoch, of all threads; only with --feed load", .digits = 4},
     {.name = NULL},
 };
 
@@ -124,6 +135,15 @@ static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_
     row_real(row, "bubble_formula", pipe_bubble(plan->schedule, plan->stages, plan->micros));
 }
 
+static void put_stream(const struct train_epoch *epoch, int threads, struct row *row)
+{
+    row_count(row, "masked", epoch->masked);
+    row_real(row, "stall_share", epoch->stall_s / epoch->epoch_s);
+    row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));
+    row_real(row, "read_bytes_per_s", (double)epoch->read_bytes / epoch->epoch_s);
+    row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
+}
+
 enum status train_measure(const void *input, const struct variant *variant, void *state, struct row *row)
 {
     const struct opened *opened = input;
@@ -132,7 +152,9 @@ enum status train_measure(const void *input, const struct variant *variant, void
     (void)variant;
     TRY(trainer_finish(state, &epoch));
     snprintf(stages, sizeof stages, "%s%sgather+forward+%sbackward+%supdate",
-             opened->data.feed == DATA_LIVE ? "generate+" : "",
+             opened->data.feed == DATA_LIVE   ? "generate+"
+             : opened->data.feed == DATA_LOAD ? "read+decode+"
+                                              : "",
              augment_computes(&opened->job.train.augment) ? "augment+" : "",
              opened->job.train.checkpoint_activations ? "recompute+" : "",
              *epoch.exchange ? "exchange+" : "");
@@ -150,6 +172,8 @@ enum status train_measure(const void *input, const struct variant *variant, void
         row_real(row, "generate_share", epoch.generate_s / epoch.epoch_s);
         row_real(row, "generated_per_s", (double)train_share_of_epoch(&opened->job.train) / epoch.generate_s);
     }
+    if (opened->data.feed == DATA_LOAD)
+        put_stream(&epoch, job_all_threads().threads, row);
     row_real(row, "opening_s", opened->data.opening_s);
     row_text(row, "init", opened->init);
     if (epoch.scales_loss) {

@@ -22,6 +22,7 @@
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
+    bool misread; /* DATA_LOAD: the steps of the epoch did not have each sample once */
     /* For messages, of wrong tensors: the largest error of the change, and the error of the optimizer's first
      * moments in that comparison. Both are relative to the oracle's change. */
     double drift[MODEL_TENSORS_MAX], moment_drift[MODEL_TENSORS_MAX];
@@ -45,6 +46,7 @@ struct trainer {
     struct train_partial done;   /* the current epoch so far; after trainer_run(), the whole epoch */
     struct train_totals part;    /* of all ranks, since the latest stop within the epoch */
     double part_s;               /* seconds of these steps */
+    double cpu_s, cpu_span_s;    /* CPU time and duration of the epoch's steps that this process trained */
     struct train_state within;   /* room for the state within an epoch, for --checkpoint-steps */
     struct train_totals *shares; /* room for the totals of each rank */
     uint64_t own_bad_step;       /* as totals.bad_step, but only for the samples of this rank */
@@ -205,13 +207,15 @@ static void combine(const struct train_totals *shares, int ranks, struct train_t
         totals->loss += shares[i].loss;
         totals->correct += shares[i].correct;
         totals->samples += shares[i].samples;
+        totals->masked += shares[i].masked;
+        totals->delivered += shares[i].delivered;
         totals->skipped = shares[i].skipped > totals->skipped ? shares[i].skipped : totals->skipped;
         totals->bad_step = shares[i].bad_step < totals->bad_step ? shares[i].bad_step : totals->bad_step;
     }
 }
 
 /* Gets the engine's totals, added up over all ranks. The members data_s and generate_s are those of this
- * rank. */
+ * rank, and so are those of the stream, except `masked` and `delivered`. */
 static enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
 {
     struct train_totals own;
@@ -222,6 +226,9 @@ static enum status trainer_totals(struct trainer *trainer, struct train_totals *
     trainer->own_bad_step = own.bad_step;
     totals->data_s = own.data_s;
     totals->generate_s = own.generate_s;
+    totals->read_bytes = own.read_bytes;
+    totals->stall_s = own.stall_s;
+    totals->decode_s = own.decode_s;
     return STATUS_OK;
 }
 
@@ -545,10 +552,13 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy)
 {
-    uint32_t right = 0;
+    uint32_t right = 0, judged = 0;
     *loss = 0;
     for (uint32_t i = 0; i < count; i++) {
         const float *of = logits + (size_t)i * classes;
+        if (labels[i] == DATA_MASKED)
+            continue;
+        judged++;
         uint32_t best = 0;
         double sum = 1; /* exp(0), for the largest logit */
         for (uint32_t k = 1; k < classes; k++)
@@ -559,8 +569,8 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
         *loss += log(sum) + of[best] - of[labels[i]];
         right += best == labels[i] && !isnan(sum + of[best]); /* a NaN counts as wrong */
     }
-    *loss /= count;
-    *accuracy = (double)right / count;
+    *loss /= judged;
+    *accuracy = (double)right / judged;
 }
 
 /* Computes loss and accuracy of the test set. */
@@ -727,6 +737,11 @@ static void add_part(struct train_partial *done, const struct train_totals *part
         sums->normed += part->normed;
         sums->data_s = sums->data_s < 0 || part->data_s < 0 ? -1 : sums->data_s + part->data_s;
         sums->generate_s += part->generate_s;
+        sums->masked += part->masked;
+        sums->delivered += part->delivered;
+        sums->read_bytes += part->read_bytes;
+        sums->stall_s += part->stall_s;
+        sums->decode_s += part->decode_s;
         sums->bad_step = part->bad_step < sums->bad_step ? part->bad_step : sums->bad_step;
     }
     done->steps += steps;
@@ -737,12 +752,14 @@ static enum status make_part(struct trainer *trainer, uint32_t count)
 {
     struct train_partial *done = &trainer->done;
     struct exchange *exchange = trainer->train.exchange;
-    double begin_s = timer_now_s();
+    double begin_s = timer_now_s(), cpu_begin_s = timer_cpu_s();
     if (exchange)
         exchange->spent_s = 0;
     TRY(trainer_steps(trainer, trainer->now.history.epochs, done->steps, count));
     TRY(trainer_totals(trainer, &trainer->part));
     trainer->part_s = timer_now_s() - begin_s;
+    trainer->cpu_s += timer_cpu_s() - cpu_begin_s;
+    trainer->cpu_span_s += trainer->part_s;
     add_part(done, &trainer->part, count);
     done->epoch_s += trainer->part_s;
     display_pass(trainer->display, &done->totals, done->epoch_s);
@@ -759,6 +776,7 @@ static enum status make_steps(struct trainer *trainer)
     const uint64_t steps = train_steps(&trainer->train), begin = trainer->now.history.epochs * steps;
     const struct train_partial *done = &trainer->done;
     trainer->done = trainer->now.partial;
+    trainer->cpu_s = trainer->cpu_span_s = 0;
     for (;;) {
         const uint64_t step = begin + done->steps;
         display_pass(trainer->display, &done->totals, done->epoch_s);
@@ -831,6 +849,10 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     uint32_t steps = train_steps(&job->train);
     uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;
     display_wait(trainer->display);
+    if (totals->samples == 0) /* the same on all ranks */
+        return status_set(STATUS_FAILED,
+                          "all samples of epoch %" PRIu32 " are broken, so nothing was learned",
+                          history->epochs + 1);
     *epoch = (struct train_epoch){.steps = steps,
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
@@ -842,6 +864,12 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .skipped = totals->skipped,
                                   .data_s = totals->data_s,
                                   .generate_s = totals->generate_s,
+                                  .masked = totals->masked,
+                                  .read_bytes = totals->read_bytes,
+                                  .stall_s = totals->stall_s,
+                                  .decode_s = totals->decode_s,
+                                  .cpu_s = trainer->cpu_s,
+                                  .cpu_span_s = trainer->cpu_span_s,
                                   .epoch_s = trainer->done.epoch_s,
                                   .exchange = exchange ? exchange->method->name : "",
                                   .exchange_s = trainer->done.exchange_s,
@@ -925,7 +953,7 @@ static uint32_t count_astray(const struct found *found)
 
 static uint64_t found_wrong(const struct found *found)
 {
-    return (uint64_t)found->wrong_losses + count_astray(found);
+    return (uint64_t)found->wrong_losses + count_astray(found) + found->misread;
 }
 
 /* Arrays of the same values at the beginning of a stretch, in the engine and in the oracle. */
@@ -1147,6 +1175,24 @@ static void note_different(struct trainer *trainer, const struct train_state *on
     }
 }
 
+/* Returns the sum of the hashes of the samples that an epoch must have: all copies of all samples once. With
+ * drop_last, those before the samples that the epoch leaves out. */
+static uint64_t expected_numbers(const struct train *train, uint32_t epoch)
+{
+    const struct draw_order order = train_order(train, epoch);
+    const uint32_t repeats = train->augment.repeats ? train->augment.repeats : 1;
+    const uint32_t count = train->data->sets[DATA_TRAIN].count, steps = train_steps(train);
+    uint64_t sum = 0;
+    for (uint32_t step = 0; train->drop_last && step < steps; step++) {
+        const struct train_pick pick = train_pick(train, &order, step);
+        for (uint32_t j = 0; j < train->batch; j++)
+            sum += train_number_hash(train_picked(&pick, j));
+    }
+    for (uint32_t n = 0; !train->drop_last && n < count * repeats; n++)
+        sum += train_number_hash(n);
+    return sum;
+}
+
 /* Repeats the timed epoch. Engines are deterministic, so the final parameters must be bit-identical. The loss
  * must be the same within bounds.loss, because the replay sums it in other groups of steps. Also compares two
  * steps with the oracle: one drawn at random, and the last one, whose batch may be short. */
@@ -1164,6 +1210,9 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
     compare_losses(trainer, &trainer->done.totals, &replay.totals);
+    if (trainer->train.data->feed == DATA_LOAD)
+        trainer->found.misread =
+            trainer->done.totals.delivered != expected_numbers(&trainer->train, trainer->now.history.epochs);
     TRY(trainer_combine_found(&trainer->found));
     return trainer_set(trainer, &states[0]);
 }
@@ -1229,9 +1278,9 @@ void trainer_verdict(const void *input, void *state, char *text, size_t size)
         snprintf(where, sizeof where,
                  " of epoch %" PRIu32 " (step %" PRIu32 ", drawn at random, and the last step)",
                  trainer->now.history.epochs + 1, trainer->drawn + 1);
-    snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s",
+    snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s%s",
              found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,
-             where);
+             where, found->misread ? ", and its steps do not have each sample once" : "");
 }
 
 /* ---- --dry-run ---- */

@@ -67,8 +67,12 @@ struct train_epoch {
     double loss_scale;      /* loss scale after the epoch's last step */
     double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); epoch duration */
     double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
-    const char *exchange;   /* the method that adds up the gradients of the ranks; "" with one rank */
-    double exchange_s;      /* seconds in which this rank exchanged gradients, including waiting */
+    /* DATA_LOAD only: as in struct train_totals; `masked` of all ranks, the others of this rank. */
+    uint64_t masked, read_bytes;
+    double stall_s, decode_s;
+    double cpu_s, cpu_span_s; /* CPU time of this process during the steps that it trained; their duration */
+    const char *exchange;     /* the method that adds up the gradients of the ranks; "" with one rank */
+    double exchange_s;        /* seconds in which this rank exchanged gradients, including waiting */
     uint64_t memory_bytes;
     /* Pipelines only: the layers of this rank, and the fraction of its time in which it waits. `bubble` is
      * measured; `bubble_ideal` is simulated with the measured times of all stages. */
@@ -183,7 +187,7 @@ bool balance_continues(const struct checkpoint *checkpoint, enum balance balance
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
 /* Computes mean cross-entropy (without smoothing) and accuracy (fraction of correct answers) of
- * count * classes logits. */
+ * count * classes logits, without the samples whose label is DATA_MASKED. */
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy);
 

@@ -1,0 +1,709 @@
+/* Reads samples of a source into a set: chooses them, decodes them on several threads, and checks them. */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/parallel.h"
+#include "core/timer.h"
+#include "data/dataset.h"
+#include "machine/host.h"
+#include "train/data_fill.h"
+
+#define CHUNK       256                   /* at most this many samples are requested at a time */
+#define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
+#define PROGRESS_S  0.25
+#define CLASSES_MAX (1 << 24)
+#define SKIPS_TOLD  8 /* warnings about broken samples per set; further ones are only counted */
+
+const char *const data_size_options[DATA_PARTS] = {"--train-size", "--test-size"};
+
+/* ---- Decoding ---- */
+
+/* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
+ * the option that sets the list. If the data set has one folder per class, the source adds the number of the
+ * folder as the member "cls". */
+static enum status find_member(const struct source_sample *sample, const struct member_list *list,
+                               const char *option, const struct source_member **member,
+                               const struct member_rule **rule)
+{
+    const char *extensions[SOURCE_MEMBERS_MAX] = {NULL};
+    uint32_t count = (uint32_t)sample->count;
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = sample->members[m].extension;
+    *member = NULL;
+    uint32_t found = members_find(list, extensions, count, sample->in_folder, rule);
+    if (!*rule)
+        return members_lack(list, option, extensions, count);
+    *member = found < count ? &sample->members[found] : source_member(sample, "cls");
+    return STATUS_OK;
+}
+
+/* Returns whether the training set has canvases, from which training cuts its images. */
+static bool has_canvases(const struct data *data)
+{
+    return data->fit.res && data->fit.how == FIT_RANDOM_RESIZED_CROP && data->feed != DATA_LOAD;
+}
+
+/* Returns how samples of a set are fitted when they are decoded here. Random-resized-crop is for the steps of
+ * training: a canvas keeps its size, and the samples that set the scale and the offset of a stream are
+ * resized. */
+static struct image_fit fit_of(const struct data *data, enum data_part part)
+{
+    struct image_fit fit = data->fit;
+    if (!fit.res || fit.how != FIT_RANDOM_RESIZED_CROP)
+        return fit;
+    fit.how = part == DATA_TEST && data->centre ? FIT_CENTRE : FIT_RESIZE;
+    fit.res = part == DATA_TRAIN && has_canvases(data) ? 0 : fit.res;
+    return fit;
+}
+
+/* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged.
+ */
+static enum status decode(const struct data *data, enum data_part part, const struct source_sample *sample,
+                          uint64_t number, struct image_scratch *scratch, struct image *image)
+{
+    const struct source_member *member;
+    const struct member_rule *rule;
+    const struct image_fit fit = fit_of(data, part);
+    bool is_image;
+    TRY(find_member(sample, &data->members.image, "image", &member, &rule));
+    TRY(image_fit(&fit, members_format(member->extension), member->bytes, member->size, 0, (uint32_t)number,
+                  scratch, image, &is_image));
+    if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its %s is neither a PNG or JPEG image nor an array of |u1 or <f2 with the axes "
+                      "(height, width), (channels, height, width) or (channels, depth, height, width); "
+                      "name another member with --image",
+                      member->extension);
+}
+
+static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)
+{
+    const struct source_member *member;
+    const struct member_rule *rule;
+    TRY(find_member(sample, &data->members.label, "label", &member, &rule));
+    TRY(members_label(rule, member->bytes, member->size, label));
+    return label_check(*label, CLASSES_MAX);
+}
+
+/* ---- Checks and memory ---- */
+
+static const char *const set_names[DATA_PARTS] = {"training", "test"};
+
+/* Sets the shape of the canvases and of the samples of the network from the first canvas. */
+static enum status fit_canvas(struct data *data, const struct image *image)
+{
+    const struct image_fit *fit = &data->fit;
+    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+        return status_set(STATUS_USAGE, "--fit random-resized-crop needs 8-bit images with one or three "
+                                        "channels; use --fit resize, or other --data");
+    if (image->channels > fit->channels)
+        return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
+                                        "--channels 3, or --fit resize");
+    data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
+    data->type = image->type;
+    data->sample_values = data->sample_bytes = shape_values(&data->shape);
+    data->canvas = (struct shape){image->channels, 1, image->height, image->width};
+    data->canvas_bytes = image_values(image);
+    return STATUS_OK;
+}
+
+/* Sets the shape and type of both sets from the first sample that is read. */
+static enum status set_shape(struct data *data, enum data_part part, const struct image *image)
+{
+    if (part == DATA_TRAIN && has_canvases(data))
+        return fit_canvas(data, image);
+    data->shape = (struct shape){image->channels, image->depth, image->height, image->width};
+    data->type = image->type;
+    data->sample_values = image_values(image);
+    data->sample_bytes = data->sample_values * dtype_bytes(image->type);
+    return STATUS_OK;
+}
+
+/* Writes how images of different shapes get one shape. */
+static void name_remedy(const struct shape *is, const struct shape *was, char *remedy, size_t size)
+{
+    if (is->height != was->height || is->width != was->width)
+        snprintf(remedy, size,
+                 "; add --out-res PIXELS, which gives all images one size and number of channels");
+    else if (is->height == is->width)
+        snprintf(remedy, size, "; only their channels differ: add --out-res %u --channels 3 (or 1)",
+                 is->width);
+    else
+        snprintf(remedy, size, "; only their channels differ: add --out-res PIXELS --channels 3 (or 1)");
+}
+
+/* Checks that a sample has the shape and type of the first one. Another shape is not a fault of the sample,
+ * so --on-error skip does not apply; --out-res gives all images one shape. */
+static enum status check_shape(const struct data *data, enum data_part part, const struct image *image)
+{
+    const struct shape is = {image->channels, image->depth, image->height, image->width};
+    const bool canvas = part == DATA_TRAIN && has_canvases(data);
+    const struct shape *was = canvas ? &data->canvas : &data->shape;
+    char remedy[160] = "";
+    if (is.depth == 1 && data->fit.res == 0 && image->type == DTYPE_U8 && data->type == DTYPE_U8)
+        name_remedy(&is, was, remedy, sizeof remedy);
+    if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
+        return status_set(
+            STATUS_USAGE,
+            "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first sample is %s "
+            "of %ux%ux%ux%u%s",
+            dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
+            was->channels, was->depth, was->height, was->width,
+            canvas ? "; --fit random-resized-crop needs images of one size and number of channels: use "
+                     "--fit resize, or convert the files with another program"
+                   : remedy);
+    return is.channels <= DATA_CHANNELS_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
+                            DATA_CHANNELS_MAX);
+}
+
+/* The capacity of a growing set: the current and the maximum number of samples, and the option that sets the
+ * maximum. */
+struct room {
+    uint64_t now, most;
+    const char *option;
+};
+
+enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option)
+{
+    char what[96], remedy[64];
+    snprintf(what, sizeof what, "%" PRIu64 " samples of %zu bytes", samples, sample_bytes);
+    snprintf(remedy, sizeof remedy, "lower %s", option);
+    return memory_check(samples * sample_bytes, what, remedy);
+}
+
+/* Makes room for `count` more samples, at most CHUNK. If `known` is true, room->most is the exact number of
+ * samples, and the first call allocates all memory. */
+static enum status make_room(const struct data *data, enum data_part part, struct data_set *set,
+                             uint64_t count, bool known, struct room *room)
+{
+    const size_t bytes = data_stored_bytes(data, part);
+    if (set->count + count <= room->now)
+        return STATUS_OK;
+    uint64_t wanted = known ? room->most : 2 * room->now + CHUNK;
+    wanted = wanted < room->most ? wanted : room->most;
+    TRY(data_check_memory(wanted - room->now, bytes + sizeof *set->labels, room->option));
+    void *values = realloc(set->values, wanted * bytes);
+    if (values)
+        set->values = values;
+    uint32_t *labels = values ? realloc(set->labels, wanted * sizeof *labels) : NULL;
+    if (!labels)
+        return status_set(STATUS_EXHAUSTED, "out of memory for %" PRIu64 " samples; lower %s", wanted,
+                          room->option);
+    set->labels = labels;
+    room->now = wanted;
+    return STATUS_OK;
+}
+
+/* ---- Progress ---- */
+
+/* Prints progress if stderr is a terminal. */
+static void show_progress(uint64_t done, uint64_t most, double *shown_s)
+{
+    if (!status_shows_progress() || timer_now_s() - *shown_s < PROGRESS_S)
+        return;
+    *shown_s = timer_now_s();
+    fprintf(stderr, "\r\033[Ksamples: %" PRIu64 " of %" PRIu64, done, most);
+    fflush(stderr);
+}
+
+static void end_progress(void)
+{
+    if (status_shows_progress())
+        fputs("\r\033[K", stderr);
+}
+
+/* ---- Adding samples, on several threads ---- */
+
+/* Samples that are read with one request and decoded at the same time. */
+struct intake {
+    struct source_reader *reader;
+    struct data *data;
+    enum data_part part;
+    uint64_t count;
+    uint64_t numbers[CHUNK]; /* of the samples in their source */
+    struct source_sample samples[CHUNK];
+    bool failed[CHUNK];
+    int threads;
+    struct image_scratch *scratch; /* of each thread */
+};
+
+/* Decodes and checks a sample, and stores it after the samples that the set already has. */
+static enum status store(const struct intake *batch, uint64_t i, struct image_scratch *scratch)
+{
+    const struct data *data = batch->data;
+    const struct data_set *set = &data->sets[batch->part];
+    struct image image;
+    int32_t label;
+    TRY(decode(data, batch->part, &batch->samples[i], batch->numbers[i], scratch, &image));
+    TRY(check_shape(data, batch->part, &image));
+    TRY(image_check_finite(&image));
+    TRY(read_label(data, &batch->samples[i], &label));
+    image_store(&image, (uint8_t *)set->values + (set->count + i) * data_stored_bytes(data, batch->part));
+    set->labels[set->count + i] = (uint32_t)label;
+    return STATUS_OK;
+}
+
+static void try_to_store(void *context, uint64_t i, int thread)
+{
+    struct intake *batch = context;
+    batch->failed[i] = store(batch, i, &batch->scratch[thread]) != STATUS_OK;
+}
+
+/* Prefixes an error with the sample's location, or with its number if it has none. */
+static enum status name_sample(const struct intake *batch, uint64_t i, enum status status)
+{
+    const struct source_reader *reader = batch->reader;
+    return reader->source->locate ? reader->source->locate(reader->state, batch->numbers[i], status)
+                                  : status_prefix(status, "sample %" PRIu64, batch->numbers[i]);
+}
+
+/* Handles a failure of a sample, whose message is set and names the sample. Counts a broken sample as skipped
+ * if the reader skips such samples; otherwise returns `status`. */
+static enum status skip(const struct intake *batch, enum status status)
+{
+    struct data_set *set = &batch->data->sets[batch->part];
+    if (status != STATUS_FAILED)
+        return status;
+    if (!batch->reader->skip)
+        return batch->reader->source->locate ? dataset_advise_skip(status) : status;
+    end_progress();
+    if (set->skipped++ < SKIPS_TOLD)
+        status_warn("skipped in the %s set: %s", set_names[batch->part], status_text());
+    return STATUS_OK;
+}
+
+/* Reads the samples that are in batch->numbers. Removes skipped samples from the batch. */
+static enum status read_batch(struct intake *batch)
+{
+    const struct source_reader *reader = batch->reader;
+    uint64_t kept = 0;
+    if (!reader->skip)
+        return source_make_listed(reader->source, reader->state, batch->numbers, batch->count,
+                                  batch->samples);
+    for (uint64_t i = 0; i < batch->count; i++) {
+        struct source_sample *sample = &batch->samples[kept];
+        enum status status = source_make(reader->source, reader->state, batch->numbers[i], 1, sample);
+        batch->numbers[kept] = batch->numbers[i];
+        if (status == STATUS_OK)
+            kept++;
+        else
+            source_sample_free(sample);
+        if (status != STATUS_OK)
+            TRY(skip(batch, status));
+    }
+    batch->count = kept;
+    return STATUS_OK;
+}
+
+/* Sets the shape of both sets from the first sample of the batch. */
+static enum status take_shape(const struct intake *batch)
+{
+    struct image image;
+    enum status status =
+        decode(batch->data, batch->part, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
+    if (status == STATUS_OK)
+        status = set_shape(batch->data, batch->part, &image);
+    return status == STATUS_OK ? STATUS_OK : skip(batch, name_sample(batch, 0, status));
+}
+
+/* Removes the first sample from the batch. */
+static void remove_first(struct intake *batch)
+{
+    source_sample_free(&batch->samples[0]);
+    batch->count--;
+    memmove(batch->samples, batch->samples + 1, batch->count * sizeof *batch->samples);
+    memmove(batch->numbers, batch->numbers + 1, batch->count * sizeof *batch->numbers);
+    batch->samples[batch->count] = (struct source_sample){0};
+}
+
+/* Moves a sample that was stored at index `from` of the batch to index `to` <= `from`. */
+static void move_sample(const struct intake *batch, uint64_t to, uint64_t from)
+{
+    const struct data_set *set = &batch->data->sets[batch->part];
+    const size_t bytes = data_stored_bytes(batch->data, batch->part);
+    uint8_t *values = (uint8_t *)set->values + set->count * bytes;
+    if (to == from)
+        return;
+    memcpy(values + to * bytes, values + from * bytes, bytes);
+    set->labels[set->count + to] = set->labels[set->count + from];
+}
+
+/* Adds all samples of a batch to their set, except for skipped ones. Error messages are per thread. The
+ * calling thread therefore decodes each failed sample again, to set its own message. */
+static enum status add_batch(struct intake *batch, bool known, struct room *room)
+{
+    struct data *data = batch->data;
+    struct data_set *set = &data->sets[batch->part];
+    uint32_t kept = 0;
+    while (data->sample_values == 0 && batch->count > 0) {
+        TRY(take_shape(batch));
+        batch->scratch->jpeg_warnings = 0; /* store() decodes this sample again */
+        if (data->sample_values == 0)
+            remove_first(batch);
+    }
+    if (batch->count == 0)
+        return STATUS_OK;
+    enum status status = make_room(data, batch->part, set, batch->count, known, room);
+    if (status != STATUS_OK)
+        return name_sample(batch, 0, status);
+    parallel_for(batch->threads, batch->count, try_to_store, batch);
+    for (uint64_t i = 0; i < batch->count; i++) {
+        status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
+        if (status == STATUS_OK)
+            move_sample(batch, kept++, i);
+        else
+            TRY(skip(batch, name_sample(batch, i, status)));
+    }
+    set->count += kept;
+    return STATUS_OK;
+}
+
+/* ---- Choosing samples ---- */
+
+/* Returns the number of samples per request. The limits keep the buffer small compared with the set. */
+static uint64_t chunk_of(const struct source_reader *reader)
+{
+    uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
+    return fit < 1 ? 1 : fit < CHUNK ? fit : CHUNK;
+}
+
+static bool is_in(const struct source_reader *reader, struct data_range range, uint64_t number)
+{
+    const uint8_t *held = reader->facts.held;
+    return range.held < 0 || (held && held[number]) == range.held;
+}
+
+/* Chooses `limit` samples of a range by taking the classes in turn: the first sample of every class, then the
+ * second of every class, and so on. Sets `chosen` to 1 for these samples. `turns` has one element per sample
+ * of the range. `counts` has CLASSES_MAX zeros, and `sizes` has range.count + 1 zeros. */
+static enum status take_in_turn(const struct source_reader *reader, struct data_range range, uint64_t limit,
+                                uint32_t *turns, uint32_t *counts, uint32_t *sizes, uint8_t *chosen)
+{
+    uint32_t last = 0; /* the first turn that is not taken completely */
+    uint64_t asked = range.first;
+    for (uint64_t i = 0; i < range.count; i++) {
+        source_ask(reader->source, reader->state, &asked, range.first + range.count);
+        turns[i] = UINT32_MAX;
+        if (!is_in(reader, range, range.first + i))
+            continue;
+        uint64_t label = reader->source->label(reader->state, range.first + i);
+        if (label > INT32_MAX && !reader->skip) /* source->label() has set the message */
+            return STATUS_FAILED;
+        if (label > INT32_MAX)
+            continue; /* a sample that is lost, or whose label cannot be read, has no turn */
+        TRY(label_check((int32_t)label, CLASSES_MAX));
+        sizes[turns[i] = counts[label]++]++;
+    }
+    for (; sizes[last] && sizes[last] <= limit; last++)
+        limit -= sizes[last];
+    for (uint64_t i = 0; i < range.count; i++)
+        chosen[i] = turns[i] < last || (turns[i] == last && limit > 0 && limit-- > 0);
+    return STATUS_OK;
+}
+
+/* If the data set has one folder per class, and the set gets only some of its samples, chooses samples of all
+ * classes. `*chosen` is then an array with one flag per sample of the range; otherwise NULL. The caller frees
+ * it. */
+static enum status choose(const struct source_reader *reader, struct data_range range, uint64_t limit,
+                          uint8_t **chosen)
+{
+    *chosen = NULL;
+    if (!reader->facts.class_folders || limit >= range.count)
+        return STATUS_OK;
+    FREED uint32_t *turns = calloc(range.count, sizeof *turns), *counts = calloc(CLASSES_MAX, sizeof *counts);
+    FREED uint32_t *sizes = calloc(range.count + 1, sizeof *sizes);
+    *chosen = calloc(range.count, 1);
+    TRY(ALLOCATED(turns && counts && sizes && *chosen, "out of memory to choose samples"));
+    return take_in_turn(reader, range, limit, turns, counts, sizes, *chosen);
+}
+
+/* ---- Filling a set ---- */
+
+/* Returns whether the set takes sample `at` of the range. `chosen` has one flag per sample of the range, or
+ * is NULL. */
+static bool takes(const struct source_reader *reader, struct data_range range, const uint8_t *chosen,
+                  uint64_t at)
+{
+    return (!chosen || chosen[at]) && is_in(reader, range, range.first + at);
+}
+
+/* Chooses the next samples of the range, at most `most`, and advances `*at`. Returns their number,
+ * which includes `*lost`, the number of samples that opening left out. */
+static uint64_t next_numbers(const struct source_reader *reader, struct data_range range,
+                             const uint8_t *chosen, uint64_t most, uint64_t *at, uint64_t numbers[CHUNK],
+                             uint32_t *lost)
+{
+    uint64_t count = 0;
+    *lost = 0;
+    for (; *at < range.count && count < most; ++*at) {
+        const uint64_t number = range.first + *at;
+        if (!takes(reader, range, chosen, *at))
+            continue;
+        if (reader->source->lost && reader->source->lost(reader->state, number))
+            ++*lost;
+        else
+            numbers[count - *lost] = number;
+        count++;
+    }
+    return count;
+}
+
+/* How far samples were requested in advance: `count` of the first `at` samples of the range. */
+struct ahead {
+    uint64_t at, count;
+};
+
+/* Requests the samples that the set takes next, until `limit` samples are requested or the source accepts no
+ * more requests. */
+static void ask_ahead(struct source_reader *reader, struct data_range range, const uint8_t *chosen,
+                      uint64_t limit, struct ahead *ahead)
+{
+    for (; reader->source->ask && ahead->at < range.count && ahead->count < limit; ahead->at++) {
+        if (!takes(reader, range, chosen, ahead->at))
+            continue;
+        if (!reader->source->ask(reader->state, range.first + ahead->at))
+            return;
+        ahead->count++;
+    }
+}
+
+/* Implements data_fill(). Skipped samples count towards `limit`, so a broken sample does not change which
+ * other samples are taken. */
+static enum status fill(struct data_range range, uint64_t limit, const uint8_t *chosen, struct intake *batch)
+{
+    struct data_set *set = &batch->data->sets[batch->part];
+    struct source_reader *reader = batch->reader;
+    struct room room = {0, limit < range.count ? limit : range.count, data_size_options[batch->part]};
+    uint64_t chunk = chunk_of(reader), taken = 0;
+    double shown_s = timer_now_s();
+    struct ahead ahead = {0, 0};
+    enum status status = STATUS_OK;
+    for (uint64_t at = 0; status == STATUS_OK && at < range.count && taken < limit;) {
+        uint64_t left = limit - taken;
+        ask_ahead(reader, range, chosen, limit, &ahead);
+        uint32_t lost;
+        batch->count =
+            next_numbers(reader, range, chosen, left < chunk ? left : chunk, &at, batch->numbers, &lost);
+        taken += batch->count;
+        batch->count -= lost;
+        set->skipped += lost;
+        if (batch->count == 0)
+            continue;
+        status = read_batch(batch);
+        if (status == STATUS_OK)
+            status = add_batch(batch, range.held < 0, &room);
+        for (uint64_t i = 0; i < COUNT_OF(batch->samples); i++)
+            source_sample_free(&batch->samples[i]);
+        show_progress(set->count, room.most, &shown_s);
+    }
+    end_progress();
+    return status;
+}
+
+/* Reports the warnings of libjpeg that were accepted. Such files have all their pixels. */
+static void tell_warnings(const struct image_scratch *scratch, int threads, enum data_part part)
+{
+    uint64_t warnings = 0;
+    for (int i = 0; i < threads; i++)
+        warnings += scratch[i].jpeg_warnings;
+    if (warnings > 0)
+        status_warn("the %s set: accepted %" PRIu64 " warning%s of libjpeg that %s no lost data",
+                    set_names[part], warnings, warnings == 1 ? "" : "s", warnings == 1 ? "means" : "mean");
+}
+
+enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
+                      struct data *data, enum data_part part)
+{
+    threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
+    limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
+    range.count = range.count ? range.count : reader->facts.samples;
+    FREED struct intake *batch = calloc(1, sizeof *batch);
+    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
+    FREED uint8_t *chosen = NULL;
+    enum status status = ALLOCATED(batch && scratch, "out of memory to read samples");
+    if (status == STATUS_OK)
+        status = choose(reader, range, limit, &chosen);
+    if (status == STATUS_OK) {
+        batch->reader = reader;
+        batch->data = data;
+        batch->part = part;
+        batch->threads = threads;
+        batch->scratch = scratch;
+        status = fill(range, limit, chosen, batch);
+    }
+    if (status == STATUS_OK)
+        tell_warnings(scratch, threads, part);
+    for (int i = 0; scratch && i < threads; i++)
+        image_scratch_close(&scratch[i]);
+    return status;
+}
+
+/* ---- Listing and measuring samples that a stream reads ---- */
+
+#define MEASURED_AT_ONCE 64 /* samples that are in memory at the same time while they are measured */
+
+/* Returns the number of samples of the range that the set takes, at most `limit`. */
+static uint64_t count_taken(const struct source_reader *reader, struct data_range range, uint64_t limit,
+                            const uint8_t *chosen)
+{
+    uint64_t count = 0;
+    for (uint64_t at = 0; at < range.count && count < limit; at++)
+        count += takes(reader, range, chosen, at);
+    return count;
+}
+
+/* Appends a sample of the source to the list, which has room for it. */
+static enum status list_sample(const struct source_reader *reader, uint64_t number, struct data_list *list)
+{
+    const uint64_t label = reader->source->label(reader->state, number);
+    if (label > INT32_MAX) /* source->label() has set the message */
+        return STATUS_FAILED;
+    TRY(label_check((int32_t)label, CLASSES_MAX));
+    list->numbers[list->count] = number;
+    list->labels[list->count++] = (uint32_t)label;
+    return STATUS_OK;
+}
+
+enum status data_list_samples(struct source_reader *reader, struct data_range range, uint64_t limit,
+                              struct data_list *list)
+{
+    FREED uint8_t *chosen = NULL;
+    *list = (struct data_list){0};
+    limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
+    range.count = range.count ? range.count : reader->facts.samples;
+    TRY(choose(reader, range, limit, &chosen));
+    const uint64_t count = count_taken(reader, range, limit, chosen);
+    TRY(data_check_memory(count, sizeof *list->numbers + sizeof *list->labels, "--train-size"));
+    list->numbers = malloc((count + 1) * sizeof *list->numbers);
+    list->labels = malloc((count + 1) * sizeof *list->labels);
+    TRY(ALLOCATED(list->numbers && list->labels, "out of memory for a list of samples"));
+    uint64_t asked = range.first;
+    for (uint64_t at = 0; list->count < count; at++) {
+        if (!reader->facts.class_folders) /* otherwise, no file is read */
+            source_ask(reader->source, reader->state, &asked, range.first + range.count);
+        if (takes(reader, range, chosen, at))
+            TRY(list_sample(reader, range.first + at, list));
+    }
+    return STATUS_OK;
+}
+
+/* Handles a failure of a sample that is measured; the message names the sample. */
+static enum status tolerate(const struct data *data, enum status status)
+{
+    if (status == STATUS_FAILED && data->masks)
+        return STATUS_OK;
+    return status == STATUS_FAILED
+               ? status_append(status, "; --on-error mask trains with weight 0 for such samples")
+               : status;
+}
+
+/* Reads the samples in batch->numbers. Removes broken ones from the batch if they are masked. */
+static enum status read_measured(struct intake *batch)
+{
+    const struct source_reader *reader = batch->reader;
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        struct source_sample *sample = &batch->samples[kept];
+        const enum status status = source_make(reader->source, reader->state, batch->numbers[i], 1, sample);
+        batch->numbers[kept] = batch->numbers[i];
+        if (status == STATUS_OK)
+            kept++;
+        else
+            source_sample_free(sample);
+        TRY(tolerate(batch->data, status));
+    }
+    batch->count = kept;
+    return STATUS_OK;
+}
+
+/* Sets the shape and the type from the first sample of the batch that can be decoded, and makes room for
+ * MEASURED_AT_ONCE samples. Leaves the batch empty if no sample can be decoded. */
+static enum status begin_measuring(struct intake *batch)
+{
+    struct data *data = batch->data;
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    while (data->sample_values == 0 && batch->count > 0) {
+        struct image image;
+        enum status status =
+            decode(data, DATA_TRAIN, &batch->samples[0], batch->numbers[0], batch->scratch, &image);
+        if (status == STATUS_OK)
+            status = set_shape(data, DATA_TRAIN, &image);
+        if (status != STATUS_OK)
+            TRY(tolerate(data, name_sample(batch, 0, status)));
+        if (data->sample_values == 0)
+            remove_first(batch);
+    }
+    if (batch->count == 0 || set->values)
+        return STATUS_OK;
+    set->values = malloc(MEASURED_AT_ONCE * data->sample_bytes);
+    set->labels = malloc(MEASURED_AT_ONCE * sizeof *set->labels);
+    return ALLOCATED(set->values && set->labels, "out of memory for %d samples", MEASURED_AT_ONCE);
+}
+
+/* Decodes the samples in batch->numbers, and adds them to data->sums in their order. */
+static enum status measure_batch(struct intake *batch)
+{
+    struct data *data = batch->data;
+    TRY(read_measured(batch));
+    TRY(begin_measuring(batch));
+    parallel_for(batch->threads, batch->count, try_to_store, batch);
+    for (uint64_t i = 0; i < batch->count; i++) {
+        enum status status = batch->failed[i] ? store(batch, i, batch->scratch) : STATUS_OK;
+        if (status != STATUS_OK) {
+            TRY(tolerate(data, name_sample(batch, i, status)));
+            continue;
+        }
+        const uint8_t *values = (uint8_t *)data->sets[DATA_TRAIN].values + i * data->sample_bytes;
+        for (uint32_t c = 0; c < data->shape.channels; c++)
+            data_add_sums(data, values, c, &data->sums[c]);
+        data->measured++;
+    }
+    return STATUS_OK;
+}
+
+static enum status measure_all(const struct data_list *list, struct intake *batch)
+{
+    const uint64_t count = list->count < DATA_MEASURED ? list->count : DATA_MEASURED;
+    const uint64_t fit = chunk_of(batch->reader), most = fit < MEASURED_AT_ONCE ? fit : MEASURED_AT_ONCE;
+    enum status status = STATUS_OK;
+    for (uint64_t done = 0; status == STATUS_OK && done < count; done += most) {
+        batch->count = count - done < most ? count - done : most;
+        for (uint64_t i = 0; i < batch->count; i++)
+            batch->numbers[i] = list->numbers[(done + i) * list->count / count];
+        status = measure_batch(batch);
+        for (size_t i = 0; i < COUNT_OF(batch->samples); i++)
+            source_sample_free(&batch->samples[i]);
+    }
+    return status;
+}
+
+enum status data_measure(struct source_reader *reader, const struct data_list *list, int threads,
+                         struct data *data)
+{
+    struct data_set *set = &data->sets[DATA_TRAIN];
+    threads = threads < 1 ? 1 : threads < MEASURED_AT_ONCE ? threads : MEASURED_AT_ONCE;
+    FREED struct intake *batch = calloc(1, sizeof *batch);
+    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
+    TRY(ALLOCATED(batch && scratch, "out of memory to read samples"));
+    batch->reader = reader;
+    batch->data = data;
+    batch->part = DATA_TRAIN;
+    batch->threads = threads;
+    batch->scratch = scratch;
+    enum status status = measure_all(list, batch);
+    for (int i = 0; i < threads; i++)
+        image_scratch_close(&scratch[i]);
+    free(set->values);
+    free(set->labels);
+    *set = (struct data_set){0};
+    if (status == STATUS_OK && data->measured == 0 && list->count > 0)
+        status = status_set(STATUS_FAILED, "none of %" PRIu32 " training samples can be decoded",
+                            list->count < DATA_MEASURED ? list->count : DATA_MEASURED);
+    return status;
+}

@@ -1,0 +1,56 @@
+/* Reads samples of a source into a set, for data.c. No other file includes this header. */
+#ifndef FDSL_TRAIN_DATA_FILL_H
+#define FDSL_TRAIN_DATA_FILL_H
+
+#include "data/source.h"
+#include "train/data.h"
+
+#define DATA_SAMPLES_MAX ((UINT64_C(1) << 31) - 1) /* maximum samples per set */
+
+/* The option that sets the size of each part. */
+extern const char *const data_size_options[DATA_PARTS];
+
+/* The samples of a source that a set takes. `count` is 0 for all samples of the source. */
+struct data_range {
+    uint64_t first, count;
+    int held; /* 1: only samples that the source holds out; 0: only the others; -1: all */
+};
+
+/* Samples of a source, by their numbers, and their labels. */
+struct data_list {
+    uint64_t *numbers; /* owned */
+    uint32_t *labels;  /* owned */
+    uint32_t count;
+};
+
+FDSL_C_BEGIN
+
+/* Returns STATUS_TOO_LARGE if `samples` samples do not fit into memory; the message suggests lowering
+ * `option`. Without this check, a system that overcommits memory may kill the program when it first writes to
+ * the memory. */
+enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
+
+/* Appends the samples in `range` of an open source to set `part`, at most `limit` of them. For class folders,
+ * chooses `limit` samples by taking the classes in turn, and adds them in the order of the source. The first
+ * sample of `data` sets the shape and the type. `threads` threads decode. STATUS_FAILED, with the sample's
+ * location, if a sample is broken. If the reader skips broken samples, it leaves them out, and `skipped` of
+ * the set counts them. STATUS_USAGE if a sample differs from the first, or if the set does not fit into
+ * memory. */
+enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
+                      struct data *data, enum data_part part);
+
+/* Lists the samples that data_fill() would take, and reads their labels, but not the samples. The caller
+ * frees both arrays of the list, even after a failure. STATUS_FAILED, with the sample's location, if a label
+ * cannot be read. */
+enum status data_list_samples(struct source_reader *reader, struct data_range range, uint64_t limit,
+                              struct data_list *list);
+
+/* Decodes at most DATA_MEASURED training samples, evenly distributed over the list. They set the shape and
+ * the type, if these are not known yet, and data->sums. No sample is kept. A sample that is broken is an
+ * error; if data->masks is set, it does not count. */
+enum status data_measure(struct source_reader *reader, const struct data_list *list, int threads,
+                         struct data *data);
+
+FDSL_C_END
+
+#endif
