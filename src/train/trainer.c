@@ -22,7 +22,7 @@
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
-    bool misread; /* DATA_LOAD: the steps of the epoch did not have each sample once */
+    bool misread; /* DATA_LOAD: samples of the epoch were missing or repeated */
     /* For messages, of wrong tensors: the largest error of the change, and the error of the optimizer's first
      * moments in that comparison. Both are relative to the oracle's change. */
     double drift[MODEL_TENSORS_MAX], moment_drift[MODEL_TENSORS_MAX];
@@ -1175,20 +1175,20 @@ static void note_different(struct trainer *trainer, const struct train_state *on
     }
 }
 
-/* Returns the sum of the hashes of the samples that an epoch must have: all copies of all samples once. With
- * drop_last, those before the samples that the epoch leaves out. */
+/* Returns the sum of the hashes of the samples that an epoch must have: all samples once. With drop_last or
+ * repeated augmentation, an epoch does not have all samples, but those of its steps. */
 static uint64_t expected_numbers(const struct train *train, uint32_t epoch)
 {
     const struct draw_order order = train_order(train, epoch);
-    const uint32_t repeats = train->augment.repeats ? train->augment.repeats : 1;
+    const bool some = train->drop_last || train->augment.repeats > 1;
     const uint32_t count = train->data->sets[DATA_TRAIN].count, steps = train_steps(train);
     uint64_t sum = 0;
-    for (uint32_t step = 0; train->drop_last && step < steps; step++) {
+    for (uint32_t step = 0; some && step < steps; step++) {
         const struct train_pick pick = train_pick(train, &order, step);
-        for (uint32_t j = 0; j < train->batch; j++)
+        for (uint32_t j = 0; j < train_share(train, step).total; j++)
             sum += train_number_hash(train_picked(&pick, j));
     }
-    for (uint32_t n = 0; !train->drop_last && n < count * repeats; n++)
+    for (uint32_t n = 0; !some && n < count; n++)
         sum += train_number_hash(n);
     return sum;
 }
@@ -1280,7 +1280,7 @@ void trainer_verdict(const void *input, void *state, char *text, size_t size)
                  trainer->now.history.epochs + 1, trainer->drawn + 1);
     snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s%s",
              found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,
-             where, found->misread ? ", and its steps do not have each sample once" : "");
+             where, found->misread ? ", samples missing" : "");
 }
 
 /* ---- --dry-run ---- */
