@@ -75,11 +75,11 @@ under() { # tool, command ...
 augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized recipe; do
+        for net in $sanitized recipe masked; do
             check "$tool: $net" under "$tool" "$kernels" --engine "$engine" --short "$net"
         done
         if [[ $engine == cuda ]]; then
-            check "$tool: live samples" under "$tool" "$live" --short
+            check "$tool: live and loaded samples" under "$tool" "$live" --short
             check "$tool: augmentation" under "$tool" "$augment_kernels" --short
         elif [[ $engine != vit ]]; then
             check "$tool: gemms" under "$tool" "$products" --short
@@ -124,7 +124,8 @@ for net in $nets; do
 done
 
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
-[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
+check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
+[[ $engine != cuda ]] || check 'load: live and loaded samples: their bits, their order on two streams, the same weights' "$live"
 [[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
@@ -422,7 +423,7 @@ check 'load: the same weights for any number of threads, from folders and from s
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: the same seed gives the same weights, resumed or not' same_weights load "${loading[@]}" $(loads raw)
 killed_while_loading() {
-    # shellcheck disable=SC2046  # several words on purpose
+    # shellcheck disable=SC2207  # several words on purpose
     within=($(loads shards) --out-res "$res" --fit random-resized-crop --batch 1)
     killed_within_an_epoch "$engine-load" "train-$engine" "$small" --mixup 0.8
 }
