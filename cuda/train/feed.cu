@@ -322,7 +322,8 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     const struct feed_timing *timing = current_timing(feed);
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));
-    if (!holds(feed, buffer, number, step)) /* DATA_LIVE: e.g. at the first step, or after a jump */
+    /* Live samples are missing at the first step, for example, and after a jump. */
+    if (feed->loading.stream || !holds(feed, buffer, number, step))
         TRY(make(feed, buffer, number, set->labels, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     if (timing)

@@ -13,16 +13,15 @@
  * number and of this rank's share of the step. A buffer with the batch of the requested step and share is
  * therefore always valid, so training can repeat steps or continue at any step.
  *
- * Batches of a host stream are copied when their step is enqueued:
+ * The batch of a host stream is copied when its step is enqueued:
  *
- *     host         next 0 ─ enqueue step 0 ─ next 1 ─ enqueue step 1 ─ next 2 ─ (copy 0 has ended: return 0)
- * ─ copying      copy 0  copy 1                   copy 2 (waits until batch 0 has been gathered) training
- * take 0 ─ gather 0 ─ train 0 ──── take 1 ─ gather 1 ─ train 1 ── ...
+ *     host        next 0 ─ enqueue 0 ─ next 1 ─ enqueue 1 ─ return 0 ─ next 2 ─ enqueue 2 ─ ...
+ *     copying     copy 0 ───────────── copy 1 ──────────────────────── copy 2 (after gather 0)
+ *     training    take 0 ─ gather 0 ─ train 0 ─ take 1 ─ gather 1 ─ train 1 ─ ...
  *
- * The host waits for a batch only if the stream has not decoded it yet. It also waits for the copy of batch
- * i - 2 before it takes batch i. This copy ends long before step i, because it only waits for the gather of
- * step i - 4. The host is therefore at most four steps ahead, and the device always has steps to compute. A
- * failure of the stream is returned by device_feed_take(). */
+ * The host waits for batch i only if the stream has not decoded it yet. Before that, it waits for the copy of
+ * batch i - 2, which waits only for the gather of step i - 4. The host is therefore at most four steps ahead,
+ * and the device always has steps to compute. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
