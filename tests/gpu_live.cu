@@ -3,7 +3,9 @@
  * two streams. Training must have the same result with live, loaded and stored samples. make check-gpu runs
  * this program.
  *
- *     gpu_live [--short]   --short: fewer cases and steps, no planted faults; for compute-sanitizer
+ *     gpu_live [--short] [--loaded]
+ *
+ * --short: fewer cases and steps, no planted faults; for compute-sanitizer. --loaded: only loaded samples.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them. Steps are randomly
  * slower or faster than the generator. Each step copies its batch and then overwrites the buffer with a fixed
@@ -678,15 +680,8 @@ static const struct set listed[] = {{7, 64, 23, 7, false, "gbase", false},
                                     {1000, 128, 300, 256, false, "gbase", false},
                                     {1000, 128, 300, 256, false, "bat", false}};
 
-int main(int argc, char **argv)
+static void test_live(void)
 {
-    brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
-    if (device_probe(0) != STATUS_OK) {
-        fprintf(stderr, "gpu_live: %s\n", status_text());
-        return 4;
-    }
-    must(cudaSetDevice(0));
     const size_t some = brief ? 2 : COUNT_OF(generated);
     for (size_t i = 0; i < some; i++)
         compare_generators(&generated[i]);
@@ -696,6 +691,12 @@ int main(int argc, char **argv)
         provoke(&ordered[i], NO_FAULT);
     for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
         provoke(&ordered[2], (enum order_fault)fault);
+    for (size_t i = 0; i < (brief ? 3 : COUNT_OF(learnt)); i++)
+        compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
+}
+
+static void test_loaded(void)
+{
     char made[] = "/tmp/gpu_live-XXXXXX";
     folder = static_cast<char *>(must_have(mkdtemp(made)));
     for (size_t i = 0; i < (brief ? 1 : COUNT_OF(loaded)); i++)
@@ -704,7 +705,23 @@ int main(int argc, char **argv)
         provoke_loading(&loaded[1], (enum order_fault)fault);
     leave_early(loaded[0]);
     std::filesystem::remove_all(folder);
-    for (size_t i = 0; i < (brief ? 3 : COUNT_OF(learnt)); i++)
-        compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
+}
+
+int main(int argc, char **argv)
+{
+    bool only_loaded = false;
+    for (int i = 1; i < argc; i++) {
+        brief |= strcmp(argv[i], "--short") == 0;
+        only_loaded |= strcmp(argv[i], "--loaded") == 0;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_live: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    test_loaded();
+    if (!only_loaded)
+        test_live();
     return failures ? 3 : 0;
 }
