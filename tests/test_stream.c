@@ -3,13 +3,127 @@
 
 #include "shell.h"
 
+#include <dirent.h>
+#include <malloc.h>
+#include <math.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/wait.h>
 
+#include "core/timer.h"
 #include "data/random_draws.h"
+#include "data/remote.h"
 #include "must.h"
 #include "train/data.h"
 
 TestSuite(stream, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+/* ---- The order ---- */
+
+/* The definition of draw_lanes(), computed with arrays. `order` has `count` elements. */
+static void order_by_definition(uint64_t seed, uint32_t epoch, uint32_t count, uint32_t lanes,
+                                uint32_t shuffle, uint32_t *order)
+{
+    const uint32_t block_count = (count - 1) / ORDER_BLOCK + 1;
+    const struct permutation blocks =
+        permutation_begin(draw_lanes_seed(seed, epoch, UINT32_MAX, 0), block_count);
+    uint32_t *joined = malloc(count * sizeof *joined), filled = 0, begin = 0;
+    for (uint32_t b = 0; b < block_count; b++) {
+        const uint32_t first = (uint32_t)permutation_at(&blocks, b) * ORDER_BLOCK;
+        for (uint32_t i = first; i < first + ORDER_BLOCK && i < count; i++)
+            joined[filled++] = i;
+    }
+    cr_assert_eq(filled, count);
+    for (uint32_t lane = 0; lane < lanes; lane++) {
+        const uint32_t length = count / lanes + (lane < count % lanes), window = shuffle / lanes;
+        for (uint32_t i = 0; i < length; i++) {
+            const uint32_t w = i / window, left = length - w * window;
+            const struct permutation within =
+                permutation_begin(draw_lanes_seed(seed, epoch, lane, w), left < window ? left : window);
+            order[i * lanes + lane] =
+                joined[begin + w * window + (left < 2 ? 0 : permutation_at(&within, i - w * window))];
+        }
+        begin += length;
+    }
+    free(joined);
+}
+
+Test(lanes, the_order_is_that_of_the_definition)
+{
+    static const uint32_t counts[] = {1, 2, 3, 97, 255, 256, 257, 509, 1000, 4099}, lanes[] = {1, 2, 7, 64},
+                          shuffles[] = {1, 2, 64, 1000, 5000};
+    uint32_t wanted[4099];
+    for (size_t c = 0; c < COUNT_OF(counts); c++)
+        for (size_t l = 0; l < COUNT_OF(lanes); l++)
+            for (size_t s = 0; s < COUNT_OF(shuffles); s++) {
+                const uint32_t count = counts[c], epoch = (uint32_t)(c + l + s);
+                uint32_t used = lanes[l] < shuffles[s] ? lanes[l] : shuffles[s];
+                used = used < count ? used : count;
+                const struct draw_order order = draw_lanes(5, epoch, count, lanes[l], shuffles[s]);
+                order_by_definition(5, epoch, count, used, shuffles[s], wanted);
+                for (uint32_t i = 0; i < count; i++)
+                    cr_assert_eq(draw_order_at(&order, i), wanted[i], "%u of %u, %u lanes, shuffle %u", i,
+                                 count, lanes[l], shuffles[s]);
+            }
+}
+
+Test(lanes, each_sample_occurs_once_per_epoch)
+{
+    static const uint32_t counts[] = {1, 2, 3, 97, 256, 257, 509, 4099};
+    uint8_t seen[4099];
+    for (size_t c = 0; c < COUNT_OF(counts); c++)
+        for (uint32_t lanes = 1; lanes <= 130; lanes += 43)
+            for (uint32_t shuffle = 0; shuffle <= 3000; shuffle += 300) {
+                const struct draw_order order = draw_lanes(c, shuffle, counts[c], lanes, shuffle);
+                memset(seen, 0, sizeof seen);
+                for (uint32_t i = 0; i < counts[c]; i++) {
+                    const uint32_t sample = draw_order_at(&order, i);
+                    cr_assert(sample < counts[c] && !seen[sample]++, "%u", sample);
+                    cr_assert(shuffle > 0 || sample == i, "without a shuffle, the order is that of the set");
+                }
+            }
+}
+
+Test(lanes, epochs_and_seeds_differ)
+{
+    const struct draw_order one = draw_lanes(1, 0, 1000, 8, 100), two = draw_lanes(1, 1, 1000, 8, 100),
+                            three = draw_lanes(2, 0, 1000, 8, 100);
+    uint32_t twos = 0, threes = 0;
+    for (uint32_t i = 0; i < 1000; i++) {
+        twos += draw_order_at(&one, i) == draw_order_at(&two, i);
+        threes += draw_order_at(&one, i) == draw_order_at(&three, i);
+    }
+    cr_expect(twos < 100 && threes < 100, "%u and %u of 1000 positions are equal", twos, threes);
+}
+
+/* Ten classes of 1000 samples, sorted by class, as class folders are. Each batch must have nearly as many
+ * samples of each class as a batch of random samples. */
+Test(lanes, classes_are_mixed_within_batches)
+{
+    enum { COUNT = 10000, BATCH = 250, EPOCHS = 20 };
+    double squares = 0, place = 0;
+    for (uint32_t epoch = 0; epoch < EPOCHS; epoch++) {
+        const struct draw_order order = draw_lanes(3, epoch, COUNT, 64, 1000);
+        for (uint32_t first = 0; first < COUNT; first += BATCH) {
+            uint32_t classes[10] = {0};
+            for (uint32_t i = 0; i < BATCH; i++) {
+                const uint32_t sample = draw_order_at(&order, first + i);
+                classes[sample / 1000]++;
+                place += sample == 0 ? first + i : 0;
+            }
+            for (uint32_t c = 0; c < 10; c++)
+                squares += (classes[c] - BATCH / 10.0) * (classes[c] - BATCH / 10.0);
+        }
+    }
+    /* The variance of random batches is 22; in batches of one block it would be about 5,000. */
+    const double variance = squares / (10.0 * EPOCHS * (COUNT / BATCH));
+    cr_expect_lt(variance, 3 * 22, "%g", variance);
+    cr_expect(fabs(place / EPOCHS - COUNT / 2.0) < 4 * COUNT / sqrt(12.0 * EPOCHS), "%g", place / EPOCHS);
+}
 
 /* ---- A stream and its plan ---- */
 
@@ -38,7 +152,10 @@ struct opened {
     struct stream *stream;
 };
 
-/* Opens the data set `name` of the test's folder. The caller may change the request before start(). */
+static struct remote_options remote;
+
+/* Opens the data set `name` of the test's folder, or at a URL. The caller may change the request before
+ * start(). */
 static void open_set(struct opened *opened, const char *name)
 {
     char path[PATH_MAX];
@@ -47,7 +164,7 @@ static void open_set(struct opened *opened, const char *name)
     snprintf(path, sizeof path, "%s%s%s", strstr(name, "://") ? "" : folder, strstr(name, "://") ? "" : "/",
              name);
     must(members_parse(NULL, NULL, NULL, &choice));
-    must(dataset_open(path, false, &choice, NULL, &opened->dataset));
+    must(dataset_open(path, false, &choice, &remote, &opened->dataset));
     opened->epochs = (struct epochs){opened->dataset.sample_count, 16, 8, 64};
     opened->request = (struct set_stream_request){.dataset = &opened->dataset,
                                                   .fit = {.how = FIT_RESIZE, .res = 20, .channels = 3},
@@ -129,11 +246,12 @@ static void forget(struct record *record)
 static void prepare(unsigned samples)
 {
     EXPECT(0,
-           "$P --prepare all --from digits --samples %u --store imagefolder && "
-           "mkdir f && cp -r all/*/ f && "
-           "$P --prepare m --from dataset --source f --store shards --shards 3",
+           "$P --prepare all --from digits --samples %u --store imagefolder && mkdir f && cp -r all/*/ f && "
+           "$P --prepare m --from dataset --source f --store shards --shards 3 --name m",
            samples);
 }
+
+static struct opened opened;
 
 /* ---- Contents ---- */
 
@@ -142,7 +260,6 @@ Test(stream, the_batches_do_not_depend_on_threads_or_storage)
     static const char *const names[] = {"m", "f"};
     static const int threads[] = {1, 2, 3, 7};
     static const uint32_t ahead[] = {1, 2, 5};
-    struct opened opened;
     struct record wanted = {.count = 0};
     prepare(257);
     for (size_t n = 0; n < COUNT_OF(names); n++)
@@ -169,7 +286,6 @@ Test(stream, the_batches_do_not_depend_on_threads_or_storage)
 /* The training set is all of f/. */
 Test(stream, the_pixels_and_labels_are_those_of_stored_data)
 {
-    struct opened opened;
     struct data data;
     char path[PATH_MAX];
     prepare(257);
@@ -201,4 +317,671 @@ Test(stream, the_pixels_and_labels_are_those_of_stored_data)
         data_close(&data);
     }
 }
+
+/* Volumes of halves are stored as they are. */
+Test(stream, arrays_of_halves_are_those_of_stored_data)
+{
+    struct data data;
+    char path[PATH_MAX];
+    EXPECT(0, "$P --prepare h/train --from clips --samples 61 --shards 2 && cp -r h/train h/test");
+    snprintf(path, sizeof path, "%s/h", folder);
+    const struct data_request request = {.name = path, .batch = 10, .feed = -1, .resources = {.threads = 2}};
+    must(data_open(&request, &data));
+    cr_assert_eq(data.type, DTYPE_F16);
+    open_set(&opened, "h/train");
+    opened.request.fit.res = 0;
+    opened.request.channels = data.shape.channels;
+    opened.request.height = data.shape.height;
+    opened.request.width = data.shape.width;
+    opened.request.depth = data.shape.depth;
+    opened.request.type = DTYPE_F16;
+    start(&opened);
+    struct record found = take(opened.stream, opened.request.plan.steps);
+    cr_assert(found.count == 61 && found.sample_bytes == data.sample_bytes);
+    for (uint32_t i = 0; i < found.count; i++) {
+        const uint32_t n = found.numbers[i];
+        cr_expect_eq(found.labels[i], (int32_t)data.sets[DATA_TRAIN].labels[n]);
+        cr_expect_arr_eq(found.values + i * found.sample_bytes, data_sample(&data, DATA_TRAIN, n),
+                         found.sample_bytes);
+    }
+    forget(&found);
+    close_set(&opened);
+    data_close(&data);
+}
+
+/* A subset of the samples, with labels of its own. */
+Test(stream, samples_and_labels_may_be_given)
+{
+    static const uint32_t samples[] = {5, 60, 5, 17, 1}, labels[] = {9, 8, 7, 6, 5};
+    prepare(61);
+    open_set(&opened, "f");
+    start(&opened);
+    struct record all = take(opened.stream, opened.request.plan.steps);
+    close_set(&opened);
+    open_set(&opened, "m");
+    opened.request.samples = samples;
+    opened.request.labels = labels;
+    opened.epochs = (struct epochs){5, 3, 1, 0};
+    start(&opened);
+    struct record some = take(opened.stream, 2);
+    cr_assert_eq(some.count, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t at = 0;
+        while (all.numbers[at] != samples[i])
+            at++;
+        cr_expect(some.numbers[i] == i && some.labels[i] == (int32_t)labels[i]);
+        cr_expect_arr_eq(some.values + i * some.sample_bytes, all.values + at * all.sample_bytes,
+                         some.sample_bytes);
+    }
+    forget(&all);
+    forget(&some);
+    close_set(&opened);
+}
+
+/* Counts 1, 3, primes, and one more than a block. */
+Test(stream, each_sample_is_delivered_once_per_epoch)
+{
+    static const uint32_t counts[] = {1, 3, 13, 251, 257};
+    prepare(257);
+    open_set(&opened, "m");
+    for (size_t c = 0; c < COUNT_OF(counts); c++) {
+        opened.epochs.count = counts[c];
+        start(&opened);
+        for (uint64_t epoch = 0; epoch < 3; epoch++) {
+            uint32_t seen[257] = {0};
+            for (uint64_t step = 0; step < opened.request.plan.steps; step++) {
+                struct stream_batch batch;
+                must(stream_next(opened.stream, &batch));
+                cr_expect(batch.epoch == epoch && batch.step == step);
+                cr_expect_eq(batch.last, step + 1 == opened.request.plan.steps);
+                for (uint32_t i = 0; i < batch.samples.count; i++)
+                    seen[batch.numbers[i]]++;
+                must(stream_release(opened.stream, &batch, NULL));
+            }
+            for (uint32_t i = 0; i < counts[c]; i++)
+                cr_expect_eq(seen[i], 1);
+        }
+        struct stream_stats stats;
+        stream_stats(opened.stream, &stats);
+        cr_expect(stats.samples == 3 * counts[c] && stats.batches == 3 * opened.request.plan.steps);
+        cr_expect(stats.masked == 0 && stats.bytes > 0 && stats.memory_bytes > 0);
+        stream_close(opened.stream);
+    }
+    dataset_close(&opened.dataset);
+}
+
+/* Random crops are drawn again in each epoch, and only by seed, epoch and sample. */
+Test(stream, crops_differ_between_epochs)
+{
+    prepare(61);
+    struct record records[2];
+    for (int threads = 1; threads <= 2; threads++) {
+        open_set(&opened, threads == 1 ? "m" : "f");
+        opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
+        opened.request.threads = threads;
+        opened.epochs.shuffle = 0;
+        start(&opened);
+        records[threads - 1] = take(opened.stream, 3 * opened.request.plan.steps);
+        close_set(&opened);
+    }
+    cr_expect(same(&records[0], &records[1]));
+    uint32_t equal = 0;
+    const size_t bytes = records[0].sample_bytes;
+    for (uint32_t i = 0; i < 61; i++) {
+        equal += memcmp(records[0].values + i * bytes, records[0].values + (i + 61) * bytes, bytes) == 0;
+        equal += memcmp(records[0].values + i * bytes, records[0].values + (i + 122) * bytes, bytes) == 0;
+    }
+    cr_expect_lt(equal, 4, "%u crops of 122 are equal to those of epoch 0", equal);
+    forget(&records[0]);
+    forget(&records[1]);
+}
+
+/* ---- Positions ---- */
+
+/* Returns batches `first` to `first` + `count` - 1 of a record of whole epochs. The caller frees nothing. */
+static struct record slice(const struct record *all, uint64_t first, uint64_t count)
+{
+    const uint64_t steps = opened.request.plan.steps, batch = opened.epochs.batch;
+    const uint64_t begin = first / steps * opened.epochs.count + first % steps * batch,
+                   end_batch = first + count;
+    const uint64_t end = end_batch / steps * opened.epochs.count + end_batch % steps * batch;
+    return (struct record){.values = all->values + begin * all->sample_bytes,
+                           .labels = all->labels + begin,
+                           .numbers = all->numbers + begin,
+                           .count = (uint32_t)(end - begin),
+                           .sample_bytes = all->sample_bytes};
+}
+
+/* Expects that the stream delivers `count` batches from batch `first` on. */
+static void expect_batches(const struct record *all, uint64_t first, uint64_t count)
+{
+    const uint64_t steps = opened.request.plan.steps;
+    struct record found = take(opened.stream, count), wanted = slice(all, first, count);
+    cr_expect(same(&found, &wanted), "from batch %llu", (unsigned long long)first);
+    cr_expect(opened.stream->at.epoch == (first + count) / steps &&
+              opened.stream->at.step == (first + count) % steps);
+    forget(&found);
+}
+
+static struct stream_position position(uint64_t batch)
+{
+    return (struct stream_position){batch / opened.request.plan.steps, batch % opened.request.plan.steps};
+}
+
+Test(stream, a_seek_leads_to_the_same_batches)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
+    start(&opened);
+    const uint64_t steps = opened.request.plan.steps;
+    struct record all = take(opened.stream, 4 * steps);
+    for (int threads = 1; threads <= 3; threads++) {
+        stream_close(opened.stream);
+        opened.request.threads = threads;
+        opened.request.begin = position(steps + 1);
+        start(&opened);
+        cr_expect(opened.stream->at.epoch == 1 && opened.stream->at.step == 1);
+        expect_batches(&all, steps + 1, 2);
+        for (uint64_t at = 3 * steps; at-- > 0;) {
+            must(stream_seek(opened.stream, position(at)));
+            must(stream_seek(opened.stream, position(at))); /* where it is */
+            expect_batches(&all, at, 1 + at % 3);
+        }
+        must(stream_seek(opened.stream, position(0)));
+        expect_batches(&all, 0, 1);
+        stream_cancel(opened.stream);
+        struct stream_batch batch;
+        cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+        cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+        must(stream_seek(opened.stream, position(1)));
+        expect_batches(&all, 1, 3);
+        cr_expect_eq(stream_seek(opened.stream, (struct stream_position){0, steps}), STATUS_USAGE);
+        expect_batches(&all, 4, 1);
+    }
+    forget(&all);
+    close_set(&opened);
+}
+
+/* ---- Broken samples ---- */
+
+/* Positions of broken samples in epoch 0: two in step 2, one in step 3. */
+static const uint32_t broken_at[] = {37, 44, 48};
+
+/* Opens f/ after some files were broken, and sets `all` to two epochs of the intact files. */
+static void open_broken(struct record *all)
+{
+    prepare(61);
+    EXPECT(0, "cp -r f intact");
+    open_set(&opened, "intact");
+    start(&opened);
+    *all = take(opened.stream, 2 * opened.request.plan.steps);
+    for (size_t i = 0; i < COUNT_OF(broken_at); i++)
+        EXPECT(0, "echo no > f/%s", opened.dataset.samples[all->numbers[broken_at[i]]].key);
+    close_set(&opened);
+    open_set(&opened, "f");
+}
+
+/* Expects that the next batch is a failure that names the sample at a position, twice. */
+static void expect_failure(const struct record *all, uint32_t place)
+{
+    const char *key = opened.dataset.samples[all->numbers[place]].key;
+    struct stream_batch batch;
+    for (int i = 0; i < 2; i++) {
+        status_set(STATUS_OK, "nothing");
+        cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+        cr_expect(strstr(status_text(), key), "'%s' lacks %s", status_text(), key);
+    }
+}
+
+Test(stream, the_first_broken_sample_ends_the_stream_at_its_step)
+{
+    struct record all;
+    open_broken(&all);
+    for (int threads = 1; threads <= 7; threads += 2)
+        for (uint32_t ahead = 1; ahead <= 5; ahead += 2)
+            for (int seeks = 0; seeks < 2; seeks++) {
+                opened.request.threads = threads;
+                opened.request.ahead = ahead;
+                start(&opened);
+                expect_batches(&all, 0, 2);
+                expect_failure(&all, broken_at[0]);
+                must(stream_seek(opened.stream, position(seeks)));
+                expect_batches(&all, (uint64_t)seeks, 2 - (uint64_t)seeks);
+                expect_failure(&all, broken_at[0]);
+                must(stream_seek(opened.stream, position(3)));
+                expect_failure(&all, broken_at[2]);
+                stream_close(opened.stream);
+            }
+    forget(&all);
+    dataset_close(&opened.dataset);
+}
+
+Test(stream, broken_samples_are_masked)
+{
+    struct record all;
+    open_broken(&all);
+    opened.request.on_error = SET_STREAM_MASK;
+    for (uint32_t i = 0; i < COUNT_OF(broken_at); i++) {
+        memset(all.values + broken_at[i] * all.sample_bytes, 0, all.sample_bytes);
+        all.labels[broken_at[i]] = STREAM_MASKED;
+    }
+    for (int threads = 1; threads <= 3; threads++) {
+        struct record found = {.count = 0};
+        opened.request.threads = threads;
+        start(&opened);
+        for (uint64_t step = 0; step < opened.request.plan.steps; step++) {
+            struct stream_batch batch;
+            must(stream_next(opened.stream, &batch));
+            cr_expect_eq(batch.masked, step == 2 ? 2 : step == 3 ? 1 : 0);
+            add(&found, &batch);
+            must(stream_release(opened.stream, &batch, NULL));
+        }
+        const struct record wanted = slice(&all, 0, opened.request.plan.steps);
+        cr_expect(same(&found, &wanted), "%d threads", threads);
+        struct stream_stats stats;
+        stream_stats(opened.stream, &stats);
+        cr_expect_eq(stats.masked, 3);
+        forget(&found);
+        stream_close(opened.stream);
+    }
+    forget(&all);
+    dataset_close(&opened.dataset);
+}
+
+/* Each data set has a fault that decoding finds. Masking applies to those of samples only. */
+Test(stream, faults_of_samples_are_told_apart)
+{
+    static const struct {
+        const char *command, *words;
+        bool masks;
+    } cases[] = {
+        {"rm x/0000/*", "cannot open", false},
+        {"echo 1 >> $(ls x/0000/* | head -1)", "changed after the data set was opened", false},
+        {"for i in x/0000/*; do cp $i y; mv y $i; done", "changed after the data set was opened", false},
+    };
+    prepare(61);
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int masks = 0; masks < 2; masks++) {
+            EXPECT(0, "rm -rf x; cp -r f x");
+            open_set(&opened, "x");
+            EXPECT(0, "%s", cases[i].command);
+            opened.request.on_error = masks ? SET_STREAM_MASK : SET_STREAM_FAIL;
+            start(&opened);
+            enum status result = STATUS_OK;
+            for (uint64_t step = 0; result == STATUS_OK && step < opened.request.plan.steps; step++) {
+                struct stream_batch batch;
+                result = stream_next(opened.stream, &batch);
+                if (result == STATUS_OK)
+                    must(stream_release(opened.stream, &batch, NULL));
+            }
+            cr_expect_eq(result, masks && cases[i].masks ? STATUS_OK : STATUS_FAILED, "%s", cases[i].command);
+            cr_expect(result == STATUS_OK || strstr(status_text(), cases[i].words), "%s", status_text());
+            cr_expect(result == STATUS_OK || strstr(status_text(), "/x/0000/"), "%s", status_text());
+            close_set(&opened);
+        }
+}
+
+/* The index of --prepare has a hash of each member. */
+Test(stream, damaged_bytes_are_found_by_the_hash_of_the_index)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    const struct dataset_sample *sample = &opened.dataset.samples[20];
+    const struct dataset_member *member = &opened.dataset.members[sample->member + sample->image];
+    const char *name = opened.dataset.files[member->file].name;
+    cr_assert_gt(member->size, 150);
+    EXPECT(0, "printf X | dd of=m/%s bs=1 seek=%llu conv=notrunc 2>/dev/null", name,
+           (unsigned long long)(member->offset + 70));
+    dataset_close(&opened.dataset);
+    open_set(&opened, "m");
+    opened.epochs.shuffle = 0;
+    start(&opened);
+    struct record found = take(opened.stream, 1);
+    struct stream_batch batch;
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "do not match the hash in the index"), "%s", status_text());
+    cr_expect(strstr(status_text(), opened.dataset.samples[20].key), "%s", status_text());
+    forget(&found);
+    close_set(&opened);
+}
+
+/* Images of different sizes are no fault of a sample. */
+Test(stream, shapes_must_be_those_of_the_request)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    opened.request.fit.res = 0;
+    opened.request.on_error = SET_STREAM_MASK;
+    start(&opened);
+    struct stream_batch batch;
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "--out-res"), "%s", status_text());
+    close_set(&opened);
+}
+
+/* ---- Sets that change ---- */
+
+/* Runs a command after the first batches, and expects a failure that names a shard. Batches before it have
+ * the original contents. */
+static void expect_change(const char *command, const struct record *all)
+{
+    struct stream_batch batch;
+    enum status result = STATUS_OK;
+    uint64_t at = 2;
+    EXPECT(0, "rm -rf x; cp -r m x");
+    open_set(&opened, "x");
+    start(&opened);
+    expect_batches(all, 0, 2);
+    EXPECT(0, "%s", command);
+    while (at < 2 * opened.request.plan.steps && (result = stream_next(opened.stream, &batch)) == STATUS_OK) {
+        struct record found = {.count = 0}, wanted = slice(all, at++, 1);
+        add(&found, &batch);
+        cr_expect(same(&found, &wanted), "%s: batch %llu", command, (unsigned long long)at);
+        must(stream_release(opened.stream, &batch, NULL));
+        forget(&found);
+    }
+    cr_expect_eq(result, STATUS_FAILED, "%s", command);
+    cr_expect(strstr(status_text(), "changed after the data set was opened"), "%s: %s", command,
+              status_text());
+    cr_expect(strstr(status_text(), "/x/m-00000"), "%s: %s", command, status_text());
+    close_set(&opened);
+}
+
+Test(stream, shards_that_change_are_failures)
+{
+    prepare(251);
+    open_set(&opened, "m");
+    start(&opened);
+    struct record all = take(opened.stream, 2 * opened.request.plan.steps);
+    close_set(&opened);
+    expect_change("truncate -s 4096 x/m-000001.tar", &all);
+    expect_change("truncate -s 0 x/m-000000.tar", &all);
+    expect_change("cp m/m-000002.tar x/y && mv x/y x/m-000002.tar", &all);
+    expect_change("cat m/m-000001.tar > x/m-000002.tar", &all);
+    expect_change("cat m/m-000002.tar > x/m-000002.tar", &all); /* the same bytes, but written again */
+    expect_change("rm x/*.tar", &all);
+    forget(&all);
+}
+
+/* ---- The functions of a stream ---- */
+
+Test(stream, batches_may_be_released_in_any_order)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    opened.request.held = 3;
+    start(&opened);
+    const uint64_t steps = opened.request.plan.steps;
+    struct record all = take(opened.stream, 4 * steps);
+    must(stream_seek(opened.stream, position(0)));
+    struct stream_batch batches[6];
+    for (uint64_t at = 0; at + 3 < 4 * steps; at += 3) {
+        for (int i = 0; i < 3; i++)
+            must(stream_next(opened.stream, &batches[i]));
+        usleep(2000); /* the threads prepare further batches */
+        struct record found = {.count = 0}, wanted = slice(&all, at, 3);
+        for (int i = 0; i < 3; i++)
+            add(&found, &batches[i]);
+        cr_expect(same(&found, &wanted), "from batch %llu", (unsigned long long)at);
+        must(stream_release(opened.stream, &batches[1], NULL));
+        cr_expect_eq(stream_release(opened.stream, &batches[1], NULL), STATUS_USAGE);
+        must(stream_release(opened.stream, &batches[2], NULL));
+        must(stream_release(opened.stream, &batches[0], NULL));
+        forget(&found);
+    }
+    for (int i = 0; i < 5; i++)
+        must(stream_next(opened.stream, &batches[i]));
+    cr_expect_eq(stream_next(opened.stream, &batches[5]), STATUS_USAGE, "all batches are held");
+    cr_expect_eq(stream_seek(opened.stream, position(0)), STATUS_USAGE, "batches are held");
+    cr_expect_eq(stream_release(opened.stream, &batches[4], &all), STATUS_USAGE, "events are for devices");
+    for (int i = 5; i-- > 0;)
+        must(stream_release(opened.stream, &batches[i], NULL));
+    must(stream_next(opened.stream, &batches[5]));
+    must(stream_release(opened.stream, &batches[5], NULL));
+    forget(&all);
+    close_set(&opened);
+}
+
+Test(stream, a_batch_is_copied_into_memory_of_the_caller)
+{
+    prepare(61);
+    open_set(&opened, "m");
+    start(&opened);
+    struct record all = take(opened.stream, opened.request.plan.steps);
+    must(stream_seek(opened.stream, position(0)));
+    for (uint64_t at = 0; at < opened.request.plan.steps; at++) {
+        uint8_t values[16 * 3 * 20 * 20];
+        int32_t labels[16];
+        uint32_t count;
+        const struct record wanted = slice(&all, at, 1);
+        must(stream_fill(opened.stream, values, at % 2 ? labels : NULL, &count));
+        cr_assert_eq(count, wanted.count);
+        cr_expect_arr_eq(values, wanted.values, count * wanted.sample_bytes);
+        cr_expect(at % 2 == 0 || memcmp(labels, wanted.labels, count * sizeof *labels) == 0);
+    }
+    forget(&all);
+    close_set(&opened);
+}
+
+/* A plan whose lists wait for a semaphore from the second epoch on. */
+static sem_t gate;
+static _Atomic uint64_t listed_epoch;
+
+static uint32_t list_at_gate(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    if (epoch > listed_epoch)
+        listed_epoch = epoch;
+    if (epoch > 0)
+        while (sem_wait(&gate) != 0)
+            ;
+    return list(context, epoch, step, numbers);
+}
+
+static void *cancel_soon(void *stream)
+{
+    usleep(50000);
+    stream_cancel(stream);
+    return NULL;
+}
+
+Test(stream, a_cancel_ends_a_waiting_call)
+{
+    pthread_t thread;
+    struct stream_batch batch;
+    prepare(61);
+    sem_init(&gate, 0, 0);
+    open_set(&opened, "m");
+    start(&opened);
+    struct record all = take(opened.stream, 2 * opened.request.plan.steps);
+    stream_close(opened.stream);
+    opened.request.plan.list = list_at_gate;
+    must(set_stream_open(&opened.request, &opened.stream));
+    expect_batches(&all, 0, opened.request.plan.steps);
+    cr_assert_eq(pthread_create(&thread, NULL, cancel_soon, opened.stream), 0);
+    const double begin_s = timer_now_s();
+    cr_expect_eq(stream_next(opened.stream, &batch), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "cancelled"), "%s", status_text());
+    cr_expect_lt(timer_now_s() - begin_s, 20);
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 100; i++)
+        sem_post(&gate);
+    must(stream_seek(opened.stream, position(3)));
+    expect_batches(&all, 3, 4);
+    close_set(&opened);
+    forget(&all);
+}
+
+Test(stream, lists_of_the_next_epoch_may_have_to_wait)
+{
+    prepare(61);
+    sem_init(&gate, 0, 1000);
+    open_set(&opened, "m");
+    opened.request.plan.by_epoch = true;
+    opened.request.ahead = 9;
+    start(&opened);
+    stream_close(opened.stream);
+    opened.request.plan.list = list_at_gate;
+    must(set_stream_open(&opened.request, &opened.stream));
+    for (uint64_t epoch = 0; epoch < 3; epoch++) {
+        struct record found = take(opened.stream, opened.request.plan.steps);
+        usleep(20000);
+        cr_expect_eq(listed_epoch, epoch);
+        cr_expect_eq(found.count, 61);
+        forget(&found);
+    }
+    close_set(&opened);
+}
+
+static uint32_t list_too_many(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const uint32_t count = list(context, epoch, step, numbers);
+    return step == 2 ? count + 1 : step == 1 ? 0 : count;
+}
+
+static uint32_t list_unknown(const void *context, uint64_t epoch, uint64_t step, uint32_t *numbers)
+{
+    const uint32_t count = list(context, epoch, step, numbers);
+    numbers[1] = step == 2 ? 61 : numbers[1];
+    return count;
+}
+
+Test(stream, plans_are_checked)
+{
+    struct stream_batch batch;
+    prepare(61);
+    open_set(&opened, "m");
+    start(&opened);
+    for (int i = 0; i < 2; i++) {
+        stream_close(opened.stream);
+        opened.request.plan.list = i ? list_unknown : list_too_many;
+        must(set_stream_open(&opened.request, &opened.stream));
+        struct record found = take(opened.stream, 2);
+        cr_expect_eq(found.count, i ? 32 : 16);
+        cr_expect_eq(stream_next(opened.stream, &batch), STATUS_USAGE);
+        cr_expect(strstr(status_text(), i ? "61 of 61" : "17 samples"), "%s", status_text());
+        forget(&found);
+    }
+    struct stream *stream;
+    struct set_stream_request request = opened.request;
+    request.width = 21;
+    cr_expect_eq(set_stream_open(&request, &stream), STATUS_USAGE);
+    request = opened.request;
+    request.threads = 0;
+    cr_expect_eq(set_stream_open(&request, &stream), STATUS_USAGE);
+    request = opened.request;
+    request.begin.step = request.plan.steps;
+    cr_expect_eq(set_stream_open(&request, &stream), STATUS_USAGE);
+    cr_expect_null(stream);
+    close_set(&opened);
+}
+
+/* ---- Resources ---- */
+
+static int entries_of(const char *path)
+{
+    int count = 0;
+    DIR *directory = opendir(path);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        count += *entry->d_name != '.';
+    cr_assert(directory && closedir(directory) == 0);
+    return count;
+}
+
+static size_t allocated(void)
+{
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
+Test(stream, openings_and_epochs_need_no_further_memory)
+{
+    size_t before = 0;
+    int files = 0, threads = entries_of("/proc/self/task");
+    prepare(61);
+    for (int n = 0; n < 2; n++) {
+        open_set(&opened, n ? "f" : "m");
+        opened.request.fit.how = FIT_RANDOM_RESIZED_CROP;
+        for (int i = 0; i < 214; i++) {
+            start(&opened);
+            struct record some = take(opened.stream, (uint64_t)i % 7);
+            forget(&some);
+            stream_close(opened.stream);
+            before = i < 14 ? allocated() : before;
+            files = i < 14 ? entries_of("/proc/self/fd") : files;
+        }
+        cr_expect_leq(allocated(), before + before / 100, "%zu, then %zu bytes", before, allocated());
+        cr_expect_eq(entries_of("/proc/self/fd"), files);
+        cr_expect_eq(entries_of("/proc/self/task"), threads);
+        start(&opened);
+        struct record some = take(opened.stream, 5 * opened.request.plan.steps);
+        forget(&some);
+        before = allocated();
+        files = entries_of("/proc/self/fd");
+        for (int epoch = 0; epoch < 100; epoch++) {
+            some = take(opened.stream, opened.request.plan.steps);
+            forget(&some);
+        }
+        cr_expect_leq(allocated(), before + before / 100, "%zu, then %zu bytes", before, allocated());
+        cr_expect_leq(entries_of("/proc/self/fd"), files + opened.request.threads);
+        close_set(&opened);
+    }
+}
+
+/* ---- URLs ---- */
+
+#ifdef HAVE_CURL
+static pid_t server_pid;
+
+/* Starts tests/remote_server.py for the test's folder, and returns its port. */
+static int start_server(void)
+{
+    char script[PATH_MAX + 32], line[32];
+    int to[2], from[2], port = 0;
+    snprintf(script, sizeof script, "%s/tests/remote_server.py", root);
+    cr_assert(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
+    server_pid = fork();
+    if (server_pid == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        execlp("python3", "python3", script, folder, NULL);
+        _exit(127);
+    }
+    close(from[1]);
+    FILE *server = fdopen(from[0], "r");
+    cr_assert(fgets(line, sizeof line, server) && sscanf(line, "%d", &port) == 1,
+              "the server does not start");
+    setenv("no_proxy", "127.0.0.1", 1);
+    return port;
+}
+
+/* One answer in ten is late, incomplete, or an error. */
+Test(stream, shards_at_a_url_give_the_same_batches)
+{
+    char url[128], cache[PATH_MAX];
+    prepare(257);
+    open_set(&opened, "m");
+    start(&opened);
+    struct record wanted = take(opened.stream, 2 * opened.request.plan.steps);
+    close_set(&opened);
+    EXPECT(0, "mv m/*.tar .");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/faulty/m-{000000..000002}.tar", start_server());
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    EXPECT(0, "mkdir cache");
+    for (int i = 0; i < 3; i++) {
+        remote.cache_dir = i == 2 ? cache : NULL;
+        open_set(&opened, url);
+        opened.request.threads = i + 1;
+        opened.request.shard_bytes = i == 1; /* one shard in memory */
+        start(&opened);
+        struct record found = take(opened.stream, 2 * opened.request.plan.steps);
+        cr_expect(same(&found, &wanted), "case %d", i);
+        forget(&found);
+        close_set(&opened);
+    }
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+    forget(&wanted);
+}
+#endif
 #endif

@@ -68,6 +68,7 @@ struct set_stream {
     pthread_cond_t work;  /* for workers: there may be something to do */
     pthread_cond_t done;  /* for the consumer: a batch is finished, or no thread works any more */
     uint32_t idle;        /* waiting workers */
+    bool woken;           /* the consumer has woken a worker, which does not run yet */
     bool waiting;         /* the consumer waits */
     bool cancelled, draining, closing, listing;
     /* Batches have sequence numbers since the latest seek. Those from `taken` to `listed` - 1 are in
@@ -123,9 +124,8 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
             return status_prefix(status, "sample '%s'", sample->key);
         worker->bytes += size;
     }
-    enum status status = dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, 0, label);
-    if (status == STATUS_OK && *label < 0)
-        status = status_set(STATUS_FAILED, "the label %d is negative", *label);
+    const enum status status =
+        dataset_label(dataset, sample, worker->label, folder ? 0 : member->size, INT32_MAX, label);
     worker->broken = status == STATUS_FAILED;
     return status == STATUS_OK ? STATUS_OK : dataset_at(dataset, sample, member, status);
 }
@@ -217,9 +217,21 @@ static bool may_list(const struct set_stream *self)
            (!self->request.plan.by_epoch || self->list_at.epoch < self->epochs_open);
 }
 
-static void wake_worker(struct set_stream *self)
+/* Returns whether the consumer has to wake a worker, after it has released the lock. Waking a thread is a
+ * system call, so workers that have prepared all batches sleep until half of them are taken. */
+static bool must_wake(const struct set_stream *self)
 {
-    if (self->idle > 0 && may_list(self))
+    return self->idle > 0 && !self->woken && self->listed - self->taken <= self->request.ahead / 2 &&
+           may_list(self);
+}
+
+/* Releases the lock, and wakes a worker if necessary. */
+static void unlock_and_wake(struct set_stream *self)
+{
+    const bool wakes = must_wake(self);
+    self->woken |= wakes;
+    pthread_mutex_unlock(&self->lock);
+    if (wakes)
         pthread_cond_signal(&self->work);
 }
 
@@ -387,6 +399,7 @@ static void *run(void *context)
             self->idle++;
             pthread_cond_wait(&self->work, &self->lock);
             self->idle--;
+            self->woken = false;
         }
     }
     pthread_mutex_unlock(&self->lock);
@@ -453,7 +466,6 @@ static void take(struct set_stream *self, struct slot *slot)
     self->stats.batches++;
     self->stats.samples += slot->count;
     self->stats.masked += slot->masked;
-    wake_worker(self);
 }
 
 static enum status set_stream_next(struct stream *stream, struct stream_batch *batch)
@@ -465,12 +477,13 @@ static enum status set_stream_next(struct stream *stream, struct stream_batch *b
     self->ready_sum += self->ready;
     if (self->epochs_open <= self->take_at.epoch) {
         self->epochs_open = self->take_at.epoch + 1;
-        wake_worker(self);
+        unlock_and_wake(self);
+        pthread_mutex_lock(&self->lock);
     }
     const enum status status = await_batch(self, &slot);
     if (status == STATUS_OK)
         take(self, slot);
-    pthread_mutex_unlock(&self->lock);
+    unlock_and_wake(self);
     TRY(status);
     describe(self, slot, batch);
     if (slot->masked && self->told < TOLD_MAX) {
@@ -493,9 +506,8 @@ static enum status set_stream_release(struct stream *stream, const struct stream
     if (held) {
         self->slots[batch->slot].state = SLOT_FREE;
         self->held--;
-        wake_worker(self);
     }
-    pthread_mutex_unlock(&self->lock);
+    unlock_and_wake(self);
     return held ? STATUS_OK : status_set(STATUS_USAGE, "the batch was released before");
 }
 
