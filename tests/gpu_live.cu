@@ -223,13 +223,19 @@ static uint64_t step_ns(uint32_t i)
 
 enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
 
+/* Returns the bytes of the largest batch of this rank. */
+static size_t batch_bytes(const struct train *train)
+{
+    return train_generated(train, train_share_max(train)) * train->data->sample_bytes;
+}
+
 /* Runs `steps` steps, and copies the batch of each step to `copies`. `labels`: those of the training set, in
  * device memory; only for loaded samples. */
 static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint32_t *labels,
                       uint8_t *copies)
 {
     const struct train *train = feed->train;
-    size_t bytes = train->batch * train->data->sample_bytes;
+    const size_t bytes = batch_bytes(train);
     uint32_t an_epoch = train_steps(train);
     cudaStream_t training, hasty;
     must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
@@ -324,9 +330,10 @@ static void provoke(const struct set *set, enum order_fault fault)
 /* ---- Loaded samples ---- */
 
 /* Files of a data set with a training set and a test set, in class folders. Each training sample has its own
- * pixels. Every `broken`-th training sample is a truncated file; 0: none. */
+ * pixels. Every `broken`-th training sample is a truncated file; 0: none. With several ranks, the feed is
+ * that of the last rank, and the samples are mixed with partners. */
 struct files {
-    uint32_t count, classes, res, batch, broken;
+    uint32_t count, classes, res, batch, broken, ranks;
 };
 
 static std::string folder; /* with a folder per struct files; removed at the end */
@@ -413,10 +420,10 @@ static uint32_t count_wrong_files(const struct files *files, const struct train 
 {
     const uint32_t bytes = (uint32_t)train->data->sample_bytes, an_epoch = train_steps(train);
     uint32_t wrong = 0;
-    auto *numbers = static_cast<uint32_t *>(must_have(malloc(train->batch * sizeof(uint32_t))));
-    for (uint32_t i = 0; i < steps; i++, copies += train->batch * bytes) {
+    auto *numbers = static_cast<uint32_t *>(must_have(malloc(2 * train->batch * sizeof(uint32_t))));
+    for (uint32_t i = 0; i < steps; i++, copies += batch_bytes(train)) {
         const struct draw_order order = train_order(train, i / an_epoch);
-        const uint32_t count = train_batch(train, &order, i % an_epoch, numbers);
+        const uint32_t count = train_generated(train, train_batch(train, &order, i % an_epoch, numbers));
         bool right = true;
         for (uint32_t j = 0; j < count; j++) {
             const bool broken = is_broken(files, numbers[j]);
@@ -460,8 +467,11 @@ static void provoke_loading(const struct files *files, enum order_fault fault)
     train.data = &data;
     train.seed = 5;
     train.batch = files->batch;
+    train.ranks = files->ranks;
+    train.rank = files->ranks ? files->ranks - 1 : 0;
+    train.mixing.mixup = files->ranks > 1 ? 0.8 : 0;
     const uint32_t steps = brief ? train_steps(&train) + 1 : 3 * train_steps(&train) + 1;
-    const size_t bytes = (size_t)steps * files->batch * data.sample_bytes;
+    const size_t bytes = steps * batch_bytes(&train);
     must(device_feed_open(&feed, &train, &resources, &allocations));
     must(cudaMalloc(&copies, bytes));
     uint32_t *labels = labels_on_device(&data);
@@ -473,11 +483,12 @@ static void provoke_loading(const struct files *files, enum order_fault fault)
     const uint32_t wrong_labels = count_wrong_labels(files, labels);
     char text[192];
     snprintf(text, sizeof text,
-             "order of loaded samples: %u steps, batch %u of %u, %u^2%s: %u wrong, %u masked, %u wrong "
+             "order of loaded samples: %u steps, batch %u of %u, %u^2%s%s: %u wrong, %u masked, %u wrong "
              "labels; per step: waited %.2f ms",
-             steps, files->batch, files->count, files->res, names[fault], wrong, masked, wrong_labels,
-             1e3 * totals.data_s / steps);
-    tell((fault == NO_FAULT ? wrong == 0 : wrong > 0) && wrong_labels == 0, text);
+             steps, files->batch, files->count, files->res, files->ranks ? ", the last of several ranks" : "",
+             names[fault], wrong, masked, wrong_labels, 1e3 * totals.data_s / steps);
+    tell((fault == NO_FAULT ? wrong == 0 : wrong > 0) && (wrong_labels == 0 || files->ranks),
+         text); /* a rank masks what it reads */
     free(host);
     must(cudaFree(copies));
     device_feed_close(&feed);
@@ -672,8 +683,9 @@ static const struct set learnt[] = {
     {1000, 64, 600, 257, true, "omp", false}, {10, 49, 61, 21, false, "omp", true},
     {1000, 64, 600, 255, true, nullptr, true}};
 /* With --short, only the first of these sets runs. */
-static const struct files loaded[] = {
-    {41, 3, 16, 7, 6}, {500, 10, 64, 64, 0}, {37, 4, 9, 1, 5}, {300, 7, 112, 257, 11}, {64, 1, 33, 64, 0}};
+static const struct files loaded[] = {{41, 3, 16, 7, 6, 0},  {500, 10, 64, 64, 0, 0},
+                                      {37, 4, 9, 1, 5, 0},   {300, 7, 112, 257, 11, 0},
+                                      {64, 1, 33, 64, 0, 0}, {43, 3, 16, 7, 6, 3}};
 /* Lists of numbers for generators that paint lines in any order. */
 static const struct set listed[] = {{7, 64, 23, 7, false, "gbase", false},
                                     {7, 64, 23, 7, false, "bat", false},
