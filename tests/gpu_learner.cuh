@@ -189,6 +189,7 @@ enum fault {
     FAULT_HIDDEN,
     FAULT_MOVE,
     FAULT_LABEL,
+    FAULT_MASK,
 };
 
 static const char *const fault_names[] = {
@@ -204,6 +205,7 @@ static const char *const fault_names[] = {
     "fc2 without an eighth of its inputs",
     "no shifts",
     "no smoothing",
+    "class 0 instead of masked labels",
 };
 
 static inline const struct layer *layer_named(const struct model *model, const char *name)
@@ -216,9 +218,12 @@ static inline const struct layer *layer_named(const struct model *model, const c
 }
 
 /* Returns whether a network can have the fault. Some faults change a transformer. Other faults change a
- * network that has two convolutions followed by linear layers. */
+ * network that has two convolutions followed by linear layers. FAULT_MASK changes the labels of a set instead
+ * (gpu_train.cu). */
 static inline bool fault_fits(enum fault fault, bool transformer)
 {
+    if (fault == FAULT_MASK)
+        return false;
     if (fault == FAULT_NONE || fault == FAULT_MOVE || fault == FAULT_LABEL)
         return true;
     return transformer == (fault >= FAULT_POSITIONS);

@@ -1,8 +1,11 @@
-/* Tests live training samples on the device. They must be bit-identical to samples generated on the host, and
- * arrive in the right order on two streams. Training must have the same result with live and with stored
- * samples. make check-gpu runs this program.
+/* Tests training samples that arrive on the device batch by batch. Live samples must be bit-identical to
+ * samples generated on the host, and loaded ones to those in files. Both must arrive in the right order on
+ * two streams. Training must have the same result with live, loaded and stored samples. make check-gpu runs
+ * this program.
  *
- *     gpu_live [--short]   --short: fewer cases and steps, no planted faults; for compute-sanitizer
+ *     gpu_live [--short] [--loaded]
+ *
+ * --short: fewer cases and steps, no planted faults; for compute-sanitizer. --loaded: only loaded samples.
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them. Steps are randomly
  * slower or faster than the generator. Each step copies its batch and then overwrites the buffer with a fixed
@@ -11,6 +14,9 @@
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
+
+#include <filesystem>
+#include <string>
 
 #include "core/philox.h"
 #include "machine/device.h"
@@ -217,11 +223,19 @@ static uint64_t step_ns(uint32_t i)
 
 enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
 
-/* Runs `steps` steps, and copies the batch of each step to `copies`. */
-static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint8_t *copies)
+/* Returns the bytes of the largest batch of this rank. */
+static size_t batch_bytes(const struct train *train)
+{
+    return train_generated(train, train_share_max(train)) * train->data->sample_bytes;
+}
+
+/* Runs `steps` steps, and copies the batch of each step to `copies`. `labels`: those of the training set, in
+ * device memory; only for loaded samples. */
+static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint32_t *labels,
+                      uint8_t *copies)
 {
     const struct train *train = feed->train;
-    size_t bytes = train->batch * train->data->sample_bytes;
+    const size_t bytes = batch_bytes(train);
     uint32_t an_epoch = train_steps(train);
     cudaStream_t training, hasty;
     must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
@@ -229,6 +243,7 @@ static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault
     device_feed_plan_timings(feed, steps);
     for (uint32_t i = 0; i < steps; i++) {
         struct device_set set = {};
+        set.labels = labels;
         must(device_feed_take(feed, i / an_epoch, i % an_epoch, training, &set));
         void *samples = const_cast<void *>(set.values);
         if (fault == RELEASED_EARLY)
@@ -292,7 +307,7 @@ static void provoke(const struct set *set, enum order_fault fault)
     size_t bytes = (size_t)steps * set->batch * data.sample_bytes;
     must(device_feed_open(&feed, &train, &resources, &allocations));
     must(cudaMalloc(&copies, bytes));
-    run_steps(&feed, steps, fault, copies);
+    run_steps(&feed, steps, fault, nullptr, copies);
     must(device_feed_totals(&feed, steps, &totals));
     auto *host = static_cast<uint8_t *>(must_have(malloc(bytes)));
     must(cudaMemcpy(host, copies, bytes, cudaMemcpyDeviceToHost));
@@ -309,6 +324,257 @@ static void provoke(const struct set *set, enum order_fault fault)
     must(cudaFree(copies));
     device_feed_close(&feed);
     allocations_free(&allocations);
+    data_close(&data);
+}
+
+/* ---- Loaded samples ---- */
+
+/* Files of a data set with a training set and a test set, in class folders. Each training sample has its own
+ * pixels. Every `broken`-th training sample is a truncated file; 0: none. With several ranks, the feed is
+ * that of the last rank, and the samples are mixed with partners. */
+struct files {
+    uint32_t count, classes, res, batch, broken, ranks;
+};
+
+static std::string folder; /* with a folder per struct files; removed at the end */
+
+static bool is_broken(const struct files *files, uint32_t number)
+{
+    return files->broken > 0 && number % files->broken == files->broken - 1;
+}
+
+/* Returns the value of a pixel. Samples begin with their numbers. */
+static uint8_t pixel_of(uint32_t number, uint32_t i)
+{
+    return (uint8_t)(i < 4 ? number >> 8 * i : philox(philox_key(number), i / 4, 0, 0, 0).word[i % 4]);
+}
+
+/* Writes an array of NumPy with three channels. Leaves out the second half of a broken one. */
+static void write_array(const std::string &path, uint32_t number, uint32_t res, bool broken)
+{
+    char header[129] = "\x93NUMPY\x01", text[120];
+    const uint32_t values = 3 * res * res;
+    snprintf(text, sizeof text, "{'descr': '|u1', 'fortran_order': False, 'shape': (3, %u, %u), }", res, res);
+    header[7] = 0;
+    header[8] = 118; /* bytes after the first ten, in two bytes */
+    header[9] = 0;
+    snprintf(header + 10, sizeof header - 10, "%-117.117s\n", text);
+    FILE *file = static_cast<FILE *>(must_have(fopen(path.c_str(), "wb")));
+    bool written = fwrite(header, 128, 1, file) == 1;
+    for (uint32_t i = 0; i < (broken ? values / 2 : values); i++)
+        written = fputc(pixel_of(number, i), file) != EOF && written;
+    must_have(fclose(file) == 0 && written ? file : NULL);
+}
+
+/* Writes the files, and returns the path of the data set. Sample n is the n-th file in the order of the set.
+ */
+static std::string write_files(const struct files *files)
+{
+    static int sets;
+    const std::string set = folder + "/" + std::to_string(sets++);
+    for (uint32_t n = 0; n < files->count; n++) {
+        char name[64];
+        const uint32_t label = (uint32_t)((uint64_t)n * files->classes / files->count);
+        for (const char *part : {"train", "test"}) {
+            snprintf(name, sizeof name, "/%s/%03u", part, label);
+            std::filesystem::create_directories(set + name);
+            snprintf(name, sizeof name, "/%s/%03u/%06u.npy", part, label, n);
+            if (strcmp(part, "train") == 0 || n < 5)
+                write_array(set + name, n, files->res, strcmp(part, "train") == 0 && is_broken(files, n));
+        }
+    }
+    return set;
+}
+
+static void open_files(const struct files *files, const std::string &set, enum data_feed feed, bool mask,
+                       struct data *data)
+{
+    struct data_request request = {};
+    request.name = set.c_str();
+    request.classes = files->classes;
+    request.batch = files->batch;
+    request.feed = feed;
+    request.mask = mask;
+    request.lanes = 8;
+    request.shuffle = 64;
+    request.ahead = 3;
+    request.resources = {.threads = THREADS, .device = 0};
+    must(data_open(&request, data));
+    data_normalise(data, true);
+}
+
+/* Copies the labels of the training set to the device. */
+static uint32_t *labels_on_device(const struct data *data)
+{
+    const struct data_set *set = &data->sets[DATA_TRAIN];
+    uint32_t *labels;
+    must(cudaMalloc(&labels, set->count * sizeof *labels));
+    must(cudaMemcpy(labels, set->labels, set->count * sizeof *labels, cudaMemcpyHostToDevice));
+    return labels;
+}
+
+/* Returns the number of steps whose samples are wrong. Broken samples must be zeros. Adds to `*masked` the
+ * number of broken samples. */
+static uint32_t count_wrong_files(const struct files *files, const struct train *train, uint32_t steps,
+                                  const uint8_t *copies, uint32_t *masked)
+{
+    const uint32_t bytes = (uint32_t)train->data->sample_bytes, an_epoch = train_steps(train);
+    uint32_t wrong = 0;
+    auto *numbers = static_cast<uint32_t *>(must_have(malloc(2 * train->batch * sizeof(uint32_t))));
+    for (uint32_t i = 0; i < steps; i++, copies += batch_bytes(train)) {
+        const struct draw_order order = train_order(train, i / an_epoch);
+        const uint32_t count = train_generated(train, train_batch(train, &order, i % an_epoch, numbers));
+        bool right = true;
+        for (uint32_t j = 0; j < count; j++) {
+            const bool broken = is_broken(files, numbers[j]);
+            *masked += broken;
+            for (uint32_t at = 0; at < bytes; at++)
+                right &= copies[j * bytes + at] == (broken ? 0 : pixel_of(numbers[j], at));
+        }
+        wrong += !right;
+    }
+    free(numbers);
+    return wrong;
+}
+
+/* Returns the number of wrong labels on the device after an epoch or more. Frees `labels`. */
+static uint32_t count_wrong_labels(const struct files *files, uint32_t *labels)
+{
+    uint32_t wrong = 0;
+    auto *host = static_cast<uint32_t *>(must_have(malloc(files->count * sizeof(uint32_t))));
+    must(cudaMemcpy(host, labels, files->count * sizeof *host, cudaMemcpyDeviceToHost));
+    for (uint32_t n = 0; n < files->count; n++)
+        wrong += host[n] != (is_broken(files, n) ? DATA_MASKED
+                                                 : (uint32_t)((uint64_t)n * files->classes / files->count));
+    must(cudaFree(labels));
+    free(host);
+    return wrong;
+}
+
+static void provoke_loading(const struct files *files, enum order_fault fault)
+{
+    static const char *const names[] = {"", ", planted fault: buffer released too early",
+                                        ", planted fault: step does not wait"};
+    const std::string set = write_files(files);
+    const struct resources resources = {.threads = THREADS, .device = 0};
+    struct data data;
+    struct allocations allocations = {};
+    struct device_feed feed;
+    struct train train = {};
+    struct train_totals totals = {};
+    uint8_t *copies;
+    open_files(files, set, DATA_LOAD, true, &data);
+    train.data = &data;
+    train.seed = 5;
+    train.batch = files->batch;
+    train.ranks = files->ranks;
+    train.rank = files->ranks ? files->ranks - 1 : 0;
+    train.mixing.mixup = files->ranks > 1 ? 0.8 : 0;
+    const uint32_t steps = brief ? train_steps(&train) + 1 : 3 * train_steps(&train) + 1;
+    const size_t bytes = steps * batch_bytes(&train);
+    must(device_feed_open(&feed, &train, &resources, &allocations));
+    must(cudaMalloc(&copies, bytes));
+    uint32_t *labels = labels_on_device(&data);
+    run_steps(&feed, steps, fault, labels, copies);
+    must(device_feed_totals(&feed, steps, &totals));
+    auto *host = static_cast<uint8_t *>(must_have(malloc(bytes)));
+    must(cudaMemcpy(host, copies, bytes, cudaMemcpyDeviceToHost));
+    uint32_t masked = 0, wrong = count_wrong_files(files, &train, steps, host, &masked);
+    const uint32_t wrong_labels = count_wrong_labels(files, labels);
+    char text[192];
+    snprintf(text, sizeof text,
+             "order of loaded samples: %u steps, batch %u of %u, %u^2%s%s: %u wrong, %u masked, %u wrong "
+             "labels; per step: waited %.2f ms",
+             steps, files->batch, files->count, files->res, files->ranks ? ", the last of several ranks" : "",
+             names[fault], wrong, masked, wrong_labels, 1e3 * totals.data_s / steps);
+    tell((fault == NO_FAULT ? wrong == 0 : wrong > 0) && (wrong_labels == 0 || files->ranks),
+         text); /* a rank masks what it reads */
+    free(host);
+    must(cudaFree(copies));
+    device_feed_close(&feed);
+    allocations_free(&allocations);
+    data_close(&data);
+}
+
+/* Returns the number of threads of this process. */
+static size_t count_threads(void)
+{
+    size_t threads = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task"))
+        threads += task.exists();
+    return threads;
+}
+
+/* Opens and closes feeds in the middle of an epoch, after jumps. From the fourth time on, the memory of the
+ * device and the number of threads must stay the same. The last sample is truncated and not masked: its step
+ * must fail, with the name of its file, and the steps before must not. */
+static void leave_early(struct files files)
+{
+    const struct resources resources = {.threads = THREADS, .device = 0};
+    const uint32_t rounds = brief ? 6 : 40;
+    size_t free_first = 0, free_last = 0, all, threads_first = 0, threads_last = 0;
+    struct data data;
+    struct train train = {};
+    enum status status = STATUS_OK;
+    cudaStream_t training;
+    uint32_t step = 0, failing = 0;
+    char text[192], name[64];
+    files.broken = 0;
+    const std::string set = write_files(&files);
+    open_files(&files, set, DATA_LOAD, false, &data);
+    snprintf(name, sizeof name, "/train/%03u/%06u.npy", files.classes - 1, files.count - 1);
+    std::filesystem::resize_file(set + name, 200);
+    train.data = &data;
+    train.seed = 5;
+    train.batch = files.batch;
+    const uint32_t an_epoch = train_steps(&train);
+    const struct draw_order order = train_order(&train, 0);
+    while (draw_order_at(&order, failing) != files.count - 1)
+        failing++;
+    failing /= files.batch;
+    uint32_t *labels = labels_on_device(&data);
+    must(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking));
+    for (uint32_t round = 0; round <= rounds; round++) {
+        struct allocations allocations = {};
+        struct device_feed feed;
+        must(device_feed_open(&feed, &train, &resources, &allocations));
+        for (uint32_t i = 0; i < round % 4; i++) {
+            struct device_set of = {};
+            of.labels = labels;
+            const uint32_t to = (round + 5 * i) % an_epoch;
+            if (to == failing)
+                continue;
+            must(device_feed_take(&feed, 0, to, training, &of));
+            must(device_feed_release(&feed, training));
+        }
+        for (step = 0; round == rounds && status == STATUS_OK && step < an_epoch; step++) {
+            struct device_set of = {};
+            of.labels = labels;
+            status = device_feed_take(&feed, 0, step, training, &of);
+            if (status == STATUS_OK)
+                must(device_feed_release(&feed, training));
+        }
+        device_feed_close(&feed);
+        must(cudaStreamSynchronize(training));
+        allocations_free(&allocations);
+        must(cudaMemGetInfo(&free_last, &all));
+        threads_last = count_threads();
+        if (round == 3) {
+            free_first = free_last;
+            threads_first = threads_last;
+        }
+    }
+    snprintf(
+        text, sizeof text,
+        "loaded samples, left in the middle of an epoch %u times: %+.1f MB of device memory, %+d threads",
+        rounds, 1e-6 * ((double)free_first - (double)free_last), (int)threads_last - (int)threads_first);
+    tell(free_last == free_first && threads_last == threads_first, text);
+    snprintf(text, sizeof text, "a broken sample fails its step, %u of %u: step %u: %.100s", failing + 1,
+             an_epoch, step, status_text());
+    tell(status == STATUS_FAILED && step == failing + 1 && strstr(status_text(), strrchr(name, '/') + 1),
+         text);
+    must(cudaFree(labels));
+    must(cudaStreamDestroy(training));
     data_close(&data);
 }
 
@@ -416,21 +682,18 @@ static const struct set learnt[] = {
     {10, 64, 300, 64, true, nullptr, false},  {10, 33, 61, 7, false, nullptr, false},
     {1000, 64, 600, 257, true, "omp", false}, {10, 49, 61, 21, false, "omp", true},
     {1000, 64, 600, 255, true, nullptr, true}};
+/* With --short, only the first of these sets runs. */
+static const struct files loaded[] = {{41, 3, 16, 7, 6, 0},  {500, 10, 64, 64, 0, 0},
+                                      {37, 4, 9, 1, 5, 0},   {300, 7, 112, 257, 11, 0},
+                                      {64, 1, 33, 64, 0, 0}, {43, 3, 16, 7, 6, 3}};
 /* Lists of numbers for generators that paint lines in any order. */
 static const struct set listed[] = {{7, 64, 23, 7, false, "gbase", false},
                                     {7, 64, 23, 7, false, "bat", false},
                                     {1000, 128, 300, 256, false, "gbase", false},
                                     {1000, 128, 300, 256, false, "bat", false}};
 
-int main(int argc, char **argv)
+static void test_live(void)
 {
-    brief = argc > 1 && strcmp(argv[1], "--short") == 0;
-    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
-    if (device_probe(0) != STATUS_OK) {
-        fprintf(stderr, "gpu_live: %s\n", status_text());
-        return 4;
-    }
-    must(cudaSetDevice(0));
     const size_t some = brief ? 2 : COUNT_OF(generated);
     for (size_t i = 0; i < some; i++)
         compare_generators(&generated[i]);
@@ -442,5 +705,35 @@ int main(int argc, char **argv)
         provoke(&ordered[2], (enum order_fault)fault);
     for (size_t i = 0; i < (brief ? 3 : COUNT_OF(learnt)); i++)
         compare_training(&learnt[i], &model_tables[brief ? 1 : 1 + i % 2]);
+}
+
+static void test_loaded(void)
+{
+    char made[] = "/tmp/gpu_live-XXXXXX";
+    folder = static_cast<char *>(must_have(mkdtemp(made)));
+    for (size_t i = 0; i < (brief ? 1 : COUNT_OF(loaded)); i++)
+        provoke_loading(&loaded[i], NO_FAULT);
+    for (int fault = brief ? NOT_WAITED + 1 : RELEASED_EARLY; fault <= NOT_WAITED; fault++)
+        provoke_loading(&loaded[1], (enum order_fault)fault);
+    leave_early(loaded[0]);
+    std::filesystem::remove_all(folder);
+}
+
+int main(int argc, char **argv)
+{
+    bool only_loaded = false;
+    for (int i = 1; i < argc; i++) {
+        brief |= strcmp(argv[i], "--short") == 0;
+        only_loaded |= strcmp(argv[i], "--loaded") == 0;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line immediately */
+    if (device_probe(0) != STATUS_OK) {
+        fprintf(stderr, "gpu_live: %s\n", status_text());
+        return 4;
+    }
+    must(cudaSetDevice(0));
+    test_loaded();
+    if (!only_loaded)
+        test_live();
     return failures ? 3 : 0;
 }

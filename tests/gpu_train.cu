@@ -6,9 +6,10 @@
  *
  *     gpu_train [--engine cuda|tf32|bf16|amp|vit] [--short] [--seed N] [NAME ...]
  *
- * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults
- * and "recipe" the cases with clipping, averages and parts (default: all). --short: small batches, two steps,
- * no faults. --seed N: the seed of parameters, order, dropout and shifts (default: 7).
+ * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults,
+ * "recipe" the cases with clipping, averages and parts, and "masked" those with masked samples (default:
+ * all). --short: small batches, two steps, no faults. --seed N: the seed of parameters, order, dropout and
+ * shifts (default: 7).
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -148,7 +149,8 @@ struct trial {
     enum fault fault;
     struct mixing mixing;
     enum loss_kind loss;
-    uint32_t parts; /* parts of a step; if not 0, the optimizer also clips, averages and decays by layer */
+    uint32_t parts;  /* parts of a step; if not 0, the optimizer also clips, averages and decays by layer */
+    uint32_t masked; /* one in `masked` training samples is masked; 0: none */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
@@ -262,6 +264,65 @@ static const struct trial recipes[] = {
     {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
 };
 
+#define MASKED "masked" /* the argument that selects the cases below */
+
+/* Masked samples, whose weight is 0, also in mixtures. Each case also runs with a planted fault. */
+static const struct trial masks[] = {
+    {"linear", small, 4, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, {}, {}, 0, 3},
+    {"linear",
+     gray,
+     99,
+     257,
+     600,
+     10,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     binary,
+     0,
+     2},
+    {"lenet",
+     picture,
+     10,
+     7,
+     17,
+     20,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0.1f,
+     moved,
+     false,
+     FAULT_NONE,
+     both,
+     {},
+     0,
+     3},
+    {"lenet", picture, 10, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still, false, FAULT_NONE, up, binary, 7,
+     4},
+    {"vit-micro",
+     picture,
+     10,
+     7,
+     17,
+     20,
+     OPTIMIZER_SGD,
+     DTYPE_U8,
+     0,
+     moved,
+     false,
+     FAULT_NONE,
+     both,
+     {},
+     0,
+     3},
+    {"vit-micro", picture, 10, 65, 99, 9, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still, false, FAULT_NONE, cut,
+     binary, 3, 2},
+};
+
 #define FAULTS "faults" /* the argument that selects the cases below */
 
 /* Each case runs without a fault and with each fault that the network can have. */
@@ -327,6 +388,9 @@ static void data_random(const struct trial *trial, struct data *data)
     data->sample_bytes = data->sample_values * (trial->type == DTYPE_U8 ? 1 : 2);
     fill_set(data, DATA_TRAIN, trial->count, &data->sets[DATA_TRAIN]);
     fill_set(data, DATA_TEST, trial->batch + 3, &data->sets[DATA_TEST]);
+    for (uint32_t i = 0; trial->masked > 0 && i < trial->count; i++)
+        if (i % trial->masked == trial->masked - 1)
+            data->sets[DATA_TRAIN].labels[i] = DATA_MASKED;
     data_normalise(data, true);
 }
 
@@ -490,12 +554,25 @@ struct verdict {
     bool same;
 };
 
+/* Copies the labels of a training set. Replaces masked ones by class 0. */
+static uint32_t *unmasked(const struct data_set *set)
+{
+    auto *labels = static_cast<uint32_t *>(must_have(malloc(set->count * sizeof *set->labels)));
+    for (uint32_t i = 0; i < set->count; i++)
+        labels[i] = set->labels[i] == DATA_MASKED ? 0 : set->labels[i];
+    return labels;
+}
+
 static struct verdict compare(const struct trial *trial, const struct train *train,
                               const struct train_state *begin)
 {
     struct verdict verdict;
     struct train ours = *train;
+    struct data whole = *train->data;
+    uint32_t *labels = unmasked(&whole.sets[DATA_TRAIN]);
     plant(trial->fault, &ours);
+    whole.sets[DATA_TRAIN].labels = labels;
+    ours.data = trial->fault == FAULT_MASK ? &whole : train->data;
     struct learner mine = learner_open(contender->engine, &ours, begin);
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
@@ -503,6 +580,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     verdict.averages = trial->fault ? 0 : compare_averages(&mine, &oracle, train, begin);
     mine.engine->close(mine.state);
     engine_oracle.close(oracle.state);
+    free(labels);
     verdict.same = trial->fault || goes_on(train, begin, trial->steps);
     return verdict;
 }
@@ -518,17 +596,18 @@ static bool judge(const struct trial *trial, const struct model *model, const st
                 verdict->averages <= bounds->drift;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
-           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s\n",
+           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer],
-           trial->parts   ? ", recipe in parts"
-           : trial->fault ? ", planted: "
+           trial->fault   ? ", planted: "
+           : trial->parts ? ", recipe in parts"
                           : "",
            fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.updates,
            verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs",
            trial->mixing.mixup + trial->mixing.cutmix > 0 ? "; mixed samples" : "",
-           trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "");
+           trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "",
+           trial->masked ? "; masked samples" : "");
     return well;
 }
 
@@ -620,6 +699,20 @@ static int run_planted(void)
     return failures;
 }
 
+/* Runs each case of `masks` without and with a planted fault. Returns the number of failed cases. */
+static int run_masks(bool brief)
+{
+    int failures = 0;
+    for (struct trial trial : masks) {
+        if (!supports(trial.table) || (brief && trial.batch > SHORT_BATCH))
+            continue;
+        failures += !run(&trial);
+        trial.fault = FAULT_MASK;
+        failures += !brief && !run(&trial);
+    }
+    return failures;
+}
+
 int main(int argc, char **argv)
 {
     int failures = 0;
@@ -640,7 +733,8 @@ int main(int argc, char **argv)
         return 4;
     }
     for (int i = 0; i < argc; i++)
-        if (strcmp(argv[i], FAULTS) != 0 && strcmp(argv[i], RECIPE) != 0 && !find_table(argv[i])) {
+        if (strcmp(argv[i], FAULTS) != 0 && strcmp(argv[i], RECIPE) != 0 && strcmp(argv[i], MASKED) != 0 &&
+            !find_table(argv[i])) {
             fprintf(stderr, "gpu_train: unknown network '%s'\n", argv[i]);
             return 2;
         }
@@ -655,6 +749,8 @@ int main(int argc, char **argv)
     for (const struct trial &trial : recipes)
         if (supports(trial.table) && asked_for(RECIPE, argc, argv) && (!brief || trial.batch <= SHORT_BATCH))
             failures += !run(&trial);
+    if (asked_for(MASKED, argc, argv))
+        failures += run_masks(brief);
     if (!brief && asked_for(FAULTS, argc, argv))
         failures += run_planted();
     return failures ? 3 : 0;

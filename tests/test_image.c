@@ -453,17 +453,35 @@ static const uint8_t pillow_square[] = {
     151, 121, 116, 129, 127, 123, 130, 132, 133, 120, 127, 132, 126, 117, 107, 130, 129, 118, 131,
     127, 120, 128, 125, 121, 109, 119, 123, 119, 114, 114, 124, 123, 125, 129, 125, 132, 141};
 
-/* Encodes an image of 30 x 20 pixels as PNG. The caller frees the result. */
-static void *formula_png(size_t *size)
+/* Pillow 13 resized the image to 7 x 5 pixels, and kept the 4 x 4 pixels that torchvision's CenterCrop keeps.
+ * Did the same with the image after Image.transpose(ROTATE_90). */
+static const uint8_t pillow_centre[] = {133, 125, 120, 121, 125, 130, 126, 116, 107, 131, 116, 131,
+                                        129, 118, 124, 124, 114, 136, 134, 116, 134, 138, 122, 119,
+                                        133, 123, 125, 104, 110, 160, 113, 104, 136, 125, 127, 123,
+                                        126, 130, 124, 116, 98,  134, 126, 123, 125, 128, 111, 135};
+static const uint8_t pillow_centre_tall[] = {126, 116, 107, 134, 116, 134, 113, 103, 136, 126, 123, 125,
+                                             121, 125, 130, 124, 114, 137, 104, 110, 160, 116, 98,  134,
+                                             133, 125, 120, 129, 118, 124, 133, 123, 125, 126, 130, 124,
+                                             143, 135, 124, 135, 129, 128, 132, 136, 144, 130, 133, 125};
+
+/* Encodes an image of 30 x 20 pixels as PNG, or rotated by 90 degrees. The caller frees the result. */
+static void *turned_png(bool tall, size_t *size)
 {
+    const uint32_t width = tall ? 20 : 30, height = 50 - width;
     uint8_t pixels[20 * 30 * 3];
     void *bytes;
     for (uint32_t i = 0; i < sizeof pixels; i++) {
-        uint32_t c = i % 3, x = i / 3 % 30, y = i / 90;
+        const uint32_t column = i / 3 % width, row = i / 3 / width, c = i % 3;
+        const uint32_t x = tall ? 29 - row : column, y = tall ? column : row;
         pixels[i] = (uint8_t)(x * x * 7 + y * y * 11 + x * y * (3 + c) + 40 * c);
     }
-    must(png_encode(pixels, &(struct png_shape){30, 20, 3}, &bytes, size));
+    must(png_encode(pixels, &(struct png_shape){width, height, 3}, &bytes, size));
     return bytes;
+}
+
+static void *formula_png(size_t *size)
+{
+    return turned_png(false, size);
 }
 
 static void expect_pillow(const struct image_fit *fit, uint32_t width, uint32_t height, const uint8_t *wanted)
@@ -487,6 +505,49 @@ Test(image, images_are_resized_as_by_pillow)
     expect_pillow(&(struct image_fit){.how = FIT_LONGEST, .res = 9}, 9, 6, pillow_longest);
     expect_pillow(&(struct image_fit){.how = FIT_SHORTEST, .res = 6}, 9, 6, pillow_longest);
     expect_pillow(&(struct image_fit){.how = FIT_RESIZE, .res = 5}, 5, 5, pillow_square);
+}
+
+static void expect_centre(bool tall, const uint8_t *wanted)
+{
+    const struct image_fit fit = {.how = FIT_CENTRE, .res = 4};
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    size_t size;
+    void *bytes = turned_png(tall, &size);
+    must(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image));
+    cr_assert(is_image && image.width == 4 && image.height == 4 && image.channels == 3);
+    for (uint32_t i = 0; i < 48; i++)
+        cr_expect_leq(abs(image.pixels[i] - wanted[i]), 1, "byte %u: %u, not %u", i, image.pixels[i],
+                      wanted[i]);
+    free(bytes);
+    image_scratch_close(&scratch);
+}
+
+Test(image, the_centre_of_a_resized_image_is_that_of_torchvision)
+{
+    expect_centre(false, pillow_centre);
+    expect_centre(true, pillow_centre_tall);
+}
+
+/* An image of 1 x 100 pixels would have a side of 65 * 100 pixels: that is allowed; 1 x 1000 pixels are not.
+ */
+Test(image, an_image_that_is_too_long_for_its_centre_is_refused)
+{
+    const struct image_fit fit = {.how = FIT_CENTRE, .res = 57};
+    for (uint32_t width = 100; width <= 1000; width *= 10) {
+        struct image_scratch scratch = {0};
+        struct image image;
+        bool is_image;
+        size_t size;
+        void *bytes, *pixels = calloc(width, 1);
+        must(png_encode(pixels, &(struct png_shape){width, 1, 1}, &bytes, &size));
+        const enum status status = image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image);
+        cr_expect_eq(status, width == 100 ? STATUS_OK : STATUS_FAILED, "%u: %s", width, status_text());
+        free(bytes);
+        free(pixels);
+        image_scratch_close(&scratch);
+    }
 }
 
 /* Only an image that has the size and the channels of the output remains as it is. */

@@ -559,7 +559,7 @@ Test(checkpoint, detects_damage)
     }
     bytes[8] = 6; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "has schema 6; this program reads 7");
+    expect_fault(path, "has schema 6; this program reads 8");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "its first bytes are not those of a checkpoint; name another checkpoint");
     free(bytes);

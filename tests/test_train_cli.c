@@ -29,7 +29,7 @@ Test(train_cli, each_epoch_has_one_row)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/10");
+        cr_expect_str_eq(value(out, row, "schema"), "train/11");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -273,9 +273,9 @@ Test(train_cli, refuses_options_of_transformers_elsewhere)
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\010' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\011' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 8; this program reads 7");
+                   "has schema 9; this program reads 8");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
@@ -373,7 +373,7 @@ Test(train_cli, inference_has_the_results_of_training)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/7");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/8");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&

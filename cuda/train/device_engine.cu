@@ -253,23 +253,24 @@ static enum status gather_part(struct device_engine *engine, const struct device
 }
 
 /* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
- * the first part. Live samples are released after the last gather. */
+ * the first part. Samples of the feed are released after the last gather. A rank without samples takes an
+ * empty batch, so that the feed stays at the steps that are computed. */
 static enum status learn_parts(struct device_engine *engine, uint32_t epoch, uint32_t step,
                                const struct share *share, bool timed)
 {
     const struct train *train = engine->train;
     struct device_set set = engine->sets[DATA_TRAIN];
-    const bool live = device_feed_is_live(&engine->feed) && share->count > 0;
+    const bool delivered = device_feed_delivers(&engine->feed);
     const uint32_t parts = train_parts(train);
     if (timed)
         CUDA_TRY(cudaEventRecord(engine->gather_begin, engine->stream));
-    if (live)
+    if (delivered)
         TRY(device_feed_take(&engine->feed, epoch, step, engine->stream, &set));
     for (uint32_t i = 0; i < parts; i++) {
         const struct share part = train_part(train, share, i);
         if (part.count > 0)
             TRY(gather_part(engine, &set, epoch, step, &part, (uint32_t)(part.first - share->first)));
-        if (live && i == parts - 1)
+        if (delivered && i == parts - 1)
             TRY(device_feed_release(&engine->feed, engine->stream));
         if (timed && i == 0)
             CUDA_TRY(cudaEventRecord(engine->gather_end, engine->stream));
@@ -312,8 +313,8 @@ enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uin
 }
 
 /* For stored samples, `data_s` is the gather time of one step times the number of steps, because events
- * around every step would slow the steps down. For live samples, the feed extrapolates it from several steps.
- * `data_s` is not known for stages, or for steps in parts. */
+ * around every step would slow the steps down. If a feed delivers the samples, it extrapolates `data_s` from
+ * several steps. `data_s` is not known for stages, or for steps in parts. */
 enum status device_engine_totals(void *state, struct train_totals *totals)
 {
     struct device_engine *engine = engine_of(state);
@@ -332,7 +333,7 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
     if (engine->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
     totals->data_s = train->stage ? -1 : 1e-3 * gather_ms * (double)engine->steps;
-    if (device_feed_is_live(&engine->feed))
+    if (device_feed_delivers(&engine->feed))
         TRY(device_feed_totals(&engine->feed, engine->steps, totals));
     if (train_parts(train) > 1)
         totals->data_s = -1;

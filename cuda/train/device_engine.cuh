@@ -33,7 +33,7 @@ struct device_engine_functions {
 struct device_engine {
     const struct train *train;
     const struct device_engine_functions *functions;
-    int device, threads; /* `threads`: CPU threads that draw live samples */
+    int device, threads; /* `threads`: CPU threads that draw or decode samples */
     uint32_t capacity;   /* maximum number of samples of a batch */
     cudaStream_t stream;
     struct allocations allocations;
@@ -41,7 +41,7 @@ struct device_engine {
     float *gradients;
     struct exchange_update shared; /* for an exchange that updates the parameters */
     struct device_set sets[DATA_PARTS];
-    struct device_feed feed; /* live training samples */
+    struct device_feed feed; /* training samples that are live or loaded */
     struct device_augment augment;
     struct device_batch *batch; /* the current batch */
     struct device_losses losses;
@@ -80,7 +80,7 @@ template <class ENGINE> static inline ENGINE *device_engine_as(void *state)
 
 /* Makes the device current, and creates the stream and the events. */
 enum status device_engine_open(struct device_engine *engine);
-/* Opens the samples: the data sets in device memory, the augmentation, and the feed of live samples. */
+/* Opens the samples: the data sets in device memory, the augmentation, and the feed. */
 enum status device_engine_open_data(struct device_engine *engine);
 /* Opens the arrays for training, the progress and the totals. The parameters must be allocated. The engine
  * may have set shared.rounded, shared.groups and losses.scale. */

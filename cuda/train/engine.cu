@@ -493,8 +493,7 @@ struct engine_batch engine_batch(const void *state)
 {
     const struct device_engine *engine = static_cast<const struct device_engine *>(state);
     const struct device_set *set = &engine->sets[DATA_TRAIN];
-    return {engine->stream, const_cast<void *>(set->values), const_cast<uint32_t *>(set->labels),
-            engine->losses.totals};
+    return {engine->stream, const_cast<void *>(set->values), set->labels, engine->losses.totals};
 }
 
 static enum status cuda_accepts(const struct train *train)

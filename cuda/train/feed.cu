@@ -16,14 +16,17 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
     buffer->step = FEED_EMPTY;
     const uint32_t samples = train_generated(train, train_share_max(train));
     TRY(allocate(allocations, &buffer->samples, samples * data_stored_bytes(train->data, DATA_TRAIN)));
-    TRY(allocate(allocations, &buffer->numbers, samples));
-    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
+    if (train->data->feed == DATA_LIVE)
+        TRY(allocate(allocations, &buffer->numbers, samples));
+    /* A host that waits for `made` sleeps, so that it leaves its processor to the threads that decode. */
+    CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming | cudaEventBlockingSync));
     return CUDA_STATUS(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
 }
 
 static enum status open_timing(struct feed_timing *timing)
 {
     CUDA_TRY(cudaEventCreate(&timing->wait_begin));
+    CUDA_TRY(cudaEventCreate(&timing->arrived));
     CUDA_TRY(cudaEventCreate(&timing->wait_end));
     CUDA_TRY(cudaEventCreate(&timing->make_begin));
     return CUDA_STATUS(cudaEventCreate(&timing->make_end));
@@ -47,13 +50,33 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
     return data_generator(train->data, &request, &feed->generator);
 }
 
+static enum status pin(size_t bytes, void **memory)
+{
+    return CUDA_STATUS(cudaMallocHost(memory, bytes));
+}
+
+static void unpin(void *memory)
+{
+    (void)cudaFreeHost(memory); /* nothing depends on an error here */
+}
+
+/* Opens the stream that reads the samples of this rank. Its batches are in pinned memory. */
+static enum status open_loading(struct device_feed *feed, const struct resources *resources)
+{
+    const uint32_t entries = train_entries(feed->train, train_share_max(feed->train));
+    feed->numbers = static_cast<uint32_t *>(malloc(entries * sizeof *feed->numbers));
+    TRY(ALLOCATED(feed->numbers, "cuda: out of memory"));
+    return feed_stream_open(feed->train, resources->threads, pin, unpin, &feed->loading);
+}
+
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
                              const struct resources *resources, struct allocations *allocations)
 {
+    const enum data_feed source = train->data->feed;
     *feed = {};
     feed->train = train;
     feed->stride = 1;
-    if (train->data->feed != DATA_LIVE || train->forward_only)
+    if ((source != DATA_LIVE && source != DATA_LOAD) || train->forward_only)
         return STATUS_OK;
     for (struct feed_buffer &buffer : feed->buffers)
         TRY(open_buffer(&buffer, train, allocations));
@@ -62,7 +85,7 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     /* This stream has the highest priority. With the lowest priority, training steps would take just as long.
      * However, generating a batch would take most of a step, and generate_s would contain that time. */
     TRY(stream_open(&feed->stream));
-    return open_generator(feed, resources);
+    return source == DATA_LOAD ? open_loading(feed, resources) : open_generator(feed, resources);
 }
 
 void device_feed_close(struct device_feed *feed)
@@ -71,10 +94,12 @@ void device_feed_close(struct device_feed *feed)
     if (feed->stream)
         (void)cudaStreamSynchronize(feed->stream);
     generator_close(feed->generator);
+    feed_stream_close(&feed->loading);
     (void)cudaFreeHost(feed->staging);
     free(feed->host_numbers);
+    free(feed->numbers);
     for (struct feed_timing &timing : feed->timings)
-        destroy(timing.wait_begin, timing.wait_end, timing.make_begin, timing.make_end);
+        destroy(timing.wait_begin, timing.arrived, timing.wait_end, timing.make_begin, timing.make_end);
     for (struct feed_buffer &buffer : feed->buffers)
         destroy(buffer.made, buffer.taken);
     destroy(feed->stream);
@@ -174,34 +199,103 @@ static enum status enqueue_draw(const struct drawn_batch *batch, const struct fe
     return generator_make(feed->generator, &listed, batch->count, buffer->samples, nullptr, feed->stream);
 }
 
+/* Enqueues the generation of the batch of a step. */
+static enum status generate(struct device_feed *feed, const struct feed_buffer *buffer, uint32_t epoch,
+                            uint32_t step, const struct share *share)
+{
+    const struct train *train = feed->train;
+    const struct draw_order order = train_order(train, epoch);
+    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
+                                      train_generated(train, (uint32_t)share->count), *share};
+    RANGE(GENERATE);
+    TRY(check_drawn(feed));
+    return batch.count > 0 ? enqueue_draw(&batch, buffer) : STATUS_OK;
+}
+
+/* ---- Loading ---- */
+
+/* Releases the batch of a buffer, if its copy has ended. With `wait`, first waits for the end of the copy. */
+static enum status return_batch(struct device_feed *feed, struct feed_buffer *buffer, bool wait)
+{
+    if (!buffer->copies)
+        return STATUS_OK;
+    const cudaError_t ended = wait ? cudaEventSynchronize(buffer->made) : cudaEventQuery(buffer->made);
+    if (ended == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* otherwise, the next check of a launch would return it */
+        return STATUS_OK;
+    }
+    TRY(cuda_status(ended, "the copy of a batch", __FILE__, __LINE__));
+    buffer->copies = false;
+    return stream_release(feed->loading.stream, &buffer->loaded, NULL);
+}
+
+/* Enqueues setting the labels of broken samples to DATA_MASKED. Earlier steps may still read labels, but not
+ * these: their own batches would have masked them already. */
+static enum status mask_labels(const struct device_feed *feed, const struct stream_batch *batch,
+                               uint32_t *labels)
+{
+    static_assert(DATA_MASKED == UINT32_MAX, "all bytes are equal");
+    for (uint32_t j = 0; batch->masked > 0 && j < batch->samples.count; j++)
+        if (batch->samples.labels[j] == STREAM_MASKED)
+            CUDA_TRY(cudaMemsetAsync(labels + train_original(feed->train->data, batch->numbers[j]), 0xff,
+                                     sizeof *labels, feed->stream));
+    return STATUS_OK;
+}
+
+/* Takes the batch of a step from the stream, and enqueues its copy into a buffer. Before a jump to another
+ * step, returns all batches. */
+static enum status load(struct device_feed *feed, struct feed_buffer *buffer, uint32_t epoch, uint32_t step,
+                        uint32_t *labels)
+{
+    const struct train *train = feed->train;
+    const struct draw_order order = train_order(train, epoch);
+    const uint32_t own = train_batch(train, &order, step, feed->numbers);
+    const struct stream_position at = feed->loading.stream->at;
+    const bool jumps = at.epoch != epoch || at.step != step;
+    struct stream_batch *batch = &buffer->loaded;
+    const struct batch *samples = &batch->samples;
+    RANGE(WAIT);
+    TRY(return_batch(feed, buffer, true));
+    for (struct feed_buffer &other : feed->buffers)
+        TRY(return_batch(feed, &other, jumps));
+    TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own), batch));
+    buffer->copies = true;
+    TRY(mask_labels(feed, batch, labels));
+    return CUDA_STATUS(cudaMemcpyAsync(buffer->samples, samples->values, samples->count * samples->stride,
+                                       cudaMemcpyHostToDevice, feed->stream));
+}
+
+/* ---- Batches ---- */
+
+/* Returns the maximum number of timed steps between two calls of totals(). */
+static uint32_t timings_max(const struct device_feed *feed)
+{
+    return feed->generator ? FEED_TIMINGS_LIVE : FEED_TIMINGS;
+}
+
 /* Returns the events that time the current step, or NULL if it is not timed. */
 static struct feed_timing *current_timing(struct device_feed *feed)
 {
-    return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS
+    return feed->since == feed->stride / 2 && feed->timing_count < timings_max(feed)
                ? &feed->timings[feed->timing_count]
                : nullptr;
 }
 
-/* Enqueues the generation of the batch of step `number` into a buffer. On the device, this work waits until
- * the buffer's previous batch has been gathered. */
+/* Enqueues the generation or the copy of the batch of step `number` into a buffer. On the device, this work
+ * waits until the buffer's previous batch has been gathered. `labels`: see mask_labels(). */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
-                        const struct feed_timing *timing)
+                        uint32_t *labels, const struct feed_timing *timing)
 {
     const struct train *train = feed->train;
-    RANGE(GENERATE);
-    uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
-    uint32_t step = (uint32_t)(number % steps);
+    const uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
+    const uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    const struct draw_order order = train_order(train, epoch);
-    const struct drawn_batch batch = {feed, train_pick(train, &order, step), epoch,
-                                      train_generated(train, (uint32_t)share.count), share};
-    TRY(check_drawn(feed));
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    if (batch.count > 0) /* in a short last step, a rank may have no samples */
-        TRY(enqueue_draw(&batch, buffer));
+    TRY(feed->generator ? generate(feed, buffer, epoch, step, &share)
+                        : load(feed, buffer, epoch, step, labels));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
@@ -225,11 +319,15 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (!holds(feed, buffer, number, step)) /* e.g. at the first step, or after a jump to another step */
-        TRY(make(feed, buffer, number, nullptr));
-    if (current_timing(feed))
-        CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));
+    const struct feed_timing *timing = current_timing(feed);
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->wait_begin, stream));
+    /* Live samples are missing at the first step, for example, and after a jump. */
+    if (feed->loading.stream || !holds(feed, buffer, number, step))
+        TRY(make(feed, buffer, number, set->labels, nullptr));
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
+    if (timing)
+        CUDA_TRY(cudaEventRecord(timing->arrived, stream));
     set->values = buffer->samples;
     set->held = {true, train_generated(feed->train, 1) > 1, (uint32_t)buffer->share.count, 0};
     return STATUS_OK;
@@ -243,7 +341,8 @@ enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
     CUDA_TRY(cudaEventRecord(buffer->taken, stream));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->wait_end, stream));
-    TRY(make(feed, other, buffer->step + 1, timing));
+    if (feed->generator)
+        TRY(make(feed, other, buffer->step + 1, nullptr, timing));
     feed->timing_count += timing != nullptr;
     feed->since = (feed->since + 1) % feed->stride;
     return STATUS_OK;
@@ -253,27 +352,40 @@ enum status device_feed_release(struct device_feed *feed, cudaStream_t stream)
 
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps)
 {
-    feed->stride = (steps + FEED_TIMINGS - 1) / FEED_TIMINGS;
+    feed->stride = (steps + timings_max(feed) - 1) / timings_max(feed);
     feed->since = 0;
+}
+
+/* Adds the milliseconds from one event to another, which has finished. */
+static enum status add_ms(cudaEvent_t begin, cudaEvent_t end, double *ms)
+{
+    float one_ms;
+    CUDA_TRY(cudaEventElapsedTime(&one_ms, begin, end));
+    *ms += one_ms;
+    return STATUS_OK;
 }
 
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals)
 {
-    double wait_ms = 0, make_ms = 0;
+    double stall_ms = 0, wait_ms = 0, make_ms = 0;
     TRY(check_drawn(feed));
     for (uint32_t i = 0; i < feed->timing_count; i++) {
-        float one_wait_ms, one_make_ms;
         const struct feed_timing *timing = &feed->timings[i];
+        TRY(add_ms(timing->wait_begin, timing->arrived, &stall_ms));
+        TRY(add_ms(timing->wait_begin, timing->wait_end, &wait_ms));
+        if (!feed->generator)
+            continue;
         /* The generator may still be working on the batch of the next step. */
         CUDA_TRY(cudaEventSynchronize(timing->make_end));
-        CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
-        CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
-        wait_ms += one_wait_ms;
-        make_ms += one_make_ms;
+        TRY(add_ms(timing->make_begin, timing->make_end, &make_ms));
     }
-    double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;
+    const double scale = feed->timing_count ? 1e-3 * (double)steps / feed->timing_count : 0;
     totals->data_s = wait_ms * scale;
     totals->generate_s = make_ms * scale;
     feed->timing_count = 0;
+    if (!feed->loading.stream)
+        return STATUS_OK;
+    feed_stream_totals(&feed->loading, totals);
+    totals->stall_s = stall_ms * scale;
     return STATUS_OK;
 }

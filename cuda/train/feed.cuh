@@ -1,6 +1,9 @@
-/* Live training samples on the device. A separate stream generates them, one batch ahead of the training
- * steps, into one of two buffers. Events order the two streams; the host does not wait. With train->generator
- * "omp", the stream calls a host function that draws a batch into pinned memory, and then copies it.
+/* Training samples that arrive on the device batch by batch: live ones (DATA_LIVE), or those that a stream of
+ * the host reads (DATA_LOAD). Each batch gets one of two buffers. A separate CUDA stream fills the buffers,
+ * and events order it with the CUDA stream of the training steps.
+ *
+ * Live samples are generated one batch ahead; the host does not wait. With train->generator "omp", the CUDA
+ * stream calls a host function that draws a batch into pinned memory, and then copies it.
  *
  *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
  *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
@@ -8,35 +11,55 @@
  * Batch i + 1 uses the buffer of batch i - 1, so its generation waits until batch i - 1 has been gathered.
  * The generation can overlap the rest of step i - 1 and all of step i. A batch is a pure function of its step
  * number and of this rank's share of the step. A buffer with the batch of the requested step and share is
- * therefore always valid, so training can repeat steps or continue at any step. */
+ * therefore always valid, so training can repeat steps or continue at any step.
+ *
+ * The batch of a host stream is copied when its step is enqueued:
+ *
+ *     host        next 0 ─ enqueue 0 ─ next 1 ─ enqueue 1 ─ return 0 ─ next 2 ─ enqueue 2 ─ ...
+ *     copying     copy 0 ───────────── copy 1 ──────────────────────── copy 2 (after gather 0)
+ *     training    take 0 ─ gather 0 ─ train 0 ─ take 1 ─ gather 1 ─ train 1 ─ ...
+ *
+ * The host waits for batch i only if the stream has not decoded it yet. Before that, it waits for the copy of
+ * batch i - 2, which waits only for the gather of step i - 4. The host is therefore at most four steps ahead,
+ * and the device always has steps to compute. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
 #include "core/generator.h"
+#include "core/stream.h"
+#include "train/feed.h"
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-/* Maximum number of timed steps between two calls of totals(). Timing every step would cost too much time. */
-#define FEED_TIMINGS 16
+/* Maximum number of timed steps between two calls of totals(), of live and of loaded samples. Timing every
+ * step would cost too much time. The times that a step waits for a stream vary more. */
+#define FEED_TIMINGS_LIVE 16
+#define FEED_TIMINGS      64
 
 /* One batch buffer. */
 struct feed_buffer {
     uint8_t *samples;
     uint64_t *numbers;
-    cudaEvent_t made, taken; /* batch generated; batch gathered, so the buffer may be overwritten */
+    cudaEvent_t made, taken; /* batch complete; batch gathered, so the buffer may be overwritten */
     uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
     struct share share;      /* the part of the step that is in the buffer */
+    /* DATA_LOAD only: the batch in host memory, while `copies` is true: its copy may not have ended yet, so
+     * it has not been released. */
+    struct stream_batch loaded;
+    bool copies;
 };
 
-/* Events of one timed step. From wait_begin to wait_end, the step waits for its batch and gathers it. From
- * make_begin to make_end, the next batch is generated. */
+/* Events of one timed step. From wait_begin to arrived, the step waits for its batch; until wait_end, it
+ * gathers the batch. From make_begin to make_end, the next batch is generated (DATA_LIVE only). */
 struct feed_timing {
-    cudaEvent_t wait_begin, wait_end, make_begin, make_end;
+    cudaEvent_t wait_begin, arrived, wait_end, make_begin, make_end;
 };
 
 struct device_feed {
     const struct train *train;
     struct generator *generator; /* NULL: the training set is not live */
+    struct feed_stream loading;  /* closed: the training set is not loaded */
+    uint32_t *numbers;           /* room for train_batch(); DATA_LOAD only */
     uint64_t
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */
     uint8_t *staging;  /* pinned memory for a batch that the host draws; NULL: the device draws */
@@ -52,31 +75,35 @@ struct device_feed {
 
 #define FEED_EMPTY UINT64_MAX
 
-/* Opens the feed of train->data if it is live and used for training; `allocations` owns its buffers. The
- * caller closes the feed, even after a failure; closing a zeroed feed is allowed. */
+/* Opens the feed of train->data if its samples are live or loaded, and used for training; `allocations` owns
+ * its buffers. The caller closes the feed, even after a failure; closing a zeroed feed is allowed. */
 enum status device_feed_open(struct device_feed *feed, const struct train *train,
                              const struct resources *resources, struct allocations *allocations);
 void device_feed_close(struct device_feed *feed);
 
-static inline bool device_feed_is_live(const struct device_feed *feed)
+/* Returns whether the samples of a step come from this feed. */
+static inline bool device_feed_delivers(const struct device_feed *feed)
 {
-    return feed->generator;
+    return feed->generator || feed->loading.stream;
 }
 
-/* Sets set->values and set->held to the batch of a step. Leaves set->labels unchanged. Work that is enqueued
- * on `stream` between this call and device_feed_release() may read the values. */
+/* Sets set->values and set->held to the batch of a step. Work that is enqueued on `stream` between this call
+ * and device_feed_release() may read the values. With DATA_LOAD, waits until the batch has been decoded, sets
+ * the labels of broken samples in set->labels to DATA_MASKED, and returns the failure of the stream if a
+ * sample cannot be read. Otherwise leaves the labels unchanged. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 
 /* Call after all work that reads the batch has been enqueued on `stream`. Enqueues the generation of the next
- * step's batch. */
+ * step's batch (DATA_LIVE only). */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* Call before enqueuing `steps` steps. Chooses at most FEED_TIMINGS of them, evenly spaced, to be timed. */
+/* Call before enqueuing `steps` steps. Chooses some of them, evenly spaced, to be timed. */
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
-/* Sets totals->data_s and totals->generate_s for the `steps` steps since the last call. Both are extrapolated
- * from the timed steps. All training steps must have finished. */
+/* Sets totals->data_s and totals->generate_s (0 for DATA_LOAD) for the `steps` steps since the last call.
+ * Both are extrapolated from the timed steps. With DATA_LOAD, also sets the members that feed_stream_totals()
+ * sets; stall_s is the time that the device, not the host, waited. All training steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
 /* Returns the device memory of the feed's generator in bytes. The feed's buffers are not included. */

@@ -29,6 +29,8 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 
 /* ---- The loss ---- */
 
+#define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
+
 struct loss_plan {
     uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing, share;         /* see struct target for `share` */
@@ -41,6 +43,7 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
                                                       float *deltas)
 {
     const uint32_t lane = threadIdx.x % 32;
+    const float weight = target_weight(&target);
     float sum = 0, loss = 0;
     for (uint32_t k = lane; k < plan.classes; k += 32)
         sum += expf(own[k] - most);
@@ -48,7 +51,7 @@ static __device__ __forceinline__ float cross_entropy(const struct loss_plan &pl
     for (uint32_t k = lane; k < plan.classes; k += 32) {
         float log_p = own[k] - most - log_sum, wanted = target_of(&target, plan.smoothing, plan.classes, k);
         loss -= wanted * log_p;
-        deltas[k] = (expf(log_p) - wanted) / (float)plan.total * factor;
+        deltas[k] = (weight * expf(log_p) - wanted) / (float)plan.total * factor;
     }
     return loss;
 }
@@ -59,9 +62,11 @@ static __device__ __forceinline__ float binary_cross_entropy(const struct loss_p
                                                              const struct target &target, float factor,
                                                              float *deltas)
 {
+    const float weight = target_weight(&target);
     float loss = 0, delta;
     for (uint32_t k = threadIdx.x % 32; k < plan.classes; k += 32) {
-        loss += loss_binary(own[k], target_of(&target, plan.smoothing, plan.classes, k), &delta);
+        const float wanted = target_of(&target, plan.smoothing, plan.classes, k);
+        loss += loss_binary_weighted(own[k], wanted, weight, &delta);
         deltas[k] = delta / ((float)plan.classes * (float)plan.total) * factor;
     }
     return loss / (float)plan.classes;
@@ -84,13 +89,18 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     best = warp_best(best);
 
     const struct target target = {labels[j], labels[plan.share < 1 ? plan.count + j : j], plan.share};
-    float factor = scale ? scale->now.scale : 1, *own_deltas = deltas + (size_t)j * plan.classes;
-    float loss = KIND == LOSS_BINARY ? binary_cross_entropy(plan, own, target, factor, own_deltas)
-                                     : cross_entropy(plan, own, best.logit, target, factor, own_deltas);
+    float factor = scale ? scale->now.scale : 1, *own_deltas = deltas + (size_t)j * plan.classes, loss = 0;
+    if (target_weight(&target) == 0)
+        for (uint32_t k = lane; k < plan.classes; k += 32)
+            own_deltas[k] = 0;
+    else if (KIND == LOSS_BINARY)
+        loss = binary_cross_entropy(plan, own, target, factor, own_deltas);
+    else
+        loss = cross_entropy(plan, own, best.logit, target, factor, own_deltas);
     loss = warp_sum(loss);
     if (lane == 0) {
         losses[j] = loss;
-        right[j] = best.number == target.label;
+        right[j] = target.label == DATA_MASKED ? LOSS_MASKED : best.number == target.label;
     }
 }
 
@@ -99,21 +109,24 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
                                      uint64_t step, bool scaled, struct train_totals *totals)
 {
     __shared__ double sums[BLOCK];
-    __shared__ uint32_t rights[BLOCK];
+    __shared__ uint32_t rights[BLOCK], samples[BLOCK];
     double sum = 0;
-    uint32_t correct = 0;
+    uint32_t correct = 0, counted = 0;
     for (uint32_t i = threadIdx.x; i < count; i += BLOCK) {
+        const uint32_t is = right[i];
         sum += losses[i];
-        correct += right[i];
+        correct += is == 1;
+        counted += is != LOSS_MASKED;
     }
     sums[threadIdx.x] = sum;
     rights[threadIdx.x] = correct;
-    block_sums<BLOCK>(sums, rights);
+    samples[threadIdx.x] = counted;
+    block_sums<BLOCK>(sums, rights, samples);
     if (threadIdx.x != 0)
         return;
     totals->loss += sums[0];
     totals->correct += rights[0];
-    totals->samples += count;
+    totals->samples += samples[0];
     if ((scaled ? isnan(sums[0]) : !isfinite(sums[0])) && totals->bad_step == TRAIN_FINE)
         totals->bad_step = step;
 }

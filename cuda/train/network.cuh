@@ -191,14 +191,14 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 /* A data set in device memory. `labels` always covers the whole set. */
 struct device_set {
     const void *values;
-    const uint32_t *labels;
+    uint32_t *labels;
     struct train_held held; /* which samples are in `values` */
     bool gray;              /* `values` has only the first channel of each sample; the others are equal */
 };
 
 /* Enqueues copies of the data sets to device memory. For inference, copies only the test set. Always copies
- * the labels of a set. Copies its values too, except for live training samples, and except in the later
- * stages of a pipeline. */
+ * the labels of a set. Copies its values too, except for training samples that a feed delivers (feed.cuh),
+ * and except in the later stages of a pipeline. */
 enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
                              struct allocations *allocations, cudaStream_t stream);
 
@@ -284,13 +284,15 @@ struct device_scale {
 
 struct device_losses {
     float *losses;   /* per sample */
-    uint32_t *right; /* per sample: whether the prediction is correct */
+    uint32_t *right; /* per sample: whether the prediction is correct; LOSS_MASKED (loss.cu) if its label is
+                        DATA_MASKED */
     struct train_totals *totals;
     struct device_scale *scale; /* loss scaling; NULL: none */
 };
 
 /* Computes the loss of each sample of the batch. Writes the gradient of the logits to `deltas`, multiplied by
- * the loss scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step`
+ * the loss scale if there is one. Adds the batch to losses->totals. A sample whose label is DATA_MASKED does
+ * not count, and its part of a mixture has weight 0. If the loss is not finite, records `step`
  * in bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
  * scaling handles overflows to Inf. */
 enum status loss_take(const struct train *train, const float *logits, const struct device_batch *batch,

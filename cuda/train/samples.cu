@@ -10,7 +10,8 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
     const struct stage *stage = train->stage;
     for (int part = train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
+        const bool delivered = part == DATA_TRAIN && (data->feed == DATA_LIVE || data->feed == DATA_LOAD);
+        if (!delivered && (!stage || stage->first))
             TRY(allocate_copy(allocations, &sets[part].values, set->values,
                               (size_t)data_held(data, (enum data_part)part) *
                                   data_stored_bytes(data, (enum data_part)part),

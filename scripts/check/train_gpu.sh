@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Verifies the trainers on a machine with a GPU. Compares layers, networks and the losses of 50 steps with the reference, for
 # odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during training (live) equal
-# stored ones, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
+# stored ones, that samples read during training (--feed load; ONLY='^load:') give the reference's losses with any number of
+# threads, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
 # runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of
 # train-cuda. For tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The tests of the kernels for live
 # samples and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default.
@@ -74,11 +75,11 @@ under() { # tool, command ...
 augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized recipe; do
+        for net in $sanitized recipe masked; do
             check "$tool: $net" under "$tool" "$kernels" --engine "$engine" --short "$net"
         done
         if [[ $engine == cuda ]]; then
-            check "$tool: live samples" under "$tool" "$live" --short
+            check "$tool: live and loaded samples" under "$tool" "$live" --short
             check "$tool: augmentation" under "$tool" "$augment_kernels" --short
         elif [[ $engine != vit ]]; then
             check "$tool: gemms" under "$tool" "$products" --short
@@ -123,7 +124,9 @@ for net in $nets; do
 done
 
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
-[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
+check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
+[[ $engine != cuda ]] || check 'live and loaded samples: their bits, their order on two streams, the same weights' "$live"
+[[ $engine != cuda ]] || check 'load: samples from files: their bits, their order on two streams, planted faults' "$live" --loaded
 [[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
@@ -251,9 +254,9 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
+within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
-    local run=("$bench" --variant "$2" --model "$3" --data digits --train-size 5000 --test-size 100 --batch 16 --shift 2
-        --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
+    local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
     local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
     local of_step='step samples_seen loss accuracy lr gradient_norm test_loss test_acc'
     mkdir "$work/within-$1" || return
@@ -353,6 +356,113 @@ check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; first non-finite result: [a-z]' \
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 256 --optimizer sgd --lr 100000
+# ---- Samples that are read during training (--feed load) ----
+
+res=41
+[[ $engine != vit ]] || res=32
+# JPEG files of two sizes in class folders; the same samples in shards, and in shards of raw arrays; and a folder with three
+# truncated files.
+make_loaded() {
+    local part file number=0 samples=150
+    for part in train test; do
+        "$bench" --prepare "$work/photos/$part" --store imagefolder --from synth --classes 5 --encode jpeg --res 61 \
+            --samples $samples &&
+            "$bench" --prepare "$work/small" --store imagefolder --from synth --classes 5 --encode jpeg --res 47 --samples 61 \
+                --seed 3 || return
+        for file in "$work"/small/*/*.jpg; do
+            mv "$file" "$work/photos/$part/$(basename "$(dirname "$file")")/small-${file##*/}" || return
+        done
+        rm -r "$work/small" "$work/photos/$part"/{classes.txt,samples.csv,synth.index} &&
+            "$bench" --prepare "$work/shards/$part" --store shards --shards 5 --from dataset --source "$work/photos/$part" &&
+            "$bench" --prepare "$work/raw/$part" --store shards --shards 3 --from dataset --source "$work/photos/$part" \
+                --out-res $res --encode npy --channels 3 || return
+        samples=30
+    done
+    cp -r "$work/photos" "$work/broken" || return
+    for file in "$work"/broken/train/*/*.jpg; do
+        ((number++ % 70 != 5)) || truncate -s 300 "$file" || return
+    done
+}
+loads() { # set: prints the options that select it
+    case $1 in
+    shards | raw) echo "--data $work/$1/train --test-data $work/$1/test --feed load" ;;
+    *) echo "--data $work/$1 --feed load" ;;
+    esac
+}
+make_loaded >"$work/made" 2>&1 || { cat "$work/made" && refuse 'cannot make the data sets of --feed load'; }
+crops="--out-res $res $augmented"
+grid="$small shards 33 $crops
+$small shards 33 $crops --repeats 3 --mixup 0.8 --cutmix 1
+$small shards 33 $crops --mixup 0.8 --cutmix 1 --accumulate 7 --threads 1
+$small photos 1 --out-res $res --optimizer sgd --lr 0.001
+$small photos 7 --out-res $res --fit random-resized-crop --shift 2 --lanes 3 --shuffle 50
+$small raw 211 --shift 2 --flip --prefetch 1
+$small raw 64 --mixup 0.8 --loss bce --drop-last --shuffle 0
+$small broken 33 $crops --on-error mask
+$small broken 33 --out-res $res --on-error mask --mixup 0.8 --label-smoothing 0.1
+$small broken 7 --out-res $res --on-error mask --cutmix 1 --loss bce --accumulate 3 --label-smoothing 0.1
+$small broken 1 --out-res $res --on-error mask --optimizer sgd --lr 0.001"
+while read -r net set batch extra; do
+    # shellcheck disable=SC2046,SC2086  # several words on purpose
+    check "load: 10 steps and an epoch of $net, $set, batch $batch of 211 $extra" "$bench" --variant "train-$engine" --verify \
+        --verify-steps 10 --model "$net" --batch "$batch" --epochs 2 $(loads "$set") $extra
+done <<<"$grid"
+loading=("$bench" --variant "train-$engine" --model "$small" --mixup 0.8 --flip --rand-augment 9)
+weights() { # file of --export: prints it without the header, which names the data set
+    python3 -c 'import sys; data = open(sys.argv[1], "rb").read(); sys.stdout.buffer.write(data[8 + int.from_bytes(data[:8], "little"):])' "$1"
+}
+same_order() { # the same weights for 1 and 5 threads, and for class folders and shards
+    local crop=(--out-res "$res" --fit random-resized-crop --epochs 2) name=$work/order
+    # shellcheck disable=SC2046  # several words on purpose
+    "${loading[@]}" $(loads shards) "${crop[@]}" --threads 1 --prefetch 1 --export "$name-1" &&
+        "${loading[@]}" $(loads shards) "${crop[@]}" --threads 5 --prefetch 3 --export "$name-5" &&
+        "${loading[@]}" $(loads photos) "${crop[@]}" --threads 3 --export "$name-photos" &&
+        cmp <(weights "$name-1") <(weights "$name-5") && cmp <(weights "$name-1") <(weights "$name-photos") &&
+        (($(weights "$name-1" | wc -c) > 1000))
+}
+check 'load: the same weights for any number of threads, from folders and from shards' same_order
+# shellcheck disable=SC2046  # several words on purpose
+check 'load: the same seed gives the same weights, resumed or not' same_weights load "${loading[@]}" $(loads raw)
+killed_while_loading() {
+    # shellcheck disable=SC2207  # several words on purpose
+    within=($(loads shards) --out-res "$res" --fit random-resized-crop --batch 1)
+    killed_within_an_epoch "$engine-load" "train-$engine" "$small" --mixup 0.8
+}
+check "load: train-$engine, killed three times within an epoch, gives the same weights, losses and rows of --log" \
+    killed_while_loading
+counts_masked() { # the row counts the broken samples; more threads give the same weights
+    # shellcheck disable=SC2046  # several words on purpose
+    "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 1 --export "$work/masked-1" --epochs 3 \
+        --out "$work/masked.csv" &&
+        "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 4 --export "$work/masked-4" --epochs 3 &&
+        cmp "$work/masked-1" "$work/masked-4" &&
+        [[ $(columns "$work/masked.csv" masked | sort -u) == '3 ' ]]
+}
+check 'load: three broken samples are masked and counted in every epoch' counts_masked
+# shellcheck disable=SC2046  # several words on purpose
+check 'load: a broken sample ends training with the name of its file' fails_with 1 "$work/broken/train/.*\.jpg" \
+    "${loading[@]}" $(loads broken) --out-res "$res"
+# shellcheck disable=SC2046  # several words on purpose
+check 'load: --on-error skip is refused' fails_with 2 'use --on-error mask' \
+    "${loading[@]}" $(loads broken) --out-res "$res" --on-error skip
+on_two_ranks() { # options ...
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 \
+        mpirun --bind-to none -n 2 "${loading[@]}" "$@" --out-res "$res" --fit random-resized-crop --epochs 2 --verify
+}
+if command -v mpirun >/dev/null; then
+    for extra in '--batch 17' '--batch 21 --scaling strong --balance 1:2' '--on-error mask --batch 5'; do
+        # shellcheck disable=SC2046,SC2086  # several words on purpose
+        check "load: two ranks $extra" on_two_ranks $(loads "$([[ $extra == *mask* ]] && echo broken || echo shards)") $extra
+    done
+else
+    echo 'skipped two ranks with --feed load: mpirun is missing'
+fi
+if command -v compute-sanitizer >/dev/null; then
+    # shellcheck disable=SC2046,SC2086  # several words on purpose
+    check 'load: memcheck, with masked samples' under memcheck "$bench" --variant "train-$engine" --model "$small" --batch 33 \
+        --epochs 1 $(loads broken) --on-error mask --mixup 0.8 $crops
+fi
+
 same_activations() { # with --checkpoint-activations, the forward pass is computed twice, and the weights are the same
     "${train[@]}" --epochs 2 --export "$work/kept" &&
         "${train[@]}" --epochs 2 --checkpoint-activations --export "$work/again" &&

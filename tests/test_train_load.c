@@ -1,0 +1,541 @@
+/* Tests training on samples that are read while it runs: --feed load. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <math.h>
+#include <string.h>
+
+#include "cpu_engines.h"
+#include "must.h"
+#include "same_state.h"
+#include "train/feed.h"
+#include "train/host_engine.h"
+#include "train/trainer.h"
+#include "train_support.h"
+
+#include "shell.h" /* included last, because its `out` and `status` would shadow names in other headers */
+
+#include "cells.h"
+
+TestSuite(train_load, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+#if defined HAVE_PNG && defined HAVE_XXHASH
+
+/* Training on the folder f takes milliseconds. 108 samples are trained on. */
+#define STREAM "--model logreg --feed load --batch 16 --format csv "
+#define LOAD   STREAM "--data f --lanes 4 --shuffle 40 "
+
+#ifdef _OPENMP
+#define ENGINE "train-omp"
+#else
+#define ENGINE "train-naive"
+#endif
+
+/* Writes 120 digits as class folders (f) and as 1 and 3 shards (m1, m3), all in the same order. */
+static void prepare(void)
+{
+    EXPECT(0,
+           "$P --prepare all --from digits --samples 120 --store imagefolder && mkdir f && cp -r all/*/ f && "
+           "$P --prepare m1 --from dataset --source f --shards 1 --name s && "
+           "$P --prepare m3 --from dataset --source f --shards 3 --name s");
+}
+
+/* ---- Bits ---- */
+
+/* Copies the columns that depend on the results of all epochs. */
+static void copy_results(char *text, size_t size)
+{
+    static const char *const columns[] = {"train_loss", "train_acc", "test_loss", "test_acc", "items"};
+    *text = '\0';
+    for (size_t epoch = 1; epoch <= 3; epoch++)
+        for (size_t c = 0; c < COUNT_OF(columns); c++) {
+            strncat(text, value(out, epoch, columns[c]), size - strlen(text) - 2);
+            strcat(text, " ");
+        }
+}
+
+Test(train_load, threads_and_storage_do_not_change_a_bit)
+{
+    static const char *const names[] = {"f", "m1", "m3"};
+    char wanted[512] = "", found[512];
+    prepare();
+    for (size_t n = 0; n < COUNT_OF(names); n++)
+        for (int threads = 1; threads <= 3; threads++) {
+            EXPECT(0,
+                   "$P --variant " ENGINE " " STREAM
+                   "--data %s --test-data f --threads %d --epochs 3 --flip --shift 1 "
+                   "--mixup 0.5 --export now && tail -c 31400 now > values && cp -n values first && "
+                   "cmp values first",
+                   names[n], threads);
+            copy_results(found, sizeof found);
+            if (!*wanted)
+                strcpy(wanted, found);
+            cr_expect_str_eq(found, wanted, "%s, %d threads", names[n], threads);
+            cr_expect_str_eq(value(out, 1, "masked"), "0");
+            cr_expect_gt(atof(value(out, 1, "read_bytes_per_s")), 0);
+        }
+}
+
+/* One request in ten fails, so some are repeated. */
+Test(train_load, shards_behind_a_faulty_server_give_the_same_results)
+{
+    char wanted[512], found[512];
+    prepare();
+    EXPECT(0, "$P --variant " ENGINE " " STREAM "--data m3 --test-data f --epochs 3");
+    copy_results(wanted, sizeof wanted);
+    for (int cached = 0; cached < 2; cached++) {
+        run("rm -f gate port; mkfifo gate && (python3 %s/tests/remote_server.py . <gate >port 2>/dev/null "
+            "&); "
+            "exec 9>gate; while [ ! -s port ]; do sleep 0.05; done; "
+            "$P --variant " ENGINE " " STREAM
+            "--data http://127.0.0.1:$(cut -d' ' -f1 port)/faulty/m3/s.index "
+            "--test-data f --epochs 3 %s; status=$?; exec 9>&-; exit $status",
+            root, cached ? "--cache-dir cache --cache-bytes 1G" : "");
+        if (status != 0 && strstr(out, "libcurl"))
+            cr_skip_test("this build has no libcurl");
+        cr_assert_eq(status, 0, "%s", out);
+        copy_results(found, sizeof found);
+        cr_expect_str_eq(found, wanted, "%s", out);
+    }
+}
+
+/* A step of all samples has the same samples with both feeds, in another order. */
+Test(train_load, a_step_of_all_samples_is_that_of_stored_samples)
+{
+    static const char *const fits[] = {"", "--out-res 20 --channels 1",
+                                       "--out-res 20 --fit random-resized-crop --flip --test-data f"};
+    prepare();
+    for (size_t i = 0; i < COUNT_OF(fits); i++) {
+        double losses[2];
+        for (int load = 0; load < 2; load++) {
+            EXPECT(
+                0,
+                "$P --variant train-naive --model logreg --data f --batch 1000 --format csv --epochs 3 %s %s",
+                fits[i], load ? "--feed load" : "--feed stored --mean 0.1 --std 0.3");
+            losses[load] = atof(value(out, 3, "train_loss"));
+        }
+        /* Canvases and streams measure other samples for the normalisation. */
+        EXPECT(0,
+               "$P --variant train-naive --model logreg --data f --batch 1000 --format csv --epochs 3 %s "
+               "--feed load --mean 0.1 --std 0.3",
+               fits[i]);
+        losses[1] = atof(value(out, 3, "train_loss"));
+        cr_expect(losses[0] > 0 && fabs(losses[1] - losses[0]) < 1e-5 * losses[0], "%s: %.9g and %.9g",
+                  fits[i], losses[0], losses[1]);
+    }
+    /* With few samples, scale and offset come from all of them. */
+    EXPECT(
+        0,
+        "$P --variant train-naive --model logreg --data f --batch 1000 --format csv --epochs 1 --feed stored "
+        "--checkpoint a >one && $P --variant train-naive --model logreg --data f --batch 1000 --format csv "
+        "--epochs 1 --feed load --checkpoint b");
+    char one[PATH_MAX], other[PATH_MAX];
+    struct checkpoint stored, load;
+    snprintf(one, sizeof one, "%s/a/epoch-000001.ckpt", folder);
+    snprintf(other, sizeof other, "%s/b/epoch-000001.ckpt", folder);
+    must(checkpoint_read(one, &stored));
+    must(checkpoint_read(other, &load));
+    cr_expect(stored.scale[0] == load.scale[0] && stored.offset[0] == load.offset[0]);
+    checkpoint_free(&stored);
+    checkpoint_free(&load);
+}
+
+/* ---- Resuming ---- */
+
+Test(train_load, a_run_resumes_at_any_step_with_the_same_bits)
+{
+    char wanted[PATH_MAX], found[PATH_MAX];
+    prepare();
+    EXPECT(0, "$P --variant " ENGINE " " LOAD "--epochs 2 --checkpoint whole --checkpoint-steps 3 --keep 100 "
+              "--ema 0.9 && ls whole");
+    snprintf(wanted, sizeof wanted, "%s/whole/epoch-000002.ckpt", folder);
+    snprintf(found, sizeof found, "%s/part/epoch-000002.ckpt", folder);
+    EXPECT(0, "ls whole | grep -c step");
+    cr_expect_gt(atoi(out), 2);
+    EXPECT(0, "ls whole | grep -v epoch-000002.ckpt > names");
+    for (int i = 1; run("[ $(wc -l <names) -ge %d ]", i) == 0; i++) {
+        EXPECT(0,
+               "rm -rf part && mkdir part && cp whole/$(sed -n %dp names) part && $P --variant " ENGINE
+               " " LOAD
+               "--epochs 2 --checkpoint part --checkpoint-steps 3 --keep 100 --ema 0.9 --resume --threads %d "
+               "--prefetch %d",
+               i, 1 + i % 3, 1 + i % 4);
+        expect_same_state(wanted, found, true);
+    }
+}
+
+Test(train_load, other_samples_or_another_order_are_refused)
+{
+    static const struct {
+        const char *options, *words;
+    } cases[] = {{"--data f --shuffle 40 --lanes 3", "lanes=4 in the checkpoint, 3 now"},
+                 {"--data f --lanes 4 --shuffle 41", "shuffle=40 in the checkpoint, 41 now"},
+                 {"--data f --lanes 4 --shuffle 40 --on-error mask", "on-error"},
+                 {"--data f --lanes 4 --shuffle 40 --out-res 28 --channels 1", "out-res"},
+                 {"--data m1 --lanes 4 --shuffle 40", "belong to other samples"}};
+    prepare();
+    EXPECT(0, "$P --variant train-naive " LOAD "--epochs 1 --checkpoint k");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        run("$P --variant train-naive " STREAM "--epochs 2 --checkpoint k --resume %s", cases[i].options);
+        cr_expect(status == 2 && says(cases[i].words), "%s: %s", cases[i].options, out);
+    }
+    run("$P --variant train-naive --model logreg --data f --batch 16 --format csv --epochs 2 --checkpoint k "
+        "--resume");
+    expect_line(2, "feed");
+    EXPECT(0, "for f in f/0003/*.png; do cp $(ls f/0004/*.png | head -1) $f; done");
+    run("$P --variant train-naive " LOAD "--epochs 2 --checkpoint k --resume");
+    cr_expect(status == 2 && says("the samples of --data f have changed"), "%s", out);
+}
+
+/* ---- Broken samples ---- */
+
+Test(train_load, a_broken_sample_is_masked_or_ends_the_run)
+{
+    prepare();
+    /* with --test-data, all samples of f are trained on */
+    EXPECT(0, "cp -r f test && for d in f/0002 f/0007; do f=$(ls $d/*.png | head -1); "
+              "dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
+    run("$P --variant train-naive " LOAD "--test-data test --epochs 2");
+    expect_line(1, "--on-error mask trains with weight 0 for such samples");
+    EXPECT(0, "$P --variant " ENGINE " " LOAD "--test-data test --epochs 2 --on-error mask --verify "
+              "--verify-steps 4 2>says");
+    for (size_t epoch = 1; epoch <= 2; epoch++) {
+        cr_expect_str_eq(value(out, epoch, "masked"), "2");
+        cr_expect_str_eq(value(out, epoch, "wrong"), "0");
+        cr_expect_str_eq(value(out, epoch, "items"), "120");
+    }
+    EXPECT(0, "for f in f/*/*.png; do dd if=/dev/zero of=$f bs=1 seek=60 count=100 conv=notrunc; done");
+    run("$P --variant train-naive " LOAD "--test-data test --epochs 2 --on-error mask");
+    expect_line(1, "none of 120 training samples can be decoded");
+}
+
+/* Opens the training data of a folder, with the test set in the folder `test`. */
+static void open_data(enum data_feed feed, bool mask, const struct image_fit *fit, struct data *data)
+{
+    char train[PATH_MAX], test[PATH_MAX];
+    snprintf(train, sizeof train, "%s/f", folder);
+    snprintf(test, sizeof test, "%s/test", folder);
+    const struct data_request request = {.name = train,
+                                         .test_name = test,
+                                         .fit = fit ? *fit : (struct image_fit){0},
+                                         .batch = 120,
+                                         .feed = (int)feed,
+                                         .mask = mask,
+                                         .lanes = 3,
+                                         .shuffle = 60,
+                                         .ahead = 2,
+                                         .resources = {.threads = 2}};
+    must(data_open(&request, data));
+    data_normalise(data, false);
+}
+
+/* Computes the gradients of a step, and its totals. */
+static void gradients_of(const struct engine *engine, const struct train *train, float *gradients,
+                         struct train_totals *totals)
+{
+    struct train_state state;
+    void *engine_state = NULL;
+    cr_assert(train_state_new(train->model->arena_values, &state));
+    model_initialise(train->model, 3, state.parameters);
+    must(engine->open(train, &(struct resources){.threads = 2}, &engine_state));
+    must(engine->set(engine_state, &state));
+    must(engine->steps(engine_state, 0, 0, 1));
+    must(engine->totals(engine_state, totals));
+    must(engine->gradients(engine_state, gradients));
+    engine->close(engine_state);
+    train_state_free(&state);
+}
+
+/* The gradients are those of stored samples of which one has the label DATA_MASKED, whatever its pixels. */
+static void expect_masked_gradients(const struct engine *engine, enum loss_kind loss, double mixup)
+{
+    struct data stored, load;
+    struct model model;
+    struct train_totals want, have;
+    open_data(DATA_STORED, false, NULL, &stored);
+    must(model_build(table_of("lenet"), stored.shape, stored.classes, &model));
+    struct train train = {.model = &model,
+                          .data = &stored,
+                          .seed = 5,
+                          .batch = 120,
+                          .optimizer = {.kind = OPTIMIZER_SGD},
+                          .schedule = {.rate = 0.01},
+                          .loss = loss,
+                          .smoothing = 0.1f,
+                          .mixing = {.mixup = mixup}};
+    FREED float *wanted = malloc(3 * model.arena_values * sizeof *wanted);
+    float *found = wanted + model.arena_values, *whole = found + model.arena_values;
+    gradients_of(engine, &train, whole, &want);
+    stored.sets[DATA_TRAIN].labels[50] = DATA_MASKED;
+    gradients_of(engine, &train, wanted, &want);
+    cr_expect_eq(want.samples, 119);
+    char name[64];
+    EXPECT(0, "ls f/*/*.png | sed -n 51p");
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(out, "\n"), out);
+    EXPECT(0, "cp %s kept && dd if=/dev/zero of=%s bs=1 seek=60 count=100 conv=notrunc", name, name);
+    open_data(DATA_LOAD, true, NULL, &load);
+    train.data = &load;
+    gradients_of(engine, &train, found, &have);
+    EXPECT(0, "mv kept %s", name);
+    cr_expect(have.samples == 119 && have.masked == 1 && want.masked == 0, "%zu samples",
+              (size_t)have.samples);
+    if (mixup == 0) { /* otherwise, another order has other pairs */
+        cr_expect_lt(relative_error(found, wanted, model.arena_values), 1e-5);
+        cr_expect_lt(fabs(have.loss - want.loss), 1e-5 * want.loss);
+        cr_expect_gt(relative_error(whole, wanted, model.arena_values), 1e-3);
+    }
+    cr_expect(isfinite(have.loss) && have.loss > 0);
+    data_close(&stored);
+    data_close(&load);
+}
+
+Test(train_load, a_masked_sample_has_no_loss_and_no_gradient)
+{
+    prepare();
+    EXPECT(0, "cp -r f test");
+    for (size_t e = 0; e < COUNT_OF(cpu_engines); e++) {
+        expect_masked_gradients(cpu_engines[e], LOSS_CROSS_ENTROPY, 0);
+        expect_masked_gradients(cpu_engines[e], LOSS_BINARY, 0);
+        expect_masked_gradients(cpu_engines[e], LOSS_CROSS_ENTROPY, 1);
+    }
+}
+
+/* A part of a mixture that is masked has weight 0; the loss of the other part remains. */
+Test(train_load, the_loss_of_a_mixture_is_the_sum_of_its_parts)
+{
+    const float logits[3] = {0.5f, -1, 2};
+    struct model model = {.classes = 3};
+    for (int kind = LOSS_CROSS_ENTROPY; kind <= LOSS_BINARY; kind++) {
+        const struct train train = {.model = &model, .loss = (enum loss_kind)kind, .smoothing = 0.2f};
+        float delta[4][3], loss[4];
+        const struct target targets[] = {{0, 2, 0.25f},
+                                         {0, DATA_MASKED, 0.25f},
+                                         {DATA_MASKED, 2, 0.25f},
+                                         {DATA_MASKED, DATA_MASKED, 0.25f}};
+        for (size_t i = 0; i < COUNT_OF(targets); i++)
+            loss[i] = sample_loss(&train, logits, &targets[i], 4, delta[i]);
+        cr_expect_lt(fabsf(loss[0] - loss[1] - loss[2]), 1e-6f);
+        cr_expect(loss[1] > 0 && loss[2] > 0 && loss[3] == 0);
+        for (int k = 0; k < 3; k++) {
+            cr_expect_lt(fabsf(delta[0][k] - delta[1][k] - delta[2][k]), 1e-6f);
+            cr_expect_eq(delta[3][k], 0);
+        }
+    }
+}
+
+/* ---- The stream of a rank ---- */
+
+static void open_stream(const struct train *train, struct feed_stream *feed)
+{
+    must(feed_stream_open(train, 2, NULL, NULL, feed));
+}
+
+/* Takes a step, and returns its batch. */
+static struct stream_batch take(struct feed_stream *feed, uint32_t epoch, uint32_t step)
+{
+    const struct draw_order order = train_order(feed->train, epoch);
+    uint32_t numbers[256];
+    struct stream_batch batch;
+    const uint32_t count = train_batch(feed->train, &order, step, numbers);
+    must(feed_stream_next(feed, epoch, step, numbers, train_generated(feed->train, count), &batch));
+    return batch;
+}
+
+/* Every rank has its own stream. Together, they deliver each sample once. */
+Test(train_load, ranks_read_each_sample_once)
+{
+    struct data data;
+    struct model model = {.classes = 10};
+    prepare();
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_LOAD, false, NULL, &data);
+    for (uint32_t ranks = 1; ranks <= 5; ranks++) {
+        uint64_t sum = 0, wanted = 0;
+        uint32_t seen[120] = {0};
+        for (uint32_t n = 0; n < 120; n++)
+            wanted += train_number_hash(n);
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            const struct train train = {
+                .model = &model, .data = &data, .seed = 9, .batch = 35, .rank = rank, .ranks = ranks};
+            struct train_totals totals = {0};
+            struct feed_stream feed;
+            open_stream(&train, &feed);
+            for (uint32_t step = 0; step < 4; step++) {
+                struct stream_batch batch = take(&feed, 3, step);
+                for (uint32_t j = 0; j < batch.samples.count; j++) {
+                    seen[batch.numbers[j]]++;
+                    cr_expect_eq(batch.samples.labels[j],
+                                 (int32_t)data.sets[DATA_TRAIN].labels[batch.numbers[j]]);
+                }
+                must(stream_release(feed.stream, &batch, NULL));
+            }
+            feed_stream_totals(&feed, &totals);
+            sum += totals.delivered;
+            feed_stream_close(&feed);
+        }
+        cr_expect_eq(sum, wanted, "%u ranks", ranks);
+        for (uint32_t n = 0; n < 120; n++)
+            cr_expect_eq(seen[n], 1, "%u ranks: sample %u: %u times", ranks, n, seen[n]);
+    }
+    data_close(&data);
+}
+
+/* Another list of numbers would pair images with the labels of other samples. */
+Test(train_load, a_batch_of_other_samples_is_refused)
+{
+    struct data data;
+    struct model model = {.classes = 10};
+    uint32_t numbers[16];
+    struct feed_stream feed;
+    struct stream_batch batch;
+    prepare();
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_LOAD, false, NULL, &data);
+    const struct train train = {.model = &model, .data = &data, .seed = 9, .batch = 16};
+    const struct draw_order order = train_order(&train, 0);
+    open_stream(&train, &feed);
+    train_batch(&train, &order, 0, numbers);
+    numbers[3] ^= 1;
+    cr_expect_eq(feed_stream_next(&feed, 0, 0, numbers, 16, &batch), STATUS_FAILED);
+    numbers[3] ^= 1;
+    cr_expect_eq(feed_stream_next(&feed, 0, 0, numbers, 15, &batch), STATUS_FAILED);
+    must(feed_stream_next(&feed, 0, 0, numbers, 16, &batch));
+    feed_stream_close(&feed);
+    data_close(&data);
+}
+
+/* The crops of an epoch are those of stored samples, whose canvases are images of the same size. */
+Test(train_load, random_crops_differ_between_epochs_and_copies)
+{
+    const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 12, .channels = 1};
+    struct data load, stored;
+    struct model model = {.classes = 10};
+    struct feed_stream feed;
+    prepare();
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_LOAD, false, &fit, &load);
+    open_data(DATA_STORED, false, &fit, &stored);
+    cr_assert(load.canvas_bytes == 0 && load.sample_bytes == 144 && stored.canvas_bytes == 28 * 28);
+    struct train train = {
+        .model = &model, .data = &load, .seed = 9, .batch = 120, .augment = {.crop = true, .repeats = 2}};
+    struct augment_scratch scratch = {0};
+    struct augment_plan plan;
+    train.data = &stored;
+    must(augment_plan(&train, &plan));
+    must(augment_scratch_open(&plan, &scratch));
+    train.data = &load;
+    train.augment.crop = false;
+    open_stream(&train, &feed);
+    uint8_t image[144], first[144];
+    for (uint32_t epoch = 0; epoch < 2; epoch++) {
+        struct stream_batch batch = take(&feed, epoch, 0);
+        bool differs = false;
+        for (uint32_t j = 0; j < batch.samples.count; j++) {
+            const uint8_t *values = (const uint8_t *)batch.samples.values + j * batch.samples.stride;
+            const uint32_t number = batch.numbers[j];
+            augment_image(&plan, data_sample(&stored, DATA_TRAIN, number % 120), epoch, number, &scratch,
+                          image);
+            cr_expect_arr_eq(values, image, 144, "epoch %u, sample %u", epoch, number);
+            augment_image(&plan, data_sample(&stored, DATA_TRAIN, number % 120), 1 - epoch, number % 120,
+                          &scratch, first);
+            differs |= memcmp(first, values, 144) != 0;
+        }
+        cr_expect(differs);
+        must(stream_release(feed.stream, &batch, NULL));
+    }
+    feed_stream_close(&feed);
+    augment_scratch_close(&scratch);
+    data_close(&load);
+    data_close(&stored);
+}
+
+/* ---- Faults ---- */
+
+Test(train_load, a_set_that_changes_while_it_is_read_ends_training)
+{
+    struct data data;
+    struct model model;
+    struct train_state state;
+    void *engine_state = NULL;
+    prepare();
+    EXPECT(0, "cp -r f test");
+    open_data(DATA_LOAD, true, NULL, &data);
+    must(model_build(table_of("logreg"), data.shape, data.classes, &model));
+    const struct train train = {.model = &model, .data = &data, .seed = 5, .batch = 10};
+    cr_assert(train_state_new(model.arena_values, &state));
+    must(engine_naive.open(&train, &(struct resources){.threads = 2}, &engine_state));
+    must(engine_naive.set(engine_state, &state));
+    must(engine_naive.steps(engine_state, 0, 0, 2));
+    EXPECT(0, "for f in f/*/*.png; do printf x >>$f; done");
+    cr_expect_eq(engine_naive.steps(engine_state, 0, 2, 10), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "/f/"), "%s", status_text());
+    engine_naive.close(engine_state);
+    train_state_free(&state);
+    data_close(&data);
+}
+
+Test(train_load, what_does_not_go_together_is_refused)
+{
+    static const struct {
+        const char *options, *words;
+    } cases[] = {
+        {"--feed load --data digits", "--data digits has generated samples; use --feed stored"},
+        {"--feed load --data synth", "--data synth has generated samples; use --feed live"},
+        {"--data f --feed load --on-error skip", "use --on-error mask"},
+        {"--data f --feed stored --on-error mask", "--on-error mask is for --feed load"},
+        {"--data f --feed stored --lanes 3", "--lanes needs --feed load"},
+        {"--data f --feed stored --shuffle 3", "--shuffle needs --feed load"},
+        {"--data f --feed stored --prefetch 3", "--prefetch needs --feed load"},
+        {"--data f --feed load --cache-dir x", "--cache-dir needs data at a URL"},
+        {"--data f --feed load --test-data f --test-share 0.2", "--test-share holds out nothing"},
+        {"--data f --feed load --test-data nothing", "--test-data nothing"},
+        {"--feed load --data both --test-data f", "it has the folder"},
+        {"--data f --feed load --export-data x", "add --feed stored"},
+        {"--data f --feed load --parallel pipeline --stages 1", "a pipeline cannot train"},
+        {"--data f --feed load --interpolation bicubic --out-res 20 --fit random-resized-crop",
+         "--interpolation needs --feed stored"},
+        {"--data f --feed lod", "did you mean 'load'"},
+    };
+    prepare();
+    EXPECT(0, "mkdir both && cp -r f both/train && cp -r f both/test");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        run("$P --variant train-naive --model logreg %s", cases[i].options);
+        cr_expect(status == 2 && says(cases[i].words), "%s: exit %d: %s", cases[i].options, status, out);
+    }
+}
+
+/* ---- Test sets ---- */
+
+/* infer fits the test images as training did. */
+Test(train_load, test_data_from_another_folder_are_evaluated_alike)
+{
+    char loss[64];
+    prepare();
+    EXPECT(0,
+           "cp -r f held && $P --variant train-naive " LOAD
+           "--test-data held --out-res 16 --channels 1 --fit random-resized-crop --epochs 1 --checkpoint k");
+    cr_expect_str_eq(value(out, 1, "train_samples"), "120");
+    cr_expect_str_eq(value(out, 1, "test_samples"), "120");
+    cr_expect_str_eq(value(out, 1, "test_data"), "held");
+    snprintf(loss, sizeof loss, "%s", value(out, 1, "test_loss"));
+    EXPECT(0, "$P --variant infer-naive --checkpoint k --format csv");
+    cr_expect_str_eq(value(out, 1, "test_loss"), loss);
+    EXPECT(0, "$P --variant train-naive --model logreg --data f --test-data held --batch 16 --format csv "
+              "--epochs 1");
+    cr_expect_str_eq(value(out, 1, "train_samples"), "120");
+    /* data with a test set of their own */
+    EXPECT(0, "mkdir both && cp -r f both/train && cp -r held both/test && $P --variant train-naive " STREAM
+              "--data both --epochs 1");
+    cr_expect_str_eq(value(out, 1, "test_samples"), "120");
+}
+
+/* The first step and the first batch are written from a stream too. */
+Test(train_load, steps_and_pictures_are_exported)
+{
+    prepare();
+    EXPECT(0, "$P --variant train-naive " LOAD "--dry-run --export-step step --save-batch 3:pictures && "
+              "[ $(ls pictures | wc -l) = 3 ] && [ -s step ]");
+}
+
+#endif
