@@ -45,6 +45,11 @@ longest_first=(test_memory test_remote test_mpi_train test_train_cli test_choice
 # processor time from other suites.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
+# The python3 of pyenv is a shell script, which takes longer than Python to start. Suites start Python hundreds of times.
+if python=$(python3 -c 'import sys; print(sys.executable)' 2>/dev/null) && [[ $python == */python3 ]]; then
+    PATH=${python%/*}:$PATH
+fi
+
 # Suites that test only scripts. Sanitizers find nothing in them.
 only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 
