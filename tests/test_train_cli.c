@@ -261,13 +261,17 @@ Test(train_cli, live_steps_can_be_trained_in_parts)
     take_parts_of_live_steps("--mixup 0.8 --cutmix 1");
 }
 
+/* The set is made before the network and the engine refuse it. */
+#define FEW "--train-size 20 --test-size 10 --batch 10 "
+
 Test(train_cli, refuses_options_of_transformers_elsewhere)
 {
-    expect_refusal(2, "--model lenet --batch 4 --accumulate 5",
+    expect_refusal(2, "--model lenet --train-size 20 --test-size 10 --batch 4 --accumulate 5",
                    "is more than the 4 samples of a rank's step");
-    expect_refusal(2, "--model lenet --layer-decay 0.5", "--layer-decay needs a transformer");
-    expect_refusal(2, "--model lenet --drop-path 0.1", "--drop-path needs a transformer");
-    expect_refusal(2, "--model lenet --parallel pipeline --clip-norm 1", "--clip-norm needs --parallel data");
+    expect_refusal(2, FEW "--model lenet --layer-decay 0.5", "--layer-decay needs a transformer");
+    expect_refusal(2, FEW "--model lenet --drop-path 0.1", "--drop-path needs a transformer");
+    expect_refusal(2, FEW "--model lenet --parallel pipeline --clip-norm 1",
+                   "--clip-norm needs --parallel data");
 }
 
 /* A checkpoint of a newer schema must not be overwritten, because a newer program may be able to read it. */
@@ -585,9 +589,6 @@ Test(train_cli, a_batch_larger_than_the_set_takes_the_whole_set)
               "--repeats 3 --format csv");
     cr_expect_eq(number(out, 1, "batch"), 18); /* a multiple of --repeats */
 }
-
-/* The set is made before the network and the engine refuse it. */
-#define FEW "--train-size 20 --test-size 10 "
 
 Test(train_cli, rejects_invalid_options)
 {
