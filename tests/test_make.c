@@ -6,7 +6,9 @@
 static void set_up(void)
 {
     shell_set_up();
-    EXPECT(0, "mkdir bin have include && touch have/png.h && ln -s %s/* . && rm -rf build dist results",
+    EXPECT(0,
+           "mkdir bin have include && touch have/stdio.h have/png.h && ln -s %s/* . && rm -rf build dist "
+           "results",
            root);
     put_script("bin/compiler", "#!/bin/sh\necho call >>calls\n"
                                "header=$(sed -n 's/#include <\\(.*\\)>/\\1/p' | tail -n 1)\n"
@@ -44,6 +46,16 @@ Test(make, probes_once)
     EXPECT(0, MAKE "clean");
     EXPECT(0, MAKE "help");
     cr_expect_eq(calls(), 0);
+}
+
+Test(make, says_that_there_is_no_compiler)
+{
+    EXPECT(0, "rm have/stdio.h");
+    EXPECT_PRINTS(2, "compiler' compiles no C program: install a compiler", MAKE "report-parts");
+    cr_expect_not(says("libpng"), "%s", out);
+    EXPECT(0, MAKE "help");
+    EXPECT(0, "touch have/stdio.h include");
+    EXPECT_PRINTS(0, "libpng", MAKE "report-parts");
 }
 
 Test(make, probes_again_if_a_package_or_a_flag_changes)

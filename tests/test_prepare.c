@@ -401,7 +401,7 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
 
 Test(prepare, killed_shards_resume)
 {
-    kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 5);
+    kill_and_resume("", "--samples 2000 --shards 200 --sample-shape 1000", "counter-000000.tar", 200, 5);
 }
 
 Test(prepare, killed_files_resume)
@@ -551,7 +551,7 @@ Test(prepare, killed_ranks_resume)
     snprintf(launcher, sizeof launcher, "%s mpirun --bind-to none -n 3", ranks_settings);
     if (run("command -v mpirun") != 0)
         cr_skip_test("mpirun is not installed");
-    kill_and_resume(launcher, "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400,
+    kill_and_resume(launcher, "--samples 2000 --shards 200 --sample-shape 1000", "counter-000000.tar", 200,
                     2);
 }
 #endif

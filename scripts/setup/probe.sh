@@ -8,6 +8,8 @@
 #   CC, FLAGS   C compiler and the flags for it, quoted as for a shell
 #   MPICC       compiler wrapper of MPI
 #   NVCC        CUDA compiler; empty if there is none
+#
+# Exit status 4 if there is no C compiler, or no C library for it.
 set -u
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 
@@ -45,6 +47,11 @@ find_architectures()
     echo "gpu_archs := $gpus"
 }
 
+[[ $(found CC stdio.h '' '') ]] || {
+    echo "setup: '$CC' compiles no C program: install a compiler and the C library (Debian: apt install gcc libc6-dev)," \
+        'or run make bench, which installs them' >&2
+    exit 4
+}
 # The probes run in parallel. Each line is a single write, so lines do not mix. Their order does not matter.
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
