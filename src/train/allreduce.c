@@ -1,7 +1,6 @@
 /* The workload `exchange`: all-reduces (sums of arrays over all ranks). docs/exchange.md describes it. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,12 +70,10 @@ static enum status exchange_open(const struct options *given, void *parameters_,
     struct allreduce_job *job = *input = malloc(sizeof *job);
     (void)given;
     TRY(ALLOCATED(job, "out of memory"));
-    char bytes[24];
-    snprintf(bytes, sizeof bytes, "%" PRIu64, parameters->bytes);
     if (parameters->bytes % value_bytes)
-        return status_value(STATUS_USAGE, "bytes", bytes,
-                            ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
-                            value_bytes, types[parameters->type]);
+        return status_number(STATUS_USAGE, "bytes", (double)parameters->bytes,
+                             ": not a multiple of %zu bytes, the size of one %s value; give a multiple",
+                             value_bytes, types[parameters->type]);
     if (partition->ranks == 1)
         status_warn(
             "one rank exchanges nothing, so there are no bandwidths; start more ranks with: mpirun -n N");

@@ -128,11 +128,13 @@ static enum status fit_canvas(struct data *data, const struct image *image)
 {
     const struct image_fit *fit = &data->fit;
     if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
-        return status_set(STATUS_USAGE, "--fit random-resized-crop needs 8-bit images with one or three "
-                                        "channels; use --fit resize, or other --data");
+        return status_value(STATUS_USAGE, "fit", "random-resized-crop",
+                            " needs 8-bit images with one or three "
+                            "channels; use --fit resize, or other --data");
     if (image->channels > fit->channels)
-        return status_set(STATUS_USAGE, "--fit random-resized-crop cannot convert colour images to gray; use "
-                                        "--channels 3, or --fit resize");
+        return status_value(STATUS_USAGE, "fit", "random-resized-crop",
+                            " cannot convert colour images to gray; use "
+                            "--channels 3, or --fit resize");
     data->shape = (struct shape){fit->channels, 1, fit->res, fit->res};
     data->type = image->type;
     data->sample_values = data->sample_bytes = shape_values(&data->shape);
@@ -1002,11 +1004,11 @@ static enum status unknown(const char *name)
  * --classes may be larger than this number, but not smaller. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
-    return data->classes >= classes ? STATUS_OK
-                                    : status_set(STATUS_USAGE,
-                                                 "--classes %" PRIu32 ": %s has %" PRIu32
-                                                 " classes; give at least as many, or drop --classes",
-                                                 data->classes, name, classes);
+    return data->classes >= classes
+               ? STATUS_OK
+               : status_number(STATUS_USAGE, "classes", (double)data->classes,
+                               ": %s has %" PRIu32 " classes; give at least as many, or drop --classes", name,
+                               classes);
 }
 
 /* Opens both sets. Chooses their source by name, or by the contents of the folder. */
@@ -1019,7 +1021,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
     bool digit = strcmp(request->name, "digits") == 0, synth = strcmp(request->name, "synth") == 0;
     bool clip = strcmp(request->name, "clips") == 0;
     if (request->feed == DATA_LIVE && !synth)
-        return status_set(STATUS_USAGE, "--feed live works only with --data synth; use --feed stored");
+        return status_value(STATUS_USAGE, "feed", "live", " works only with --data synth; use --feed stored");
     data->classes = (uint32_t)request->classes;
     if (data->classes == 0)
         data->classes = clip ? CLIPS : digit || synth || idx || cifar ? DIGITS : 0;

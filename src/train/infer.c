@@ -203,8 +203,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *needed = job_lacking(&parameters->job, options[i].name);
         if (needed && options_given(given, options[i].name))
-            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
-                              options[i].name);
+            return status_option(STATUS_USAGE, options[i].name, " needs %s; add that, or drop --%s", needed,
+                                 options[i].name);
     }
     parameters->job.test_only = true;
     if (parameters->job.batch == OPTION_MAX)
