@@ -9,7 +9,6 @@
 #include "core/timer.h"
 
 const struct column load_columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"store", VALUE_WORD, COMBINE_FIRST, "", .about = "how the samples are stored: files or shards"},
     {"shards", VALUE_INTEGER, COMBINE_MAX, "", .about = "number of shards; empty for single files"},
     {"sample_bytes", VALUE_REAL, COMBINE_MAX, "bytes", .about = "mean size of a sample"},
@@ -29,7 +28,8 @@ const struct column load_columns[] = {
      .about = "share of the data set that is in the page cache after the last timed run",
      .digits = DECIMALS(4)},
     {"storage_read_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
-     .about = "bytes that Linux read from storage devices for this process during the last timed run"},
+     .about = "bytes that Linux read from storage devices for this process during the last timed run",
+     .better = BETTER_LOWER},
     {"copy_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
      .about = "bandwidth of copying the same data on the same threads: an upper bound for the loader",
      .digits = 6},

@@ -36,7 +36,6 @@ static const struct option_section sections[] = {
 };
 
 static const struct column columns[] = {
-    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
     {"count", VALUE_INTEGER, COMBINE_FIRST, "", .about = "values in the array of a rank"},
     {"redop", VALUE_WORD, COMBINE_FIRST, "", .about = "the reduction: always sum"},
     {"calls", VALUE_INTEGER, COMBINE_FIRST, "", .about = "all-reduces per run"},
@@ -47,7 +46,7 @@ static const struct column columns[] = {
      .about = "algbw_gbs times 2 (N - 1) / N with N ranks: the rate over the links of a rank", .digits = 5},
     {"checksum", VALUE_HASH, COMBINE_COMMON, "", .about = "hash of the sums of the last timed run"},
     {"memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
-     .about = "GPU memory of the method without the array"},
+     .about = "GPU memory of the method without the array", .better = BETTER_LOWER},
     {"nccl_version", VALUE_WORD, COMBINE_FIRST, "",
      .about = "version of the NCCL library; only for the variant nccl"},
     {.name = NULL},
