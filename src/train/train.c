@@ -20,7 +20,6 @@
 
 /* ---- Options ---- */
 
-#define OPTIMIZER_NAME(constant, name, ...) name,
 static const char *const optimizers[] = {OPTIMIZERS(OPTIMIZER_NAME) NULL};
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
@@ -54,20 +53,21 @@ static const struct option_spec options[] = {
     {"epochs", "N", OPTION_COUNT, AT(epochs), .fallback = "5", .minimum = 1, .maximum = 1 << 20,
      .column = COLUMN, .help = "epochs; one row per epoch"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), .fallback = "adam", .choices = optimizers,
-     .column = COLUMN, .help = "the update rule"},
+     .column = COLUMN,
+     .help = "the update rule, as torch.optim defines it. Options of other rules are refused"},
     {"lr", "RATE", OPTION_REAL, AT(lr), .fallback = "0.001", .maximum = 1e38, .column = COLUMN,
      .help = "learning rate after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), .fallback = "0.9", .maximum = 1, .column = COLUMN,
-     .help = "momentum of sgd"},
+     .help = "momentum of the update"},
     {"beta1", "B", OPTION_REAL, AT(beta1), .fallback = "0.9", .maximum = 0.999999, .column = COLUMN,
-     .help = "decay rate of the first moment in adam and adamw"},
+     .help = "decay rate of the first moment"},
     {"beta2", "B", OPTION_REAL, AT(beta2), .fallback = "0.999", .maximum = 0.9999999, .column = COLUMN,
-     .help = "decay rate of the second moment in adam and adamw"},
+     .help = "decay rate of the second moment"},
     {"epsilon", "E", OPTION_REAL, AT(epsilon), .fallback = "1e-8", .minimum = 1e-30, .maximum = 1,
-     .column = COLUMN, .help = "epsilon in the denominator of adam and adamw"},
+     .column = COLUMN, .help = "epsilon in the denominator of the update"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), .fallback = "0", .maximum = 1e3, .column = COLUMN,
-     .help = "weight decay. sgd and adam add W times the parameters to the gradient; adamw shrinks the "
-             "parameters instead. In the networks vit-*, it applies neither to norms, biases and positions "
+     .help = "weight decay: W times the parameters is added to the gradient; adamw shrinks the parameters "
+             "instead. In the networks vit-*, it applies neither to norms, biases and positions "
              "nor to the class token"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), .fallback = "constant", .choices = schedules,
      .column = COLUMN, .help = "how the learning rate changes over the steps"},
