@@ -924,14 +924,12 @@ static bool part_there(const char *folder, const char *const spellings[3], char 
 /* Returns whether a folder has images, but no labels, shards or index: it is a class, or unlabelled. */
 static bool has_only_images(const char *path)
 {
-    static const char *const images[] = {".jpg", ".jpeg", ".png", ".npy", ".webp", ".bmp"};
     static const char *const others[] = {".index", ".cls", ".json", ".txt", ".tar"};
     bool image = false, other = false;
     DIR *list = opendir(path);
     for (const struct dirent *entry; list && !other && (entry = readdir(list));) {
         const char *dot = strrchr(entry->d_name, '.');
-        for (size_t i = 0; dot && i < COUNT_OF(images); i++)
-            image |= strcasecmp(dot, images[i]) == 0;
+        image |= dot && image_format(dot + 1, NULL, 0) != IMAGE_NONE;
         for (size_t i = 0; dot && i < COUNT_OF(others); i++)
             other |= strcasecmp(dot, others[i]) == 0;
     }
