@@ -1092,29 +1092,21 @@ static const struct option_spec specs[] = {
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
 };
 
-/* Returns whether a workload before `workload` has a column with this name. */
-static bool is_earlier(const char *name, const struct workload *const *workload)
-{
-    const struct row_columns *columns;
-    struct measure_choice measure;
-    for (size_t i = 0; &workload_table[i] != workload; i++)
-        if (columns_of(workload_table[i], &columns) == STATUS_OK && find_measure(columns, name, &measure))
-            return true;
-    return false;
-}
-
 /* Prints the names of all measures that are neither times nor rates. */
 static void print_measures(void)
 {
     const struct row_columns *columns;
     struct measure_choice measure;
+    const char *names[KEYS_MAX + 1] = {NULL};
     size_t count = 0;
     printf("\nmeasures: time_per_item, times, rates, and");
-    for (const struct workload *const *workload = workload_table; *workload; workload++)
-        for (size_t i = 0; columns_of(*workload, &columns) == STATUS_OK && columns->row[i].name; i++)
+    for (size_t w = 0; workload_table[w]; w++)
+        for (size_t i = 0; columns_of(workload_table[w], &columns) == STATUS_OK && columns->row[i].name; i++)
             if (find_measure(columns, columns->row[i].name, &measure) && !measure.is_speed &&
-                !is_earlier(measure.name, workload))
-                printf("%s%s", count++ % 5 ? ", " : count > 1 ? ",\n  " : "\n  ", measure.name);
+                count < KEYS_MAX && !is_one_of(measure.name, names)) {
+                printf("%s%s", count % 5 ? ", " : count ? ",\n  " : "\n  ", measure.name);
+                names[count++] = measure.name;
+            }
     putchar('\n');
 }
 
